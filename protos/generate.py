@@ -1,0 +1,31 @@
+"""Generates `quartet/v1/*_pb2.py`, their type stubs and gRPC classes from `protos/quartet/v1/*.proto`.
+
+Called by setup.py on every build and by `make protos`. The output is never edited nor committed.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+
+
+def generate(root: Path) -> None:
+    """Writes the stubs below `root`. Raises SystemExit with protoc's exit status if a proto is invalid."""
+    from grpc_tools import protoc
+
+    protos = sorted((root / "protos" / "quartet" / "v1").glob("*.proto"))
+    arguments = [
+        "protoc",
+        f"-I{root / 'protos'}",
+        f"-I{files('grpc_tools') / '_proto'}",
+        f"--python_out={root}",
+        f"--pyi_out={root}",
+        f"--grpc_python_out={root}",
+        *map(str, protos),
+    ]
+    if status := protoc.main(arguments):
+        raise SystemExit(status)
+    for package in (root / "quartet", root / "quartet" / "v1"):
+        (package / "__init__.py").touch()
+
+
+if __name__ == "__main__":
+    generate(Path(__file__).resolve().parent.parent)

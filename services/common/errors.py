@@ -1,0 +1,47 @@
+"""What can go wrong in a stage, in the words of a person. Free of gRPC, so that engines can raise these."""
+
+
+class StageError(Exception):
+    """Base of the errors that a stage reports to its caller. `str(error)` is meant for people."""
+
+
+class InvalidInput(StageError):
+    """The request is at fault.
+
+    Args:
+        field: path of the field at fault, e.g. "sampling.top_p".
+        reason: what is wrong with it and what would be right.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+class QueueFull(StageError):
+    """The stage runs and queues all it may; the same request can succeed after `retry_after_s` seconds."""
+
+    def __init__(self, reason: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(StageError):
+    """The stage is loading, draining or gone, or the stage before it is."""
+
+
+class NotFound(StageError):
+    """What the request names does not exist."""
+
+
+class RequestCancelled(StageError):
+    """The caller, or the stage before, gave the request up."""
+
+
+class DeadlineExceeded(StageError):
+    """The request's time ran out."""
+
+
+class InternalError(StageError):
+    """A fault of ours: details are in the stage's log."""

@@ -1,0 +1,192 @@
+"""The producer's side of a tensor stream: buffers what an engine makes, sends what the consumer has credit for."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from quartet.v1 import stream_pb2
+from services.common.errors import InvalidInput, RequestCancelled, StageError, Unavailable
+
+DEFAULT_CHUNK_BYTES = 64 * 1024
+
+
+class OutputStream:
+    """One request's rows on their way to one consumer. For the event loop's thread only.
+
+    `put` never blocks: an engine's step must not wait for a network. What is buffered is bounded by the request itself
+    (its context length, its most frames); what is in flight by the consumer's credit.
+
+    As a context manager: leaving without `finish` fails the stream with the StageError that is being raised, or else
+    with RequestCancelled.
+    """
+
+    def __init__(self, stream_id: str, offered: Sequence[str], on_exit: Callable[["OutputStream"], None]) -> None:
+        self.stream_id = stream_id
+        self.offered = tuple(offered)
+        self.consumer_gone = False
+        self._on_exit = on_exit
+        self._subscribed: asyncio.Future[stream_pb2.Subscription] = asyncio.get_running_loop().create_future()
+        self._changed = asyncio.Event()
+        self._header: stream_pb2.StreamHeader | None = None
+        self._pending: deque[stream_pb2.Rows] = deque()
+        self._end: stream_pb2.StreamEnd | None = None
+        self._error: StageError | None = None
+        self._credits = 0
+        self._credit_closed = False
+
+    async def subscription(self, timeout_s: float) -> list[stream_pb2.RowSelection]:
+        """What the consumer wants; a subscription to everything is spelled out.
+
+        Raises:
+            Unavailable: no consumer came within `timeout_s`.
+        """
+        try:
+            subscription = await asyncio.wait_for(asyncio.shield(self._subscribed), timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"nobody subscribed to stream {self.stream_id} within {timeout_s:g} s") from None
+        if subscription.rows:
+            return list(subscription.rows)
+        return [stream_pb2.RowSelection(name=name) for name in self.offered]
+
+    def start(self, prompt_positions: int) -> None:
+        """Sends the header."""
+        self._header = stream_pb2.StreamHeader(prompt_positions=prompt_positions)
+        self._changed.set()
+
+    def put(self, rows: Sequence[stream_pb2.Rows]) -> None:
+        """Appends rows. Those the consumer did not ask for must not be put, except as a whole kind."""
+        if not self.consumer_gone:
+            self._pending.extend(row for row in rows if row.tensor.shape[0])
+            self._changed.set()
+
+    def finish(self, end_position: int) -> None:
+        """Completes the stream: what is pending is still delivered."""
+        if self._error is None:
+            self._end = stream_pb2.StreamEnd(end_position=end_position)
+            self._changed.set()
+
+    def fail(self, error: StageError) -> None:
+        """Ends the stream with `error`; what is pending is dropped. After `finish` this does nothing."""
+        if self._end is None and self._error is None:
+            self._error = error
+            self._pending.clear()
+            self._changed.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        gave_up = RequestCancelled(f"the request behind stream {self.stream_id} ended early")
+        self.fail(error if isinstance(error, StageError) else gave_up)
+        self._on_exit(self)
+
+    # The consumer's side, used by StreamHub and TensorStreamServicer.
+
+    def accept(self, subscription: stream_pb2.Subscription) -> None:
+        """Binds the consumer.
+
+        Raises:
+            InvalidInput: rows that are not offered, or no credit.
+        """
+        for i, row in enumerate(subscription.rows):
+            if row.name not in self.offered:
+                raise InvalidInput(f"rows[{i}].name", f"'{row.name}' is not offered; there is {list(self.offered)}")
+        self._credits = subscription.initial_credits
+        self._subscribed.set_result(subscription)
+
+    @property
+    def taken(self) -> bool:
+        """Whether a consumer has subscribed."""
+        return self._subscribed.done()
+
+    def grant(self, chunks: int) -> None:
+        """Adds credit."""
+        self._credits += chunks
+        self._changed.set()
+
+    def close_credit(self) -> None:
+        """The consumer will grant no more."""
+        self._credit_closed = True
+        self._changed.set()
+
+    async def responses(self) -> AsyncIterator[stream_pb2.SubscribeResponse]:
+        """What goes out, as credit allows.
+
+        Raises:
+            StageError: the error the stream failed with; InvalidInput when credit ran out for good.
+        """
+        subscription = self._subscribed.result()
+        limit_bytes = subscription.capabilities.max_chunk_bytes or DEFAULT_CHUNK_BYTES
+        wanted = {row.name: row.positions for row in subscription.rows}
+        header_sent = False
+        while True:
+            self._changed.clear()
+            if self._error:
+                raise self._error
+            if self._header and not header_sent:
+                header_sent = True
+                yield stream_pb2.SubscribeResponse(header=self._header)
+            prompt_positions = self._header.prompt_positions if self._header else 0
+            while self._pending and self._credits:
+                chunk = _take(self._pending, limit_bytes, wanted, prompt_positions)
+                if chunk.rows:
+                    self._credits -= 1
+                    yield stream_pb2.SubscribeResponse(chunk=chunk)
+                if self._error:
+                    raise self._error
+            if self._end and not self._pending:
+                yield stream_pb2.SubscribeResponse(end=self._end)
+                return
+            if self._pending and self._credit_closed:
+                raise InvalidInput("credit.chunks", "the stream has more chunks than were ever granted")
+            await self._changed.wait()
+
+
+def _take(
+    pending: deque[stream_pb2.Rows], limit_bytes: int, wanted: dict[str, stream_pb2.Positions], prompt_positions: int
+) -> stream_pb2.StreamChunk:
+    """Takes what fits into one chunk off `pending`: several small rows together, or a part of a large one."""
+    chunk, room_bytes = stream_pb2.StreamChunk(), limit_bytes
+    while pending:
+        rows = pending[0]
+        if wanted and (rows.name not in wanted or not _wanted(rows, wanted[rows.name], prompt_positions)):
+            pending.popleft()
+            continue
+        count = rows.tensor.shape[0]
+        row_bytes = max(1, len(rows.tensor.inline) // count)
+        fitting = min(count, room_bytes // row_bytes or (0 if chunk.rows else 1))
+        if not fitting:
+            break
+        if fitting == count:
+            chunk.rows.append(pending.popleft())
+        else:
+            chunk.rows.append(_slice(rows, 0, fitting))
+            pending[0] = _slice(rows, fitting, count)
+        room_bytes -= fitting * row_bytes
+        if room_bytes <= 0:
+            break
+    return chunk
+
+
+def _wanted(rows: stream_pb2.Rows, positions: stream_pb2.Positions, prompt_positions: int) -> bool:
+    """Whether `rows` holds positions of the wanted part. Engines put prompt and output rows apart, and select the
+    multimodal positions themselves."""
+    in_prompt = rows.first_position < prompt_positions
+    if positions in (stream_pb2.POSITIONS_PROMPT, stream_pb2.POSITIONS_PROMPT_MULTIMODAL):
+        return in_prompt
+    return not in_prompt or positions != stream_pb2.POSITIONS_OUTPUT
+
+
+def _slice(rows: stream_pb2.Rows, first: int, end: int) -> stream_pb2.Rows:
+    """Rows `first` to `end` of `rows`."""
+    tensor = rows.tensor
+    row_bytes = len(tensor.inline) // tensor.shape[0]
+    part = stream_pb2.Rows(name=rows.name, first_position=rows.first_position + first)
+    part.tensor.dtype = tensor.dtype
+    part.tensor.shape.extend([end - first, *tensor.shape[1:]])
+    part.tensor.inline = memoryview(tensor.inline)[first * row_bytes : end * row_bytes].tobytes()
+    return part

@@ -1,0 +1,137 @@
+"""A stage's gRPC server: health, reflection, server info, drain."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import grpc
+import structlog
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, stream_pb2_grpc
+from services.common import channels, logs
+from services.common.admission import Admission
+from services.common.errors import Unavailable
+from services.common.settings import StageSettings
+from services.common.status import abort
+from services.common.streams import StreamHub, TensorStreamServicer
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+log = structlog.get_logger()
+
+
+class StageServer:
+    """The server around one stage's servicer.
+
+    Health: "" (liveness) is SERVING as soon as the port is open; `service_name` (readiness) is SERVING from the end of
+    the warm-up until the drain begins.
+
+    Args:
+        settings: the stage's settings.
+        stage: "thinker", "talker" or "code2wav".
+        service_name: full name of the stage's own service, e.g. "quartet.v1.TalkerService".
+        streams: whether the stage produces streams for others.
+    """
+
+    def __init__(self, settings: StageSettings, stage: str, service_name: str, streams: bool = True) -> None:
+        self.settings = settings
+        self.stage = stage
+        self.service_name = service_name
+        self.grpc = grpc.aio.server(options=channels.SERVER_OPTIONS)
+        self.admission = Admission(settings.max_running_requests, settings.max_queued_requests)
+        self.hub = StreamHub()
+        self.port = 0
+        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
+        self._info = _ServerInfoServicer()
+        self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        names = [service_name, "quartet.v1.ServerInfoService"]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self._info, self.grpc)
+        if streams:
+            stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(self.hub, stage), self.grpc)
+            names.append(stream_pb2.DESCRIPTOR.services_by_name["TensorStreamService"].full_name)
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
+
+    def fatal(self, error: BaseException) -> None:
+        """The engine is beyond repair: the process ends with an error, so that whoever supervises it starts another."""
+        if not self._stop.done():
+            self._stop.set_exception(error)
+
+    async def run(self, start: Callable[[], Awaitable[server_info_pb2.GetServerInfoResponse]]) -> None:
+        """Serves until SIGTERM or SIGINT, then drains: refuses new work, finishes what is in flight, stops.
+
+        Args:
+            start: loads the engine, runs one warm-up request, returns the server info. The port is open meanwhile.
+
+        Raises:
+            RuntimeError: the port is taken.
+            Exception: whatever `start` raised, or `fatal` was given.
+        """
+        settings = self.settings
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._request_stop)
+        self.port = self.grpc.add_insecure_port(f"{settings.host}:{settings.port}")
+        await self._health.set("", SERVING)
+        await self._health.set(self.service_name, NOT_SERVING)
+        await self.grpc.start()
+        if settings.metrics_port is not None:
+            start_http_server(settings.metrics_port, settings.host)
+        log.info("listening", address=f"{settings.host}:{self.port}", **settings.loggable())
+
+        starting = asyncio.ensure_future(start())
+        try:
+            await asyncio.wait({starting, self._stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._stop.done():
+                self._info.info = starting.result()
+                self.admission.open()
+                await self._health.set(self.service_name, SERVING)
+                log.info("serving", model=settings.model_name, device=self._info.info.device)
+            await self._stop
+            await self._drain()
+        finally:
+            starting.cancel()
+            await self._health.enter_graceful_shutdown()
+            await self.grpc.stop(grace=0.5)
+            await channels.close_all()
+        log.info("stopped")
+
+    def _request_stop(self) -> None:
+        if not self._stop.done():
+            self._stop.set_result(None)
+
+    async def _drain(self) -> None:
+        await self._health.set(self.service_name, NOT_SERVING)
+        log.info("draining", in_flight=self.admission.in_flight)
+        try:
+            async with asyncio.timeout(self.settings.drain_timeout_s):
+                await self.admission.drain()
+                await self.hub.drain()
+        except TimeoutError:
+            log.warning("drain timed out", in_flight=self.admission.in_flight)
+
+
+class _ServerInfoServicer(server_info_pb2_grpc.ServerInfoServiceServicer):
+    def __init__(self) -> None:
+        self.info: server_info_pb2.GetServerInfoResponse | None = None
+
+    async def GetServerInfo(
+        self, request: server_info_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> server_info_pb2.GetServerInfoResponse:
+        if self.info is None:
+            await abort(context, Unavailable("the stage is loading its model; retry later"))
+        assert self.info is not None
+        return self.info
+
+
+def main(settings: StageSettings, stage: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Entry point of a stage's process: structured logs, uvloop, `serve`."""
+    logs.configure(settings.log_level, stage)
+    uvloop.run(serve())

@@ -1,0 +1,100 @@
+"""One settings class per process: every setting is a flag, an environment variable and a YAML key of one name."""
+
+import sys
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+
+class Settings(BaseSettings):
+    """Settings of a process. `max_frames` is `--max-frames`, `<PREFIX>MAX_FRAMES` and `max_frames:` in the YAML file
+    that `--config` names; flags win over the environment, that over the file. Unknown keys and flags are errors."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", cli_kebab_case=True, cli_avoid_json=True, cli_hide_none_type=True, protected_namespaces=()
+    )
+
+    @classmethod
+    def load(cls, arguments: list[str] | None = None) -> Self:
+        """Reads flags (`arguments`, or those of this process), environment and YAML.
+
+        Raises:
+            SystemExit: with one line for each setting at fault, or after printing `--help`.
+        """
+        arguments = sys.argv[1:] if arguments is None else arguments
+        config_file, arguments = _take_config_flag(arguments)
+
+        class Loaded(cls):  # the same settings with the sources of this call
+            @classmethod
+            def settings_customise_sources(
+                cls,
+                settings_cls: type[BaseSettings],
+                init_settings: PydanticBaseSettingsSource,
+                env_settings: PydanticBaseSettingsSource,
+                dotenv_settings: PydanticBaseSettingsSource,
+                file_secret_settings: PydanticBaseSettingsSource,
+            ) -> tuple[PydanticBaseSettingsSource, ...]:
+                flags = CliSettingsSource(settings_cls, cli_parse_args=arguments)
+                if config_file is None:
+                    return flags, env_settings
+                return flags, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=config_file)
+
+        Loaded.__name__, Loaded.__qualname__, Loaded.__doc__ = cls.__name__, cls.__qualname__, cls.__doc__
+        try:
+            return cast("Self", Loaded())
+        except ValidationError as error:
+            lines = [f"{'.'.join(map(str, e['loc'])) or cls.__name__}: {e['msg']}" for e in error.errors()]
+            raise SystemExit("\n".join(["invalid settings", *lines])) from None
+
+
+def _take_config_flag(arguments: list[str]) -> tuple[Path | None, list[str]]:
+    """Splits `--config FILE` off the other arguments."""
+    rest = list(arguments)
+    for i, argument in enumerate(arguments):
+        if argument == "--config" and i + 1 < len(arguments):
+            del rest[i : i + 2]
+            return _existing(arguments[i + 1]), rest
+        if argument.startswith("--config="):
+            del rest[i]
+            return _existing(argument.removeprefix("--config=")), rest
+    return None, rest
+
+
+def _existing(name: str) -> Path:
+    path = Path(name)
+    if not path.is_file():
+        raise SystemExit(f"--config: {name} is not a file")
+    return path
+
+
+class StageSettings(Settings):
+    """Settings that every stage has. A stage's own class sets `env_prefix` and adds to these."""
+
+    model: str = Field(description="checkpoint directory or hub id")
+    served_model_name: str | None = Field(None, description="name of the model in ServerInfo; default: --model")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: the checkpoint's")
+    device: str = Field("auto", description="torch device; auto: cuda if there is one, else cpu")
+    max_running_requests: int = Field(32, ge=1, description="requests the engine works on at a time")
+    max_queued_requests: int = Field(128, ge=0, description="requests that may wait; more are refused")
+    drain_timeout_s: float = Field(60.0, gt=0, description="longest wait for requests in flight after SIGTERM")
+    metrics_port: int | None = Field(None, ge=0, le=65535, description="Prometheus port; default: no metrics server")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+
+    @property
+    def model_name(self) -> str:
+        """Name the stage reports."""
+        return self.served_model_name or self.model
+
+    def loggable(self) -> dict[str, Any]:
+        """What is logged at start."""
+        return self.model_dump(mode="json")

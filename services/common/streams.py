@@ -1,0 +1,156 @@
+"""The open streams of a producer, and `quartet.v1.TensorStreamService`, which serves them to consumers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+import structlog
+
+from quartet.v1 import stream_pb2, stream_pb2_grpc
+from services.common import metrics
+from services.common.errors import InvalidInput, NotFound, StageError
+from services.common.output_stream import OutputStream
+from services.common.status import abort
+
+LINGER_S = 30.0
+CLAIM_TIMEOUT_S = 10.0
+
+log = structlog.get_logger()
+
+
+class StreamHub:
+    """The open streams of a producer, by id. A consumer may come before its stream is opened, or (for `LINGER_S`
+    seconds) after the request behind it has ended."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, OutputStream] = {}
+        self._awaited: dict[str, asyncio.Event] = {}
+        self._consumers = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def open(self, stream_id: str, rows: Sequence[str]) -> OutputStream:
+        """A new stream that offers `rows`.
+
+        Raises:
+            InvalidInput: the id is in use.
+        """
+        if stream_id in self._streams:
+            raise InvalidInput("output_stream_id", f"'{stream_id}' is in use; ids must be unique")
+        stream = self._streams[stream_id] = OutputStream(stream_id, rows, on_exit=self._request_ended)
+        if arrived := self._awaited.get(stream_id):
+            arrived.set()
+        return stream
+
+    async def claim(self, subscription: stream_pb2.Subscription, timeout_s: float) -> OutputStream:
+        """The stream of `subscription`, now bound to that consumer.
+
+        Raises:
+            NotFound: it was not opened within `timeout_s`.
+            InvalidInput: it has a consumer already, or does not offer what is asked for.
+        """
+        stream_id = subscription.stream_id
+        if stream_id not in self._streams:
+            arrived = self._awaited.setdefault(stream_id, asyncio.Event())
+            try:
+                await asyncio.wait_for(arrived.wait(), timeout_s)
+            except TimeoutError:
+                raise NotFound(f"stream {stream_id} was not opened within {timeout_s:g} s") from None
+            finally:
+                if self._awaited.get(stream_id) is arrived:
+                    del self._awaited[stream_id]
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.taken:
+            raise InvalidInput("stream_id", f"'{stream_id}' has a consumer already")
+        stream.accept(subscription)
+        return stream
+
+    def consumer_came(self) -> None:
+        """A consumer's call began."""
+        self._consumers += 1
+        self._idle.clear()
+
+    def consumer_left(self, stream: OutputStream | None) -> None:
+        """A consumer's call ended: its stream, if any, is done with."""
+        self._consumers -= 1
+        if not self._consumers:
+            self._idle.set()
+        if stream:
+            stream.consumer_gone = True
+            self._forget(stream)
+
+    def _request_ended(self, stream: OutputStream) -> None:
+        """A late consumer still finds the stream, and how it ended, for a while."""
+        if not stream.taken:
+            asyncio.get_running_loop().call_later(LINGER_S, self._forget, stream)
+
+    def _forget(self, stream: OutputStream) -> None:
+        if self._streams.get(stream.stream_id) is stream:
+            del self._streams[stream.stream_id]
+
+    async def drain(self) -> None:
+        """Returns when no consumer is being served."""
+        await self._idle.wait()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+
+class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
+    """Serves the streams of `hub`."""
+
+    def __init__(self, hub: StreamHub, stage: str) -> None:
+        self._hub = hub
+        self._stage = stage
+
+    async def Subscribe(
+        self,
+        request_iterator: AsyncIterator[stream_pb2.SubscribeRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[stream_pb2.SubscribeResponse]:
+        stream, credit_reader = None, None
+        self._hub.consumer_came()
+        try:
+            # At once, so that the consumer can tell a producer that is there from one that is not.
+            await context.send_initial_metadata(())
+            subscription = await _first_message(request_iterator)
+            stream = await self._hub.claim(subscription, CLAIM_TIMEOUT_S)
+            credit_reader = asyncio.create_task(_read_credit(request_iterator, stream))
+            async for response in stream.responses():
+                for rows in response.chunk.rows:
+                    metrics.STREAM_BYTES.labels(self._stage, rows.name).inc(len(rows.tensor.inline))
+                yield response
+            # The consumer may be granting credit at this moment, and a write on an ended call would fail there.
+            await asyncio.wait({credit_reader}, timeout=CLAIM_TIMEOUT_S)
+        except StageError as error:
+            await abort(context, error)
+        finally:
+            if credit_reader:
+                credit_reader.cancel()
+            self._hub.consumer_left(stream)
+
+
+async def _first_message(requests: AsyncIterator[stream_pb2.SubscribeRequest]) -> stream_pb2.Subscription:
+    async for request in requests:
+        if request.WhichOneof("message") != "subscription":
+            raise InvalidInput("message", "the first message must be a subscription")
+        subscription = request.subscription
+        for field in ("stream_id", "request_id"):
+            if not getattr(subscription, field):
+                raise InvalidInput(f"subscription.{field}", "is required")
+        if not 1 <= subscription.initial_credits <= 1024:
+            raise InvalidInput("subscription.initial_credits", "must be 1 to 1024")
+        limit_bytes = subscription.capabilities.max_chunk_bytes
+        if limit_bytes and not 1024 <= limit_bytes <= 4 * 1024 * 1024:
+            raise InvalidInput("subscription.capabilities.max_chunk_bytes", "must be 0 or 1024 to 4194304")
+        return subscription
+    raise InvalidInput("message", "the first message must be a subscription")
+
+
+async def _read_credit(requests: AsyncIterator[stream_pb2.SubscribeRequest], stream: OutputStream) -> None:
+    async for request in requests:
+        if request.WhichOneof("message") != "credit" or not request.credit.chunks:
+            stream.fail(InvalidInput("credit.chunks", "every message after the first must grant at least 1 chunk"))
+            return
+        stream.grant(request.credit.chunks)
+    stream.close_credit()

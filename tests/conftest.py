@@ -1,0 +1,41 @@
+"""Checkpoints and processes that the tests share."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# Oversubscribed OpenMP can be a hundred times slower than one thread; set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # `import reference`, `import stack`
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _checkpoint(directory: Path, seed: int, size: str) -> Path:
+    command = [sys.executable, "-m", "cli.main", "tiny", "--seed", str(seed), "--size", size, "--out", str(directory)]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3-Omni checkpoint of about 3 M parameters, made by `quartet tiny`."""
+    return _checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", seed=0, size="tiny")
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another one, of other sizes, ids and seed: what works with one only is hard-coded somewhere."""
+    return _checkpoint(tmp_path_factory.mktemp("checkpoints") / "small", seed=1, size="small")
