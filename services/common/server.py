@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
+from importlib.metadata import version
 from typing import Any
 
 import grpc
@@ -47,6 +48,7 @@ class StageServer:
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests)
         self.hub = StreamHub()
         self.port = 0
+        self.version = version("quartet")
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
         self._info = _ServerInfoServicer()
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -73,8 +73,8 @@ async def _messages(
 
 
 async def _grant(call: grpc.aio.StreamStreamCall, source: stream_pb2.StreamSource, chunks: int) -> None:
-    """Grants credit. A producer that is complete waits for us, so a write fails only when it broke off; the failed write
-    hides the call's own status (grpc.aio overwrites it)."""
+    """Grants credit. A producer that is complete waits for us, so a write fails only when it broke off; the failed
+    write hides the call's own status (grpc.aio overwrites it)."""
     try:
         await call.write(stream_pb2.SubscribeRequest(credit=stream_pb2.Credit(chunks=chunks)))
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -1,0 +1,48 @@
+# `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. PIP_FLAGS: more flags for pip, e.g.
+# an extra index with CPU builds of torch. THINKER=thinker-cuda on a machine with a GPU.
+PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
+PIP_FLAGS ?=
+THINKER ?= thinker-cpu
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: setup demo test up lint format protos bench clean
+
+setup: $(READY)  ## .venv with everything, and the quartet command in it
+
+$(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(wildcard protos/quartet/v1/*.proto)
+	@echo "setting up .venv (about 3 minutes and 4 GB on the first run)"
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dev]'
+	$(BIN)/python scripts/cpu_torch_env.py
+	@touch $(READY)
+
+demo: $(READY)  ## the main job on a small random model: no GPU, no hub, no docker
+	$(BIN)/quartet demo
+
+test: $(READY)  ## everything that runs without a GPU; with one, the gpu-marked tests too
+	$(BIN)/python -m pytest
+
+up: $(READY)  ## serves MODEL (a directory or hub id) on this machine
+	$(BIN)/quartet up --model "$(or $(MODEL),$(error say which: make up MODEL=directory-or-id))"
+
+lint: $(READY)  ## what the gate checks besides the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code protos
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/buf format -w protos
+
+protos: $(READY)  ## generates the stubs again
+	$(BIN)/python protos/generate.py
+
+bench: $(READY)  ## TTFT, TTFA and total time beside transformers, in one run
+	$(BIN)/python benchmarks/first_sound.py
+
+clean:
+	rm -rf .venv quartet build *.egg-info

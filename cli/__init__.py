@@ -1,0 +1,1 @@
+"""The `quartet` command: make a small checkpoint, serve, chat, show."""

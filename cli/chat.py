@@ -1,0 +1,109 @@
+"""`quartet chat`: one streamed request; text to the terminal, speech to a WAV file."""
+
+import base64
+import json
+import mimetypes
+import time
+import wave
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+class ChatError(Exception):
+    """The server refused or broke off; the message is the server's."""
+
+
+@dataclass
+class Answer:
+    """What came back. Times in milliseconds from before the request was sent; `pcm` is mono PCM16."""
+
+    text: str = ""
+    pcm: bytes = b""
+    sample_rate_hz: int = 0
+    ttft_ms: float | None = None
+    ttfa_ms: float | None = None
+    total_ms: float = 0.0
+    frames: int = 0
+    timings: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of speech."""
+        return len(self.pcm) / 2 / self.sample_rate_hz if self.pcm else 0.0
+
+
+def part(kind: str, file: Path) -> dict[str, Any]:
+    """A content part of `kind` ("image", "audio", "video") with the file as a data URL."""
+    media_type = mimetypes.guess_type(file.name)[0] or f"{kind}/*"
+    data = base64.b64encode(file.read_bytes()).decode()
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{media_type};base64,{data}"}}
+
+
+def ask(url: str, content: list[dict[str, Any]], options: dict[str, Any], on_text: Callable[[str], None]) -> Answer:
+    """Asks the server at `url` and calls `on_text` with each piece of text as it comes.
+
+    Args:
+        content: content parts of the one user message.
+        options: further members of the request's body.
+
+    Raises:
+        ChatError: the server cannot be reached, refused, or broke off.
+    """
+    answer = Answer()
+    try:
+        with httpx.Client(base_url=url, timeout=httpx.Timeout(600, connect=10)) as client:
+            model = client.get("/v1/models").raise_for_status().json()["data"][0]
+            answer.sample_rate_hz = model["quartet"]["sample_rate_hz"]
+            body = {"model": model["id"], "messages": [{"role": "user", "content": content}], "stream": True, **options}
+            sent_s = time.perf_counter()
+            for chunk in _chunks(client, body):
+                now_ms = (time.perf_counter() - sent_s) * 1000
+                _add(answer, chunk, now_ms, on_text)
+            answer.total_ms = (time.perf_counter() - sent_s) * 1000
+    except httpx.HTTPError as error:
+        raise ChatError(f"{url}: {error or type(error).__name__}") from None
+    return answer
+
+
+def write_wav(answer: Answer, file: Path) -> None:
+    """Writes the speech as a mono PCM16 WAV at the model's sample rate."""
+    with wave.open(str(file), "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(answer.sample_rate_hz)
+        out.writeframes(answer.pcm)
+
+
+def _chunks(client: httpx.Client, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != 200:
+            raise ChatError(_message(json.loads(response.read())))
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    raise ChatError(_message(chunk))
+                yield chunk
+
+
+def _message(body: dict[str, Any]) -> str:
+    error = body["error"]
+    return f"{error['param']}: {error['message']}" if error.get("param") else error["message"]
+
+
+def _add(answer: Answer, chunk: dict[str, Any], now_ms: float, on_text: Callable[[str], None]) -> None:
+    for choice in chunk["choices"]:
+        if text := choice["delta"].get("content"):
+            answer.ttft_ms = answer.ttft_ms or now_ms
+            answer.text += text
+            on_text(text)
+        if data := (choice["delta"].get("audio") or {}).get("data"):
+            answer.ttfa_ms = answer.ttfa_ms or now_ms
+            answer.pcm += base64.b64decode(data)
+    if facts := chunk.get("quartet"):
+        answer.timings = facts["timings"]
+        answer.frames = facts.get("frames") or 0

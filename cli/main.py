@@ -1,0 +1,148 @@
+"""The `quartet` command. Heavy imports happen inside the commands, so that `quartet --help` is quick."""
+
+import asyncio
+import tempfile
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Quartet: omni-modal models as gRPC stages.")
+errors = Console(stderr=True)
+
+
+class Size(StrEnum):
+    """Sizes of random checkpoints: they differ in every dimension and special id."""
+
+    tiny = "tiny"
+    small = "small"
+
+
+class Arch(StrEnum):
+    """Architectures of random checkpoints."""
+
+    qwen3_omni = "qwen3-omni"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("quartet"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+@app.command()
+def tiny(
+    out: Annotated[Path, typer.Option(help="directory to write; made if needed")],
+    arch: Annotated[Arch, typer.Option(help="architecture")] = Arch.qwen3_omni,
+    seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
+    size: Annotated[Size, typer.Option(help="tiny: about 3 M parameters; small: about 12 M")] = Size.tiny,
+) -> None:
+    """Make a small random checkpoint with the real architecture, config keys, weight names and tokenizer."""
+    from cli.tiny import make_checkpoint
+
+    make_checkpoint(out, seed=seed, size=size.value)
+    typer.echo(f"wrote {out} ({arch.value}, {size.value}, seed {seed})")
+
+
+@app.command()
+def up(
+    model: Annotated[str, typer.Option(help="checkpoint directory or hub id")],
+    host: Annotated[str, typer.Option(help="address of the HTTP API")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port of the HTTP API")] = 8000,
+    pipeline: Annotated[Path | None, typer.Option(help="pipeline YAML; default: qwen3-omni")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="directory for logs and state.json; default: a new one")] = None,
+    thinker_arg: Annotated[list[str] | None, typer.Option(help="--flag=value for the thinker; may be repeated")] = None,
+    talker_arg: Annotated[list[str] | None, typer.Option(help="the same for the talker")] = None,
+    code2wav_arg: Annotated[list[str] | None, typer.Option(help="the same for code2wav")] = None,
+    gateway_arg: Annotated[list[str] | None, typer.Option(help="the same for the gateway")] = None,
+) -> None:
+    """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
+    from cli.supervisor import PIPELINE, Options, StartError
+    from cli.up import serve
+
+    options = Options(
+        model=model,
+        host=host,
+        port=port,
+        pipeline=pipeline or PIPELINE,
+        run_directory=run_dir or Path(tempfile.mkdtemp(prefix="quartet-")),
+        stage_arguments={
+            "thinker": thinker_arg or [],
+            "talker": talker_arg or [],
+            "code2wav": code2wav_arg or [],
+            "gateway": gateway_arg or [],
+        },
+    )
+    try:
+        asyncio.run(serve(options))
+    except StartError as error:
+        _fail(error)
+
+
+@app.command()
+def chat(
+    question: Annotated[str, typer.Argument(help="what to ask")],
+    url: Annotated[str, typer.Option(help="address of the gateway")] = "http://127.0.0.1:8000",
+    image: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")] = None,
+    audio: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")] = None,
+    video: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")] = None,
+    voice: Annotated[str | None, typer.Option(help="one of the model's voices")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="most tokens of the answer")] = None,
+    out: Annotated[Path | None, typer.Option(help="WAV file for the spoken answer; none: text only")] = None,
+) -> None:
+    """Ask a running server; the text streams to the terminal, the speech to --out."""
+    from cli.chat import ChatError, ask, part, write_wav
+
+    media = [("image", image), ("audio", audio), ("video", video)]
+    content: list[dict[str, Any]] = [part(kind, file) for kind, files in media for file in files or ()]
+    content.append({"type": "text", "text": question})
+    settings: dict[str, Any] = {"max_tokens": max_tokens} if max_tokens else {}
+    if out:
+        settings |= {
+            "modalities": ["text", "audio"],
+            "audio": {"format": "pcm16"} | ({"voice": voice} if voice else {}),
+        }
+    try:
+        answer = ask(url, content, settings, on_text=lambda text: typer.echo(text, nl=False))
+    except ChatError as error:
+        _fail(error)
+    typer.echo()
+    if out:
+        write_wav(answer, out)
+        typer.echo(f"wrote {out}: {answer.audio_s:.2f} s", err=True)
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(help="seed of the model and of its answer")] = 0,
+    port: Annotated[int, typer.Option(help="port of the HTTP API while it runs")] = 8000,
+    out: Annotated[Path, typer.Option(help="WAV file for the spoken answer")] = Path("demo.wav"),
+) -> None:
+    """The whole system once, on a small random model: a picture and a spoken question in, text and speech out."""
+    from cli.chat import ChatError
+    from cli.demo import DemoError, run
+    from cli.supervisor import StartError
+
+    try:
+        run(seed, port, out)
+    except (StartError, ChatError, DemoError) as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    errors.print(f"[bold red]error:[/bold red] {error}", highlight=False)
+    raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,87 @@
+"""One child process of `quartet up`, in a process group of its own, with a log file."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+TAIL_BYTES = 4096
+
+
+def _die_with_parent() -> None:
+    """Runs in the child before exec: a supervisor that is killed takes its children along."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class ChildProcess:
+    """A process that is started, watched and stopped. Its descendants are in its group and end with it."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log_file: Path) -> None:
+        self.name = name
+        self.log_file = log_file
+        self._command = list(command)
+        self._environment = {**os.environ, **environment}
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id, also the id of its process group. 0 before the first start."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status once it has ended (negative: the signal), else None."""
+        return self._process.returncode if self._process else None
+
+    async def start(self) -> None:
+        """Starts it; its output is appended to the log file."""
+        with self.log_file.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    async def wait(self) -> int:
+        """Waits for it to end, and ends what is left of its group."""
+        assert self._process
+        status = await self._process.wait()
+        self._signal_group(signal.SIGKILL)
+        return status
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, so that it drains; after `grace_s` seconds SIGKILL to its whole group."""
+        if self._process is None or self.exit_status is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._process.wait()
+        except TimeoutError:
+            pass
+        self._signal_group(signal.SIGKILL)
+        await self._process.wait()
+
+    def log_tail(self) -> str:
+        """The end of the log, for a message about why it died."""
+        with self.log_file.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)

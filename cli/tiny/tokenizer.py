@@ -1,0 +1,63 @@
+"""A small byte-level BPE with the published special tokens in their published order after it."""
+
+import json
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import Qwen2Tokenizer
+
+ROLES = ("system", "user", "assistant")  # single tokens, as the talker's prompt relies on
+# fmt: off
+SPECIAL_TOKENS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
+    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
+    "<|image_pad|>", "<|video_pad|>", "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>",
+    "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>",
+    "<think>", "</think>", "<|audio_start|>", "<|audio_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>",
+    "<tts_text_bos_single>", "<|audio_pad|>",
+)
+# fmt: on
+# Text like any other for the detokenizer, though they are single tokens.
+PLAIN_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+NAMED_TOKENS = {
+    "image_token": "<|image_pad|>",
+    "audio_token": "<|audio_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_bos_token": "<|vision_start|>",
+    "vision_eos_token": "<|vision_end|>",
+    "audio_bos_token": "<|audio_start|>",
+    "audio_eos_token": "<|audio_end|>",
+}
+
+_CORPUS = """
+The sea is quiet in the morning and loud at night. A small boat moves along the shore, and the people in it sing.
+What do you see in this picture? There is a house with a red door, a tree beside it, and two children who play.
+Tell me about the train that leaves at seven. It goes over the bridge, through the long valley, and stops at the lake.
+When the wind comes from the north the birds fly low. Nobody knows where they sleep, but every spring they return.
+How does a clock work? A wheel turns another wheel, and that one turns the hands, slowly, one step after another.
+She asked for bread, milk and a little salt; he brought her an apple, some cheese and three stories about his travels.
+We listen before we speak. We speak so that others may listen. Between the two there is a short and friendly silence.
+My friend plays the violin on Sundays. The neighbours open their windows, and the whole street becomes a concert hall.
+"""
+
+
+def make_tokenizer(merges: int) -> Qwen2Tokenizer:
+    """Tokenizer with 256 byte tokens, `merges` merges and `SPECIAL_TOKENS`."""
+    byte_level = Tokenizer(models.BPE())
+    byte_level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=256 + merges,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    byte_level.train_from_iterator([_CORPUS, *(f"{role}\n" * 200 for role in ROLES)], trainer)
+    model = json.loads(byte_level.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]], unk_token=None, eos_token=None
+    )
+    for token in SPECIAL_TOKENS:
+        tokenizer.add_tokens(AddedToken(token, special=token not in PLAIN_TOKENS, normalized=False))
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
+    for role in ROLES:
+        assert len(tokenizer.encode(role)) == 1, f"{role} is not one token"
+    return tokenizer
