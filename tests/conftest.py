@@ -39,3 +39,30 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another one, of other sizes, ids and seed: what works with one only is hard-coded somewhere."""
     return _checkpoint(tmp_path_factory.mktemp("checkpoints") / "small", seed=1, size="small")
+
+
+@pytest.fixture(scope="session")
+def media():
+    """Encoded media files: image, audio, video."""
+    from media import make
+
+    return make()
+
+
+@pytest.fixture(scope="session")
+def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory):
+    """The whole system on the tiny checkpoint, started once."""
+    from stack import running
+
+    with running(tiny_checkpoint, tmp_path_factory.mktemp("run")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def prompt_ids(tiny_checkpoint: Path) -> list[int]:
+    """Token ids of a short prompt with the checkpoint's chat template."""
+    from transformers import AutoTokenizer
+
+    conversation = [{"role": "user", "content": "What is the sea?"}]
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    return tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=True)["input_ids"]

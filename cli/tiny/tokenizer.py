@@ -2,8 +2,8 @@
 
 import json
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import Qwen2Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AddedToken, Qwen2Tokenizer
 
 ROLES = ("system", "user", "assistant")  # single tokens, as the talker's prompt relies on
 # fmt: off
@@ -52,9 +52,8 @@ def make_tokenizer(merges: int) -> Qwen2Tokenizer:
     )
     byte_level.train_from_iterator([_CORPUS, *(f"{role}\n" * 200 for role in ROLES)], trainer)
     model = json.loads(byte_level.to_str())["model"]
-    tokenizer = Qwen2Tokenizer(
-        vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]], unk_token=None, eos_token=None
-    )
+    merges_of_pairs = [tuple(pair) for pair in model["merges"]]
+    tokenizer = Qwen2Tokenizer(vocab=model["vocab"], merges=merges_of_pairs)  # type: ignore[arg-type]
     for token in SPECIAL_TOKENS:
         tokenizer.add_tokens(AddedToken(token, special=token not in PLAIN_TOKENS, normalized=False))
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})

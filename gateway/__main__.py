@@ -1,0 +1,41 @@
+"""Starts the gateway: `python -m gateway --pipeline FILE [--stage NAME=HOST:PORT ...]`."""
+
+import signal
+import sys
+
+import structlog
+import uvicorn
+
+from gateway.app import create_app
+from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.yaml_source import YamlError
+from gateway.settings import GatewaySettings
+from services.common import logs
+
+
+def main() -> None:
+    """Reads settings and pipeline, then serves until SIGTERM or SIGINT; running requests are finished first."""
+    settings = GatewaySettings.load()
+    try:
+        pipeline = load_pipeline(settings.pipeline, settings.stage)
+    except YamlError as error:
+        sys.exit(str(error))
+    logs.configure(settings.log_level, "gateway")
+    structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
+    # uvicorn drains on SIGTERM, then raises it again: a drained stop is a success
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    uvicorn.run(
+        create_app(settings, pipeline),
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        log_config=None,  # uvicorn's records go through ours
+        access_log=False,  # the middleware logs requests, with their ids
+        timeout_graceful_shutdown=int(settings.drain_timeout_s) or 1,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Gets the bytes behind a URL: https, http and data."""
+
+import asyncio
+import base64
+import binascii
+from urllib.parse import unquote_to_bytes
+
+import httpx
+
+from gateway.media.addresses import ForbiddenAddress, resolve
+from gateway.settings import GatewaySettings
+
+# What servers call a file they know nothing of, or a container that can hold the kind.
+_ANY_KIND = {"application/octet-stream", "binary/octet-stream"}
+_CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video": {"application/ogg", "image/gif"}}
+
+
+class MediaError(Exception):
+    """A media file that cannot be used; the text says why and what would do."""
+
+
+class Fetcher:
+    """Fetches media under the limits of the settings. One for the whole process."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._client = httpx.AsyncClient(
+            follow_redirects=False,  # each hop is checked first
+            trust_env=False,  # a proxy would resolve names by itself
+            timeout=settings.media_fetch_timeout_s,
+            # A connection is pinned to an address that was checked for one host: none is kept for another.
+            limits=httpx.Limits(max_connections=100, max_keepalive_connections=0),
+        )
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+    async def get(self, url: str, kind: str) -> bytes:
+        """The file at `url`.
+
+        Args:
+            url: https, http or data URL.
+            kind: "image", "audio" or "video": what its media type must be.
+
+        Raises:
+            MediaError: the URL is malformed, its host forbidden, its file too large, too slow or of another type.
+        """
+        if url[:5].lower() == "data:":
+            return await asyncio.to_thread(decode_data_url, url, kind, self._settings.media_max_bytes)
+        limit_s = self._settings.media_fetch_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._fetch(url, kind)
+        except (TimeoutError, httpx.TimeoutException):
+            raise MediaError(f"the URL took longer than the {limit_s:g} s allowed") from None
+        except httpx.HTTPError as error:
+            raise MediaError(f"the URL cannot be fetched: {type(error).__name__}") from None
+
+    async def _fetch(self, url: str, kind: str) -> bytes:
+        for _ in range(self._settings.media_max_redirects + 1):
+            async with self._open(url) as response:
+                location = response.headers.get("location")
+                if response.is_redirect and location is not None:
+                    url = str(_parse(url).join(location))
+                    continue
+                if not response.is_success:
+                    raise MediaError(f"the URL's server answered with status {response.status_code}")
+                _check_type(response.headers.get("content-type", ""), kind)
+                return await self._read(response)
+        raise MediaError(f"the URL redirects more than {self._settings.media_max_redirects} times")
+
+    def _open(self, url: str):
+        return _Pinned(self._client, _parse(url), self._settings.media_private_addresses)
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        most = self._settings.media_max_bytes
+        declared = response.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > most:
+            raise _too_large(most)
+        content = bytearray()
+        async for piece in response.aiter_raw():
+            content += piece
+            if len(content) > most:
+                raise _too_large(most)
+        return bytes(content)
+
+
+class _Pinned:
+    """A streamed GET to a checked address of the URL's host: `async with _Pinned(...) as response`."""
+
+    def __init__(self, client: httpx.AsyncClient, url: httpx.URL, private_allowed: bool) -> None:
+        self._client, self._url, self._private_allowed = client, url, private_allowed
+
+    async def __aenter__(self) -> httpx.Response:
+        port = self._url.port or (443 if self._url.scheme == "https" else 80)
+        try:
+            address = await resolve(self._url.host, port, self._private_allowed)
+        except ForbiddenAddress as error:
+            raise MediaError(str(error)) from None
+        request = self._client.build_request(
+            "GET",
+            self._url.copy_with(host=address),
+            # Uncompressed only: a small file must not unfold into a large one.
+            headers={"host": self._url.netloc.decode(), "accept-encoding": "identity", "accept": "*/*"},
+            extensions={"sni_hostname": self._url.host},  # the certificate is the host's, not the address's
+        )
+        self._response = await self._client.send(request, stream=True)
+        return self._response
+
+    async def __aexit__(self, *_) -> None:
+        await self._response.aclose()
+
+
+def _parse(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        raise MediaError("not a valid URL") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise MediaError("only https, http and data URLs are read")
+    return parsed.copy_with(username=None, password=None) if parsed.userinfo else parsed
+
+
+def _check_type(content_type: str, kind: str) -> None:
+    media_type = content_type.split(";")[0].strip().lower()
+    fits = media_type.startswith(f"{kind}/") or media_type in _CONTAINERS.get(kind, ())
+    if media_type and not fits and media_type not in _ANY_KIND:
+        raise MediaError(f"the URL's media type is {media_type}, which is no {kind}")
+
+
+def decode_data_url(url: str, kind: str, max_bytes: int) -> bytes:
+    """The bytes of a data URL (RFC 2397).
+
+    Raises:
+        MediaError: malformed, too large, or of another kind.
+    """
+    header, comma, payload = url[5:].partition(",")
+    if not comma:
+        raise MediaError("a data URL is data:TYPE;base64,DATA")
+    media_type, *parameters = header.split(";")
+    _check_type(media_type, kind)
+    if "base64" in (parameter.strip().lower() for parameter in parameters):
+        return decode_base64(payload, max_bytes)
+    if len(payload) > 3 * max_bytes:
+        raise _too_large(max_bytes)
+    return _limited(unquote_to_bytes(payload), max_bytes)
+
+
+def decode_base64(payload: str, max_bytes: int) -> bytes:
+    """The bytes behind strict base64.
+
+    Raises:
+        MediaError: not base64, or too large.
+    """
+    if len(payload) // 4 * 3 > max_bytes + 3:
+        raise _too_large(max_bytes)
+    try:
+        return _limited(base64.b64decode(payload, validate=True), max_bytes)
+    except (binascii.Error, ValueError):
+        raise MediaError("not valid base64") from None
+
+
+def _limited(content: bytes, max_bytes: int) -> bytes:
+    if len(content) > max_bytes:
+        raise _too_large(max_bytes)
+    return content
+
+
+def _too_large(max_bytes: int) -> MediaError:
+    return MediaError(f"the file is larger than the {max_bytes} bytes allowed")

@@ -1,0 +1,22 @@
+"""Prometheus metrics of the gateway."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_LATENCY_BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+HTTP_REQUESTS = Counter("quartet_gateway_requests_total", "HTTP requests ended", ["path", "status"])
+RUNNING = Gauge("quartet_gateway_running_requests", "Chat requests in progress")
+TTFT = Histogram(
+    "quartet_gateway_ttft_seconds", "From a request's arrival to its first text", buckets=_LATENCY_BUCKETS_S
+)
+TTFA = Histogram(
+    "quartet_gateway_ttfa_seconds", "From a request's arrival to its first audio", buckets=_LATENCY_BUCKETS_S
+)
+RTF = Histogram(
+    "quartet_gateway_real_time_factor",
+    "Seconds a spoken answer took per second of its audio",
+    buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0),
+)
+PROMPT_TOKENS = Counter("quartet_gateway_prompt_tokens_total", "Tokens of prompts")
+TEXT_TOKENS = Counter("quartet_gateway_text_tokens_total", "Text tokens of answers")
+AUDIO_SECONDS = Counter("quartet_gateway_audio_seconds_total", "Audio of answers, in seconds")

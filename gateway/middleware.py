@@ -1,0 +1,110 @@
+"""Around every request: its id, its log line, its size limit."""
+
+import re
+import time
+import uuid
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway import metrics
+from gateway.openai.connection import CLIENT_CLOSED_REQUEST, ClientGone
+from gateway.openai.errors import ApiError
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_QUIET_PATHS = {"/health", "/ready", "/metrics"}
+
+log = structlog.get_logger()
+
+
+class RequestContext:
+    """Gives each request an id (the client's x-request-id if it is sane and not in use), returns it in the response's
+    header, logs one line at the end, and turns what nothing else caught into an error body.
+
+    Sets `request.state.request_id` and `request.state.log`, the fields of the line.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._running_ids: set[str] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = self._request_id(Headers(scope=scope).get("x-request-id", ""))
+        fields: dict = {}
+        scope.setdefault("state", {}).update(request_id=request_id, log=fields)
+        started, status = time.monotonic(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        self._running_ids.add(request_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientGone:
+            status = CLIENT_CLOSED_REQUEST
+        except Exception:
+            log.exception("request failed", request_id=request_id)
+            fields["code"] = "internal_error"
+            if status == 0:
+                error = ApiError(500, "internal error; the gateway's log has the details under this request id")
+                await error.response()(scope, receive, send_with_id)
+        finally:
+            self._running_ids.discard(request_id)
+            duration_ms = round((time.monotonic() - started) * 1000, 1)
+            path = getattr(scope.get("route"), "path", "other")  # not the client's path: it could be anything
+            metrics.HTTP_REQUESTS.labels(path, status or CLIENT_CLOSED_REQUEST).inc()
+            write = log.debug if scope["path"] in _QUIET_PATHS else log.info
+            write(
+                "request",
+                request_id=request_id,
+                method=scope["method"],
+                path=path,
+                status=status or CLIENT_CLOSED_REQUEST,
+                duration_ms=duration_ms,
+                **fields,
+            )
+
+    def _request_id(self, wanted: str) -> str:
+        made = uuid.uuid4().hex
+        if not _SANE_ID.fullmatch(wanted):
+            return made
+        return f"{wanted}-{made[:8]}" if wanted in self._running_ids else wanted
+
+
+class BodyLimit:
+    """Refuses larger request bodies with 413 while they are read, whatever their content-length says.
+
+    The server drops what the client still sends, so that the client comes to read the answer.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(413, f"the body is larger than the {self._max_bytes} bytes allowed", None, "body_too_large")
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and int(declared) > self._max_bytes:
+            await error.response()(scope, receive, send)
+            return
+        received = 0
+
+        async def receive_limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise error
+            return message
+
+        await self._app(scope, receive_limited, send)

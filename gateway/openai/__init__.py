@@ -1,0 +1,1 @@
+"""The OpenAI API: requests in, pipeline jobs out, and back."""

@@ -1,0 +1,153 @@
+"""`POST /v1/chat/completions`."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from gateway import metrics
+from gateway.gateway import Gateway
+from gateway.openai.answer import Answer, usage
+from gateway.openai.connection import EventStream, while_connected
+from gateway.openai.errors import from_failure, from_validation
+from gateway.openai.jobs import to_jobs
+from gateway.openai.openapi import CHAT_OPENAPI
+from gateway.openai.schema import ChatCompletionRequest
+from gateway.openai.streamed import DONE, ChunkStream, sse
+from gateway.openai.whole import WholeAnswers
+from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
+from gateway.pipeline.run import run
+from services.common.errors import DeadlineExceeded, InvalidInput, QueueFull
+
+router = APIRouter(tags=["chat"])
+
+_LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
+
+
+async def _admitted(http: Request) -> AsyncIterator[Gateway]:
+    """Holds one of the gateway's places until the response is sent."""
+    gateway: Gateway = http.app.state.gateway
+    try:
+        with gateway.admission.admit(), metrics.RUNNING.track_inprogress():
+            yield gateway
+    except QueueFull as error:
+        raise from_failure(StageFailure("gateway", error)) from None
+
+
+@router.post("/v1/chat/completions", openapi_extra=CHAT_OPENAPI, response_model=None)
+async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(_admitted)]) -> Response:
+    """Answers a conversation with text and, if asked for, speech."""
+    request = await _parse(await http.body())
+    gateway.require_model(request.model)
+    exchange = Exchange(gateway, request, http.state.request_id, http.state.log)
+    if request.stream:
+        return EventStream(exchange.stream())
+    return JSONResponse(await while_connected(http.receive, exchange.whole()))
+
+
+async def _parse(body: bytes) -> ChatCompletionRequest:
+    try:
+        if len(body) > _LARGE_BODY_BYTES:
+            return await asyncio.to_thread(ChatCompletionRequest.model_validate_json, body)
+        return ChatCompletionRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
+
+
+class Exchange:
+    """One chat request and its response.
+
+    Args:
+        gateway: the gateway.
+        request: the request, valid by itself.
+        request_id: names it in every stage and log line.
+        log: fields of the request's log line, filled in here.
+    """
+
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, request_id: str, log: dict[str, Any]) -> None:
+        self._gateway, self._request, self._request_id, self._log = gateway, request, request_id, log
+        self._arrived = time.monotonic()
+        self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": request.model}
+        self._answers = [Answer(i, *gateway.transcripts.new_id()) for i in range(request.n or 1)]
+        log |= {"stream": bool(request.stream), "speech": request.speaks, "answers": len(self._answers)}
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. Raises ApiError."""
+        options = self._request.stream_options
+        include_usage = bool(options and options.include_usage)
+        chunks = ChunkStream(self._head, self._answers, bool(self._request.logprobs), include_usage)
+        async with aclosing(self._events()) as events:
+            async for index, event in events:
+                for chunk in chunks.chunks(index, event):
+                    yield sse(chunk)
+        if include_usage:
+            yield sse(chunks.usage())
+        yield DONE
+
+    async def whole(self) -> dict[str, Any]:
+        """The response in one piece. Raises ApiError."""
+        whole = WholeAnswers(self._head, self._answers, bool(self._request.logprobs), self._request.audio_format)
+        async with aclosing(self._events()) as events:
+            async for index, event in events:
+                whole.take(index, event)
+        return await whole.response()
+
+    async def _events(self) -> AsyncGenerator[tuple[int, Event], None]:
+        limit_s = self._gateway.settings.request_timeout_s
+        try:
+            try:
+                async with asyncio.timeout(limit_s):
+                    jobs = await to_jobs(self._gateway, self._request, self._request_id)
+            except TimeoutError:
+                error = DeadlineExceeded(f"the request's media took longer than its {limit_s:g} s")
+                raise StageFailure("gateway", error) from None
+            left_s = max(0.0, limit_s - self._elapsed_s())
+            async with aclosing(run(self._gateway.stages, jobs, left_s)) as events:
+                async for index, event in events:
+                    self._answers[index].take(event)
+                    self._observe(event)
+                    yield index, event
+        except StageFailure as failure:
+            error = from_failure(failure)
+            # a stage's reason for a refusal may quote the user
+            what = error.param if isinstance(failure.error, InvalidInput) else str(failure.error)
+            self._log |= {"failed_stage": failure.stage, "error": what, "code": error.code}
+            raise error from failure
+        self._finish()
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._arrived
+
+    def _observe(self, event: Event) -> None:
+        if isinstance(event, TextDelta) and event.delta.token_ids and "ttft_ms" not in self._log:
+            metrics.TTFT.observe(self._elapsed_s())
+            self._log["ttft_ms"] = round(self._elapsed_s() * 1000, 1)
+        elif isinstance(event, AudioDelta) and "ttfa_ms" not in self._log:
+            metrics.TTFA.observe(self._elapsed_s())
+            self._log["ttfa_ms"] = round(self._elapsed_s() * 1000, 1)
+
+    def _finish(self) -> None:
+        """Remembers what was said, and counts."""
+        for answer in self._answers:
+            if answer.audio_bytes:
+                self._gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
+                code2wav = answer.finished.code2wav
+                assert code2wav is not None
+                audio_s = code2wav.samples / code2wav.sample_rate_hz
+                metrics.AUDIO_SECONDS.inc(audio_s)
+                metrics.RTF.observe(self._elapsed_s() / audio_s)
+        tokens = usage(self._answers)
+        details = tokens["completion_tokens_details"]
+        metrics.PROMPT_TOKENS.inc(tokens["prompt_tokens"])
+        metrics.TEXT_TOKENS.inc(details["text_tokens"])
+        self._log |= {
+            "prompt_tokens": tokens["prompt_tokens"],
+            "text_tokens": details["text_tokens"],
+            "frames": details["audio_tokens"],
+        }

@@ -1,0 +1,78 @@
+"""Ends work when the client is gone."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.openai.errors import ApiError
+from gateway.openai.streamed import sse
+
+Result = TypeVar("Result")
+CLIENT_CLOSED_REQUEST = 499  # nginx's status, for the log
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its response was complete."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled as soon as the client disconnects. The body must have been read.
+
+    Raises:
+        ClientGone: the client disconnected first.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        gone.cancel()
+        await asyncio.shield(asyncio.gather(working, gone, return_exceptions=True))
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A stream of server-sent events. The status line waits for the first of them, so that a request which fails before
+    it gets a proper error status; a later failure is sent as an event of its own, and ends the stream.
+
+    Args:
+        events: yields encoded events; may raise ApiError.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"cache-control": "no-cache", "x-accel-buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await while_connected(receive, self._send(scope, receive, send))
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            event = await anext(self._events)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except ApiError as error:
+            await send({"type": "http.response.body", "body": sse(error.body()), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,149 @@
+"""The error body of the OpenAI API, and what each kind of failure becomes in it."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from gateway.pipeline.job import StageFailure
+from services.common.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    NotFound,
+    QueueFull,
+    RequestCancelled,
+    Unavailable,
+)
+
+
+class ApiError(Exception):
+    """A refusal as the client sees it.
+
+    Args:
+        status: HTTP status.
+        message: what is wrong and how to fix it.
+        param: request field at fault.
+        code: short machine-readable reason.
+        kind: OpenAI's `error.type`; default by status.
+        retry_after_s: seconds for the Retry-After header.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """The response body."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The whole HTTP response."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, round(self.retry_after_s)))
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
+    """A 400 for the field `param`."""
+    return ApiError(400, f"{param}: {reason}", param, code)
+
+
+def from_failure(failure: StageFailure) -> ApiError:
+    """What the client hears of a failed run."""
+    match failure.error:
+        case InvalidInput() as error:
+            param = request_field(failure.stage, error.field)
+            code = "context_length_exceeded" if "context" in error.reason else "invalid_value"
+            return ApiError(400, f"{param}: {error.reason}", param, code)
+        case QueueFull() as error:
+            retry_after_s = error.retry_after_s
+            return ApiError(429, str(failure), None, "queue_full", "rate_limit_error", retry_after_s)
+        case Unavailable():
+            return ApiError(503, str(failure), None, "stage_unavailable", "service_unavailable_error", 1)
+        case DeadlineExceeded():
+            return ApiError(504, str(failure), None, "deadline_exceeded", "timeout_error")
+        case RequestCancelled() | NotFound():
+            message = f"{failure.stage}: the request was given up inside the server ({failure.error}); retry"
+            return ApiError(503, message, None, "stage_unavailable", "service_unavailable_error", 1)
+        case InternalError() | _:
+            return ApiError(
+                500, f"{failure.stage}: internal error; the stage's log has the details under this request id"
+            )
+
+
+_THINKER_FIELDS = (
+    (r"^sampling\.json_schema.*", "response_format.json_schema.schema"),
+    (r"^sampling\.(json_object|structure|regex|grammar).*", "response_format"),
+    (r"^sampling\.", ""),
+    (r"^chat_template_kwargs_json.*", "quartet.thinker.chat_template_kwargs"),
+    (r"^use_audio_in_video", "quartet.thinker.use_audio_in_video"),
+    (r"^(tools\[\d+\])\.(name|description)", r"\1.function.\2"),
+    (r"^(tools\[\d+\])\.parameters_json", r"\1.function.parameters"),
+    (r"^tool_choice\.name", "tool_choice.function.name"),
+    (r"\.arguments_json", ".function.arguments"),
+)
+_TALKER_FIELDS = ((r"^speaker$", "audio.voice"), (r"^sampling\.", "quartet.talker."))
+
+
+def request_field(stage: str, field: str) -> str:
+    """The request's field behind a stage's `field`, e.g. ("talker", "speaker") is "audio.voice"."""
+    field = field.removeprefix("start.")
+    for pattern, replacement in _THINKER_FIELDS if stage == "thinker" else _TALKER_FIELDS:
+        field, count = re.subn(pattern, replacement, field)
+        if count:
+            break
+    return field
+
+
+# Where pydantic puts the tag of a union's chosen member into an error's path.
+_TAGS_AFTER_INDEX = {
+    *("system", "developer", "user", "assistant", "tool"),
+    *("text", "refusal", "image_url", "input_audio", "audio_url", "video_url"),
+}
+_FORMAT_TAGS = {"text", "json_object", "json_schema"}
+
+
+def from_validation(errors: Sequence[Any]) -> ApiError:
+    """The 400 for pydantic's errors about a request: the first of them, or a misspelt field that causes others."""
+    error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
+    if error["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {error['ctx']['error']}", None, "invalid_json")
+    param = _path(error["loc"])
+    if not param:
+        return ApiError(400, f"the body must be a JSON object: {error['msg']}", None, "invalid_type")
+    match error["type"]:
+        case "extra_forbidden":
+            return invalid(param, "unknown parameter", "unknown_parameter")
+        case "missing":
+            return invalid(param, "required, but missing", "missing_required_parameter")
+        case "value_error":
+            return invalid(param, str(error["ctx"]["error"]))
+        case _:
+            return invalid(param, error["msg"])
+
+
+def _path(location: Sequence[str | int]) -> str:
+    parts: list[str] = []
+    for i, part in enumerate(location):
+        before = location[i - 1] if i else None
+        if part == "[key]":  # a mapping's key is at fault, and it is the part before
+            continue
+        if (isinstance(before, int) and part in _TAGS_AFTER_INDEX) or (
+            before == "response_format" and i == 1 and part in _FORMAT_TAGS
+        ):
+            continue
+        parts.append(f"[{part}]" if isinstance(part, int) else f".{part}" if parts else part)
+    return "".join(parts)

@@ -1,0 +1,212 @@
+"""Body of `POST /v1/chat/completions`."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from gateway.openai.content import Message
+from gateway.pipeline.sampling import Strict, TalkerSampling, ThinkerSampling
+
+MAX_STOP_STRINGS = 16
+AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
+
+
+class StreamOptions(Strict):
+    """What a stream contains beside the answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = Field(default=None, description="accepted; nothing is padded")
+
+
+class AudioOptions(Strict):
+    """How the answer sounds."""
+
+    voice: str | None = Field(
+        default=None, description="one of the model's voices, upper or lower case; default: its first"
+    )
+    format: AudioFormat | None = Field(
+        default=None, description="default: pcm16 in a stream, else wav; a stream has pcm16 only"
+    )
+
+
+class FunctionTool(Strict):
+    """A function the model may call."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(default=None, description="JSON schema of its arguments")
+    strict: bool | None = Field(
+        default=None, description="accepted; arguments of forced calls always follow the schema"
+    )
+
+
+class Tool(Strict):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class NamedFunction(Strict):
+    """Name of a function."""
+
+    name: str
+
+
+class ToolChoice(Strict):
+    """Whether and which tool is to be called."""
+
+    type: Literal["none", "auto", "required", "function"]
+    function: NamedFunction | None = None
+
+    @model_validator(mode="after")
+    def _function_is_named(self) -> Self:
+        if (self.type == "function") != (self.function is not None):
+            raise ValueError('must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}')
+        return self
+
+
+class TextFormat(Strict):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Strict):
+    """A named JSON schema."""
+
+    name: str = Field(min_length=1)
+    json_schema: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = Field(default=None, description="accepted; the schema is always followed")
+
+
+class JsonSchemaFormat(Strict):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class ThinkerOptions(Strict):
+    """How the thinker reads the request."""
+
+    use_audio_in_video: bool | None = Field(default=None, description="hear the sound track of videos; default: no")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="more variables for the chat template"
+    )
+
+
+class Code2WavOptions(Strict):
+    """Nothing to set yet."""
+
+
+class QuartetOptions(Strict):
+    """Settings per stage that OpenAI's API has no place for."""
+
+    thinker: ThinkerOptions = ThinkerOptions()
+    talker: TalkerSampling = TalkerSampling()
+    code2wav: Code2WavOptions = Code2WavOptions()
+
+
+class MmProcessorKwargs(Strict):
+    """vLLM's spelling of quartet.thinker."""
+
+    use_audio_in_video: bool | None = None
+
+
+class MeaninglessHere(Strict):
+    """Parameters of the OpenAI API that change nothing here and so are accepted, whatever they say."""
+
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    parallel_tool_calls: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    safety_identifier: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+
+
+class ChatCompletionRequest(MeaninglessHere, ThinkerSampling):
+    """A chat request: OpenAI's parameters, vLLM's further sampling parameters, and `quartet`."""
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    modalities: list[Literal["text", "audio"]] | None = Field(default=None, description='["text"] or ["text", "audio"]')
+    audio: AudioOptions | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="answers, each its own run with seed + index"
+    )
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        default=None, description="wins over max_tokens"
+    )
+    stop: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            Field(max_length=MAX_STOP_STRINGS),
+            BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        ]
+        | None
+    ) = None
+    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: (
+        Annotated[ToolChoice, BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value)]
+        | None
+    ) = None
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
+        None
+    )
+    quartet: QuartetOptions = QuartetOptions()
+    mm_processor_kwargs: MmProcessorKwargs = MmProcessorKwargs()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether audio is wanted."""
+        return "audio" in (self.modalities or ())
+
+    @property
+    def audio_format(self) -> AudioFormat:
+        """Format of the audio."""
+        default: AudioFormat = "pcm16" if self.stream else "wav"
+        return (self.audio and self.audio.format) or default
+
+    @property
+    def use_audio_in_video(self) -> bool:
+        """Whether the sound track of videos is heard."""
+        return bool(self.quartet.thinker.use_audio_in_video or self.mm_processor_kwargs.use_audio_in_video)
+
+    def conflict(self) -> tuple[str, str] | None:
+        """(field, reason) of the first parameter that contradicts another, if any."""
+        most = self.max_completion_tokens or self.max_tokens
+        if self.modalities is not None and "text" not in self.modalities:
+            return "modalities", 'speech always comes with its text: use ["text"] or ["text", "audio"]'
+        if self.speaks and self.stream and self.audio_format != "pcm16":
+            return "audio.format", "a stream has pcm16 only; leave it out, or set stream to false"
+        if self.stream_options is not None and not self.stream:
+            return "stream_options", "only with stream: true"
+        if self.top_logprobs is not None and not self.logprobs:
+            return "top_logprobs", "only with logprobs: true"
+        if self.min_tokens is not None and most is not None and self.min_tokens > most:
+            return "min_tokens", f"{self.min_tokens} is more than the most tokens allowed, {most}"
+        if self.tool_choice is not None and self.tool_choice.type != "none" and not self.tools:
+            return "tool_choice", "only with tools"
+        named = self.tool_choice and self.tool_choice.function
+        if named and named.name not in {tool.function.name for tool in self.tools or ()}:
+            return "tool_choice.function.name", f"{named.name!r} is not one of the tools"
+        return None

@@ -1,0 +1,143 @@
+"""The stages the gateway talks to: a channel each, and whether they serve right now."""
+
+import asyncio
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.pipeline.config import PipelineConfig, StageConfig
+from quartet.v1 import server_info_pb2, server_info_pb2_grpc
+from services.common import channels
+from services.common.errors import Unavailable
+
+SERVICE = {
+    "thinker": "quartet.v1.ThinkerService",
+    "talker": "quartet.v1.TalkerService",
+    "code2wav": "quartet.v1.Code2WavService",
+}
+
+log = structlog.get_logger()
+
+
+class Stage:
+    """One stage's replica.
+
+    Attributes:
+        state: "SERVING", or else why not, in words for people.
+        info: what the stage said of itself when it was last found serving; None before that.
+    """
+
+    def __init__(self, name: str, config: StageConfig) -> None:
+        self.name = name
+        self.kind = config.kind
+        self.address = config.address
+        self.channel = channels.channel(config.address)
+        self.state = "not checked yet"
+        self.info: server_info_pb2.GetServerInfoResponse | None = None
+        self._check_now = asyncio.Event()
+
+    @property
+    def serving(self) -> bool:
+        """Whether requests may be sent to it."""
+        return self.state == "SERVING"
+
+    def require_serving(self) -> None:
+        """Raises Unavailable unless the stage serves."""
+        if not self.serving:
+            raise Unavailable(f"stage {self.name} is not serving ({self.state}); retry later")
+
+    def mark_down(self, reason: str) -> None:
+        """A request found the stage gone: it gets no more until a health check, made at once, finds it serving."""
+        self._set_state(reason)
+        self._check_now.set()
+
+    async def watch(self, interval_s: float, timeout_s: float) -> None:
+        """Checks the stage's health for ever, every `interval_s`."""
+        while True:
+            await self._check(timeout_s)
+            try:
+                async with asyncio.timeout(interval_s):
+                    await self._check_now.wait()
+            except TimeoutError:
+                continue
+            self._check_now.clear()
+
+    async def _check(self, timeout_s: float) -> None:
+        was_serving = self.serving
+        try:
+            health = health_pb2_grpc.HealthStub(self.channel)
+            request = health_pb2.HealthCheckRequest(service=SERVICE[self.kind])
+            response = await health.Check(request, timeout=timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
+            state = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+            if state == "SERVING" and (not was_serving or self.info is None):
+                server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
+                request = server_info_pb2.GetServerInfoRequest()
+                self.info = await server.GetServerInfo(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            state = f"{error.code().name} at {self.address}"
+        self._set_state(state)
+
+    def _set_state(self, state: str) -> None:
+        if state != self.state:
+            log.info("stage state", name=self.name, address=self.address, state=state, before=self.state)
+            self.state = state
+
+
+class Stages:
+    """All stages of a pipeline. Use as `async with Stages(...) as stages`: watches them meanwhile."""
+
+    def __init__(self, config: PipelineConfig, interval_s: float, timeout_s: float) -> None:
+        self.config = config
+        self._interval_s, self._timeout_s = interval_s, timeout_s
+        self._by_name: dict[str, Stage] = {}
+        self._watches: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Stages":
+        for name, config in self.config.stages.items():
+            stage = self._by_name[name] = Stage(name, config)
+            self._watches.append(asyncio.create_task(stage.watch(self._interval_s, self._timeout_s)))
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        await channels.close_all()
+
+    @property
+    def thinker(self) -> Stage:
+        """The stage that writes the text."""
+        return self._by_name[self.config.outputs.text]
+
+    @property
+    def talker(self) -> Stage | None:
+        """The stage that speaks, if the pipeline has one."""
+        return None if self.config.talker_name is None else self._by_name[self.config.talker_name]
+
+    @property
+    def code2wav(self) -> Stage | None:
+        """The stage the sound comes from, if the pipeline has one."""
+        return None if self.config.outputs.audio is None else self._by_name[self.config.outputs.audio]
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Each stage's state."""
+        return {name: stage.state for name, stage in self._by_name.items()}
+
+    @property
+    def ready(self) -> bool:
+        """Whether every stage serves."""
+        return all(stage.serving for stage in self._by_name.values())
+
+    @property
+    def voices(self) -> list[str]:
+        """Voices of the talker; empty while it was never reached, or without one."""
+        talker = self.talker
+        return list(talker.info.talker.speakers) if talker and talker.info else []
+
+    @property
+    def sample_rate_hz(self) -> int | None:
+        """Samples a second of the audio; None while code2wav was never reached, or without one."""
+        code2wav = self.code2wav
+        return code2wav.info.code2wav.sample_rate_hz if code2wav and code2wav.info else None

@@ -1,0 +1,51 @@
+"""Settings of the gateway."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.common.settings import Settings
+
+MIB = 1024 * 1024
+
+
+class GatewaySettings(Settings):
+    """OpenAI-compatible gateway of a Quartet pipeline."""
+
+    model_config = SettingsConfigDict(env_prefix="QUARTET_GATEWAY_")
+
+    pipeline: Path = Field(description="pipeline YAML, e.g. deploy/pipelines/qwen3-omni.yaml")
+    stage: dict[str, str] = Field({}, description="NAME=HOST:PORT, instead of the pipeline's address; may be repeated")
+    model_name: str | None = Field(
+        None, description="name clients ask for; default: the pipeline's, else the thinker's"
+    )
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+
+    max_running_requests: int = Field(256, ge=1, description="chat requests at a time; more get 429")
+    max_choices: int = Field(8, ge=1, le=128, description="largest n of a request")
+    request_timeout_s: float = Field(600.0, gt=0, description="longest a request may take, media fetching included")
+    drain_timeout_s: float = Field(60.0, gt=0, description="longest wait for running requests at stop")
+    audio_ttl_s: float = Field(3600.0, gt=0, description="how long a produced audio id can be referred to")
+    max_body_bytes: int = Field(256 * MIB, ge=1024, description="largest request body")
+
+    health_interval_s: float = Field(0.25, gt=0, description="time between two health checks of a stage")
+    health_timeout_s: float = Field(1.0, gt=0, description="a health check that takes longer has failed")
+
+    media_private_addresses: bool = Field(
+        False, description="fetch media from private, loopback, link-local and reserved addresses too"
+    )
+    media_fetch_timeout_s: float = Field(20.0, gt=0, description="longest a media URL may take, redirects included")
+    media_max_redirects: int = Field(3, ge=0, description="redirects followed for a media URL")
+    media_max_parts: int = Field(64, ge=1, description="most images, sounds and videos of a request")
+    media_max_bytes: int = Field(128 * MIB, ge=1, description="largest media file")
+    media_max_total_bytes: int = Field(256 * MIB, ge=1, description="all media files of a request together")
+    media_max_image_pixels: int = Field(64_000_000, ge=1, description="most pixels of an image or video frame")
+    media_min_image_side_pixels: int = Field(
+        4, ge=1, description="least width and height; an image of 1 or 3 pixels can be mistaken for its channels"
+    )
+    media_max_audio_s: float = Field(2400.0, gt=0, description="longest sound")
+    media_max_video_s: float = Field(1800.0, gt=0, description="longest video")

@@ -1,0 +1,208 @@
+"""Stages that follow a script: real gRPC servers with the real services, but no model behind them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from gateway.pipeline.stages import SERVICE
+from quartet.v1 import (
+    code2wav_pb2,
+    code2wav_pb2_grpc,
+    server_info_pb2,
+    server_info_pb2_grpc,
+    talker_pb2,
+    talker_pb2_grpc,
+    tensor_pb2,
+    thinker_pb2,
+    thinker_pb2_grpc,
+    timings_pb2,
+)
+from services.common import channels
+from services.common.errors import StageError
+from services.common.status import abort
+
+SAMPLE_RATE_HZ = 16000
+SAMPLES_PER_FRAME = 1280
+PCM16 = np.arange(3 * SAMPLES_PER_FRAME, dtype="<i2").tobytes()
+PIECES = ("Hello", ", ", "world")
+VOICES = ["chelsie", "ethan"]
+TIMINGS = timings_pb2.Timings(queue_ms=1, prefill_ms=2, first_output_ms=3, decode_ms=4, total_ms=5)
+
+
+@dataclass
+class Script:
+    """What a stage does and what happened to it.
+
+    Attributes:
+        error: raised after the first `after` outputs.
+        after: outputs before `error` or `hold`.
+        hold: wait here for ever.
+        requests: the start messages received.
+        media: bytes that came in MediaChunks.
+        ended: "done" or "cancelled", one for each call.
+    """
+
+    error: StageError | None = None
+    after: int = 0
+    hold: bool = False
+    logprobs: bool = False
+    tool_call: bool = False
+    requests: list[Any] = field(default_factory=list)
+    media: bytearray = field(default_factory=bytearray)
+    ended: list[str] = field(default_factory=list)
+    holding: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def play(self, request: Any, outputs: list[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        """The outputs, as far as the script goes."""
+        self.requests.append(request)
+        try:
+            for i, output in enumerate([*outputs, None]):
+                if i == self.after and self.hold:
+                    self.holding.set()
+                    await asyncio.Event().wait()
+                if i == self.after and self.error is not None:
+                    await abort(context, self.error)
+                if output is not None:
+                    yield output
+            self.ended.append("done")
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+
+
+class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def Generate(self, request_iterator, context):
+        start = (await anext(request_iterator)).start
+        expected = sum(p.media.size_bytes for m in start.messages for p in m.content if not p.media.data)
+        received = 0
+        while received < expected:
+            chunk = (await anext(request_iterator)).media.data
+            received += len(chunk)
+            self.script.media += chunk
+        deltas = [thinker_pb2.GenerateDelta(text=text, token_ids=[i]) for i, text in enumerate(PIECES)]
+        if self.script.logprobs:
+            for delta in deltas:
+                top = [thinker_pb2.TokenLogprob(token="x", token_bytes=b"x", logprob=-0.5)]
+                token = thinker_pb2.TokenLogprob(token=delta.text, token_bytes=delta.text.encode(), logprob=-0.5)
+                token.top.extend(top)
+                delta.logprobs.append(token)
+        reason = thinker_pb2.FINISH_REASON_STOP
+        if self.script.tool_call:
+            calls = [
+                thinker_pb2.ToolCallDelta(index=0, id="call_1", name="lamp"),
+                thinker_pb2.ToolCallDelta(index=0, arguments_json='{"on":'),
+                thinker_pb2.ToolCallDelta(index=0, arguments_json="true}"),
+            ]
+            deltas = [thinker_pb2.GenerateDelta(token_ids=[i], tool_calls=[call]) for i, call in enumerate(calls)]
+            reason = thinker_pb2.FINISH_REASON_TOOL_CALLS
+        summary = thinker_pb2.GenerateSummary(
+            finish_reason=reason, prompt_tokens=10, cached_tokens=2, completion_tokens=3, timings=TIMINGS
+        )
+        prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4)
+        outputs = [
+            thinker_pb2.GenerateResponse(prompt=prompt),
+            *(thinker_pb2.GenerateResponse(delta=delta) for delta in deltas),
+            thinker_pb2.GenerateResponse(summary=summary),
+        ]
+        async for output in self.script.play(start, outputs, context):
+            yield output
+
+
+class Talker(talker_pb2_grpc.TalkerServiceServicer):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def Speak(self, request, context):
+        summary = talker_pb2.SpeakSummary(frames=3, end=talker_pb2.SPEECH_END_STOP, timings=TIMINGS)
+        outputs = [
+            talker_pb2.SpeakResponse(started=talker_pb2.SpeakStarted(speaker=request.speaker)),
+            talker_pb2.SpeakResponse(summary=summary),
+        ]
+        async for output in self.script.play(request, outputs, context):
+            yield output
+
+
+class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def Decode(self, request, context):
+        outputs = []
+        for begin in range(0, len(PCM16), 2 * SAMPLES_PER_FRAME):
+            piece = PCM16[begin : begin + 2 * SAMPLES_PER_FRAME]
+            samples = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_INT16, shape=[len(piece) // 2], inline=piece)
+            outputs.append(code2wav_pb2.DecodeResponse(audio=code2wav_pb2.AudioChunk(samples=samples)))
+        summary = code2wav_pb2.DecodeSummary(
+            frames=3, samples=len(PCM16) // 2, sample_rate_hz=SAMPLE_RATE_HZ, timings=TIMINGS
+        )
+        outputs.append(code2wav_pb2.DecodeResponse(summary=summary))
+        async for output in self.script.play(request, outputs, context):
+            yield output
+
+
+class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
+    def __init__(self, stage: str) -> None:
+        self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
+        self.info.thinker.input_modalities.extend(["audio", "image"])
+        if stage == "talker":
+            self.info.talker.speakers.extend(VOICES)
+        elif stage == "code2wav":
+            self.info.code2wav.sample_rate_hz = SAMPLE_RATE_HZ
+
+    async def GetServerInfo(self, request, context):
+        return self.info
+
+
+class ScriptedStages:
+    """Three servers.
+
+    Attributes:
+        scripts: what each does, by stage; to be changed by tests.
+        addresses: "host:port" by stage.
+        servers: the servers by stage; stopping one without grace is what a killed process looks like.
+    """
+
+    def __init__(self) -> None:
+        self.scripts = {stage: Script() for stage in SERVICE}
+        self.addresses: dict[str, str] = {}
+        self.servers: dict[str, grpc.aio.Server] = {}
+
+    async def start(self, stage: str) -> None:
+        """Starts a server, at the address it had before if any."""
+        server = self.servers[stage] = grpc.aio.server(options=channels.SERVER_OPTIONS)
+        script = self.scripts[stage]
+        if stage == "thinker":
+            thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(Thinker(script), server)
+        elif stage == "talker":
+            talker_pb2_grpc.add_TalkerServiceServicer_to_server(Talker(script), server)
+        else:
+            code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(Code2Wav(script), server)
+        server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(ServerInfo(stage), server)
+        health_servicer = health.aio.HealthServicer()
+        await health_servicer.set(SERVICE[stage], health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        address = self.addresses.get(stage, "127.0.0.1:0")
+        port = server.add_insecure_port(address)
+        self.addresses[stage] = f"127.0.0.1:{port}"
+        await server.start()
+
+
+@asynccontextmanager
+async def scripted_stages() -> AsyncIterator[ScriptedStages]:
+    """Three running servers."""
+    stages = ScriptedStages()
+    for stage in SERVICE:
+        await stages.start(stage)
+    try:
+        yield stages
+    finally:
+        await asyncio.gather(*(server.stop(grace=None) for server in stages.servers.values()))

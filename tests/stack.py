@@ -1,0 +1,110 @@
+"""A whole system for a test: `quartet up` as users run it, and a look inside."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+START_TIMEOUT_S = 180
+STAGES = ("thinker", "talker", "code2wav")
+IN_FLIGHT = re.compile(r'^quartet_requests_in_flight\{stage="\w+"\} (\S+)$', re.MULTILINE)
+
+
+class Stack:
+    """A running system."""
+
+    def __init__(self, process: subprocess.Popen, run_directory: Path) -> None:
+        self.process = process
+        self.run_directory = run_directory
+
+    @property
+    def state(self) -> dict:
+        return json.loads((self.run_directory / "state.json").read_text())
+
+    @property
+    def url(self) -> str:
+        return self.state["url"]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """gRPC address of each stage."""
+        return {stage: self.state["processes"][stage]["address"] for stage in STAGES}
+
+    def pid(self, name: str) -> int:
+        return self.state["processes"][name]["pid"]
+
+    def ready(self) -> bool:
+        return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+
+    def in_flight(self) -> dict[str, int]:
+        """Requests that each stage runs or queues, from its metrics."""
+        counts = {}
+        for stage in STAGES:
+            address = self.state["processes"][stage]["metrics_address"]
+            found = IN_FLIGHT.search(httpx.get(f"http://{address}/metrics", timeout=5).text)
+            counts[stage] = int(float(found[1])) if found else 0
+        return counts
+
+    def log(self, name: str) -> str:
+        return (self.run_directory / f"{name}.log").read_text()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running(checkpoint: Path, run_directory: Path, *flags: str) -> Iterator[Stack]:
+    """Runs `quartet up` around a block, and checks that it leaves nothing behind."""
+    shared_memory = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-m", "cli.main", "up", "--model", str(checkpoint), "--port", str(free_port())]
+    process = subprocess.Popen(
+        [*command, "--run-dir", str(run_directory), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    stack = Stack(process, run_directory)
+    try:
+        wait_until_ready(stack)
+        yield stack
+    finally:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert not list(processes_of(run_directory)), output
+    assert not set(os.listdir("/dev/shm")) - shared_memory
+
+
+def wait_until_ready(stack: Stack) -> None:
+    end = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < end:
+        assert stack.process.poll() is None, stack.process.stdout.read()
+        with contextlib.suppress(OSError, httpx.HTTPError):
+            if stack.ready():
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"not ready within {START_TIMEOUT_S} s")
+
+
+def processes_of(run_directory: Path) -> Iterator[int]:
+    """Processes that write to the logs of a run, children of stages included."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            for fd in (1, 2):
+                if os.readlink(f"/proc/{process.pid}/fd/{fd}").startswith(str(run_directory)):
+                    yield process.pid
+                    break

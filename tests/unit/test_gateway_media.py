@@ -1,0 +1,234 @@
+"""Media of requests: where it may come from and what it must be."""
+
+import asyncio
+import base64
+import io
+import struct
+import wave
+from contextlib import asynccontextmanager
+
+import pytest
+from PIL import Image
+
+from gateway.media import addresses
+from gateway.media.check import check
+from gateway.media.fetch import Fetcher, MediaError, decode_base64, decode_data_url
+from gateway.settings import GatewaySettings
+
+
+def settings(**changes) -> GatewaySettings:
+    return GatewaySettings(pipeline="unused.yaml", **changes)
+
+
+@asynccontextmanager
+async def site(pages: dict[str, bytes]):
+    """An HTTP/1.1 server with raw responses by path; yields its origin and the requests it got."""
+    requests: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        requests.append(head)
+        response = pages[head.split()[1]]
+        if response == b"slow":
+            await asyncio.sleep(30)
+        writer.write(response)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", requests
+    finally:
+        server.close()
+
+
+def page(content: bytes, content_type: str = "image/png", length: bool = True) -> bytes:
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\n"
+    if length:
+        head += f"content-length: {len(content)}\r\n"
+    return head.encode() + b"connection: close\r\n\r\n" + content
+
+
+def redirect(to: str) -> bytes:
+    return f"HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()
+
+
+async def get(url: str, kind: str = "image", **changes) -> bytes:
+    fetcher = Fetcher(settings(**changes))
+    try:
+        return await fetcher.get(url, kind)
+    finally:
+        await fetcher.close()
+
+
+async def test_private_addresses_only_by_setting():
+    async with site({"/a": page(b"abc")}) as (origin, requests):
+        with pytest.raises(MediaError, match="private or reserved"):
+            await get(f"{origin}/a")
+        with pytest.raises(MediaError, match="private or reserved"):
+            await get(f"{origin.replace('127.0.0.1', 'localhost')}/a")
+        assert requests == []
+        assert await get(f"{origin}/a", media_private_addresses=True) == b"abc"
+
+
+async def test_the_checked_address_is_the_one_connected_to(monkeypatch):
+    async with site({"/a": page(b"abc")}) as (origin, requests):
+        port = origin.rsplit(":", 1)[1]
+        answers = [["127.0.0.1"], ["192.0.2.1"]]  # a rebinding name: harmless when checked, another when connected to
+
+        async def resolver(host, port, **_):
+            return [(None, None, None, None, (answer, port)) for answer in answers.pop(0)]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolver)
+        monkeypatch.setattr(addresses, "is_public", lambda address: address == "127.0.0.1")
+        assert await get(f"http://rebind.example:{port}/a") == b"abc"
+        assert len(answers) == 1
+        assert f"host: rebind.example:{port}" in requests[0].lower()
+
+
+async def test_every_address_of_a_name_is_checked(monkeypatch):
+    async def resolver(host, port, **_):
+        return [(None, None, None, None, (answer, port)) for answer in ("8.8.8.8", "10.0.0.1")]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolver)
+    with pytest.raises(addresses.ForbiddenAddress):
+        await addresses.resolve("mixed.example", 80, private_allowed=False)
+
+
+async def test_each_redirect_is_checked(monkeypatch):
+    pages = {"/ok": redirect("/a"), "/a": page(b"abc"), "/loop": redirect("/loop"), "/file": redirect("file:///x")}
+    async with site(pages) as (origin, requests):
+        assert await get(f"{origin}/ok", media_private_addresses=True) == b"abc"
+        with pytest.raises(MediaError, match="more than 3 times"):
+            await get(f"{origin}/loop", media_private_addresses=True)
+        with pytest.raises(MediaError, match="only https, http"):
+            await get(f"{origin}/file", media_private_addresses=True)
+        pages["/out"] = redirect(f"{origin.replace('127.0.0.1', '127.0.0.2')}/a")
+        monkeypatch.setattr(addresses, "is_public", lambda address: address == "127.0.0.1")
+        with pytest.raises(MediaError, match="private or reserved"):
+            await get(f"{origin}/out")
+        assert "/out" in requests[-1]
+
+
+async def test_size_time_type_and_status():
+    pages = {
+        "/big": page(bytes(1001)),
+        "/undeclared": page(bytes(1001), length=False),
+        "/slow": b"slow",
+        "/html": page(b"<html>", "text/html; charset=utf-8"),
+        "/octets": page(b"abc", "application/octet-stream"),
+        "/gone": b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+        "/cut": b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\nconnection: close\r\n\r\nabc",
+    }
+    limits = {"media_private_addresses": True, "media_max_bytes": 1000, "media_fetch_timeout_s": 0.5}
+    async with site(pages) as (origin, _):
+        for path, says in [
+            ("/big", "larger than the 1000"),
+            ("/undeclared", "larger than the 1000"),
+            ("/slow", "longer than the 0.5 s"),
+            ("/html", "text/html, which is no image"),
+            ("/gone", "status 404"),
+            ("/cut", "cannot be fetched"),
+        ]:
+            with pytest.raises(MediaError, match=says):
+                await get(origin + path, **limits)
+        assert await get(f"{origin}/octets", **limits) == b"abc"
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://example.com/x", "file:///etc/passwd", "x", "http://", "http://[::1", "data:image"]
+)
+async def test_other_urls_are_refused(url):
+    with pytest.raises(MediaError):
+        await get(url)
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("10.0.0.1", False),
+        ("127.0.0.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::1", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("64:ff9b::10.0.0.1", False),
+        ("2002:a00:1::", False),
+    ],
+)
+def test_public_addresses(address, public):
+    assert addresses.is_public(address) is public
+
+
+def test_data_urls():
+    data = base64.b64encode(b"abc").decode()
+    assert decode_data_url(f"data:image/png;base64,{data}", "image", 10) == b"abc"
+    assert decode_data_url("data:image/svg;x=y,a%20b", "image", 10) == b"a b"
+    for url, says in [
+        (f"data:text/html;base64,{data}", "which is no image"),
+        ("data:image/png;base64,ab$=", "not valid base64"),
+        ("data:image/png;base64,abc", "not valid base64"),
+        (f"data:image/png;base64,{data * 40}", "larger than"),
+        ("data:image/png", "a data URL is"),
+    ]:
+        with pytest.raises(MediaError, match=says):
+            decode_data_url(url, "image", 10)
+    with pytest.raises(MediaError, match="not valid base64"):
+        decode_base64("ä", 10)
+
+
+def picture(width: int, height: int, file_format: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, file_format)
+    return file.getvalue()
+
+
+def sound(samples: int, claimed_bytes: int | None = None) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, 2, 16000, samples, "NONE", ""))
+        writer.writeframes(bytes(2 * samples))
+    content = bytearray(file.getvalue())
+    if claimed_bytes is not None:
+        content[4:8] = struct.pack("<I", min(claimed_bytes + 36, 0xFFFFFFFF))
+        content[40:44] = struct.pack("<I", claimed_bytes)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_good_images(file_format):
+    check("image", picture(32, 20, file_format), settings())
+
+
+def test_good_sound():
+    check("audio", sound(1600), settings())
+    check("audio", sound(1600, claimed_bytes=0xFFFFFFFF), settings())  # of a program that wrote to a pipe
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "says"),
+    [
+        ("image", b"", "is empty"),
+        ("image", b"nonsense", "corrupt"),
+        ("image", picture(32, 32)[:60], "corrupt"),
+        ("image", picture(1, 1), "at least 4"),
+        ("image", picture(40, 40), "more than the 1100 allowed"),
+        ("audio", b"", "is empty"),
+        ("audio", b"nonsense" * 100, "corrupt"),
+        ("audio", sound(0), "its length is zero"),
+        ("audio", sound(100, claimed_bytes=3 * 3600 * 32000), "is 10800 s long"),
+        ("audio", sound(3 * 16000), "is 3 s long; at most 2 s"),
+        ("audio", b"#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1/x\n", "corrupt"),
+        ("audio", picture(32, 32), "corrupt"),
+        ("video", sound(1600), "no video track"),
+    ],
+)
+def test_bad_files(kind, content, says):
+    with pytest.raises(MediaError, match=says):
+        check(kind, content, settings(media_max_image_pixels=1100, media_max_audio_s=2))

@@ -1,0 +1,104 @@
+"""Pipeline files: what is refused, and on which line."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.yaml_source import YamlError
+
+SHIPPED = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+GOOD = """\
+stages:
+  a:
+    kind: thinker
+    address: 10.0.0.1:1
+    sampling: {temperature: 0.5}
+  b:
+    kind: talker
+    address: talker.local:2
+    source: a
+  c:
+    kind: code2wav
+    address: "[::1]:3"
+    source: b
+outputs:
+  text: a
+  audio: c
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load_text(text: str, addresses=None):
+        file = tmp_path / "p.yaml"
+        file.write_text(text)
+        return load_pipeline(file, addresses)
+
+    return load_text
+
+
+def test_the_shipped_file_is_valid():
+    config = load_pipeline(SHIPPED)
+    assert [stage.kind for stage in config.stages.values()] == ["thinker", "talker", "code2wav"]
+
+
+def test_a_good_file(load):
+    config = load(GOOD, {"b": "other:9"})
+    assert config.thinker.sampling.temperature == 0.5
+    assert config.talker_name == "b"
+    assert config.talker.address == "other:9"
+
+
+def test_text_only(load):
+    config = load("stages: {a: {kind: thinker, address: 'h:1'}}\noutputs: {text: a}")
+    assert config.talker is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ("    source: a\n", "    source: a\n    sauce: x\n", 10, "stages.b.sauce: unknown key"),
+        ("    source: a\n", "    sauce: a\n", 9, "stages.b.sauce: unknown key"),
+        ("    source: a\n", "", 6, "stages.b.source: missing"),
+        ("    source: a\n", "    source: z\n", 9, "no stage 'z'"),
+        ("    source: a\n", "    source: c\n", 9, "a cycle (b -> c -> b)"),
+        ("    source: a\n", "    source: b\n", 9, "a cycle (b -> b)"),
+        ("    source: b\n", "    source: a\n", 13, "reads from a talker, but 'a' is a thinker"),
+        ("kind: talker", "kind: singer", 6, "unknown stage kind 'singer'"),
+        ("    kind: talker\n", "", 6, "stages.b.kind: missing"),
+        ("10.0.0.1:1", "10.0.0.1", 4, "write host:port"),
+        ("temperature: 0.5", "temperature: 5", 5, "stages.a.sampling.temperature"),
+        ("temperature: 0.5", "temprature: 5", 5, "stages.a.sampling.temprature: unknown key"),
+        ("  audio: c\n", "  audio: d\n", 16, "no stage 'd'"),
+        ("  audio: c\n", "  audio: b\n", 16, "comes from a code2wav, but 'b' is a talker"),
+        ("  audio: c\n", "  smell: c\n", 16, "outputs.smell: unknown key"),
+        ("  audio: c\n", "", 6, "no output needs this stage"),
+        ("  text: a\n", "", 14, "outputs.text: missing"),
+        ("  text: a\n", "  text: a\n  text: a\n", 16, "twice (first on line 15)"),
+        ("outputs:", "modle: x\noutputs:", 14, "modle: unknown key"),
+        ("    kind: talker\n", "    kind: [\n", 9, "not valid YAML"),
+    ],
+)
+def test_faults_are_named_with_their_line(load, old, new, line, says):
+    assert old in GOOD
+    with pytest.raises(YamlError) as refused:
+        load(GOOD.replace(old, new, 1))
+    assert f"p.yaml:{line}: " in str(refused.value)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "stages: []\noutputs: {text: a}", "stages: {}\noutputs: {text: a}"])
+def test_other_shapes_are_refused(load, text):
+    with pytest.raises(YamlError, match=r"p\.yaml:1: "):
+        load(text)
+
+
+def test_an_address_for_an_unknown_stage_is_refused(load):
+    with pytest.raises(YamlError, match="it has: a, b, c"):
+        load(GOOD, {"x": "h:1"})
+
+
+def test_a_missing_file_is_refused():
+    with pytest.raises(YamlError, match="cannot be read"):
+        load_pipeline(Path("/nonexistent.yaml"))
