@@ -10,6 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cli.guard import Guard
+from cli.leftovers import end_group, sweep_shared_memory
+
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 TAIL_BYTES = 4096
@@ -24,12 +27,16 @@ def _die_with_parent() -> None:
 class ChildProcess:
     """A process that is started, watched and stopped. Its descendants are in its group and end with it."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log_file: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log_file: Path, guard: Guard
+    ) -> None:
         self.name = name
         self.log_file = log_file
         self._command = list(command)
         self._environment = {**os.environ, **environment}
+        self._guard = guard
         self._process: asyncio.subprocess.Process | None = None
+        self._group_is_left = False
 
     @property
     def pid(self) -> int:
@@ -53,17 +60,19 @@ class ChildProcess:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
+        self._guard.watch(self.pid)
+        self._group_is_left = True
 
     async def wait(self) -> int:
         """Waits for it to end, and ends what is left of its group."""
         assert self._process
         status = await self._process.wait()
-        self._signal_group(signal.SIGKILL)
+        await self._end_group()
         return status
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, so that it drains; after `grace_s` seconds SIGKILL to its whole group."""
-        if self._process is None or self.exit_status is not None:
+        if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
@@ -72,8 +81,10 @@ class ChildProcess:
                 await self._process.wait()
         except TimeoutError:
             pass
-        self._signal_group(signal.SIGKILL)
+        if self.exit_status is None:
+            self._process.kill()
         await self._process.wait()
+        await self._end_group()
 
     def log_tail(self) -> str:
         """The end of the log, for a message about why it died."""
@@ -82,6 +93,10 @@ class ChildProcess:
             log.seek(max(0, log.tell() - TAIL_BYTES))
             return log.read().decode(errors="replace")
 
-    def _signal_group(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+    async def _end_group(self) -> None:
+        """Ends what is left of the group, once: later its id may be another's."""
+        if self._group_is_left:
+            self._group_is_left = False
+            await asyncio.to_thread(end_group, self.pid)
+            self._guard.forget(self.pid)
+            sweep_shared_memory()

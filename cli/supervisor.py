@@ -14,6 +14,7 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cli.guard import Guard
 from cli.process import ChildProcess
 
 READINESS = {
@@ -61,6 +62,7 @@ class Supervisor:
         self._metrics: dict[str, str] = {}
         self._children: dict[str, ChildProcess] = {}
         self._watchers: list[asyncio.Task[None]] = []
+        self._guard = Guard()
         options.run_directory.mkdir(parents=True, exist_ok=True)
         ports = _free_ports(2 * len(READINESS))
         for stage in READINESS:
@@ -78,7 +80,7 @@ class Supervisor:
     def _add(self, name: str, module: str, flags: Sequence[str]) -> None:
         command = [sys.executable, "-m", module, *flags]
         log_file = self.options.run_directory / f"{name}.log"
-        self._children[name] = ChildProcess(name, command, _environment(name), log_file)
+        self._children[name] = ChildProcess(name, command, _environment(name), log_file, self._guard)
 
     async def start(self) -> None:
         """Starts everything and returns when the gateway is ready. From then on a process that dies is restarted.
@@ -110,6 +112,7 @@ class Supervisor:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await self._children["gateway"].stop(STOP_GRACE_S)
         await asyncio.gather(*(child.stop(STOP_GRACE_S) for child in self._children.values()))
+        self._guard.close()
 
     async def _until_ready(self, child: ChildProcess) -> None:
         while not await self._is_ready(child.name):

@@ -1,0 +1,96 @@
+"""Starts code2wav: `python -m services.code2wav --model DIR_OR_ID --port 50053`."""
+
+import asyncio
+import threading
+from importlib.metadata import version
+
+import torch
+
+from quartet.v1 import code2wav_pb2_grpc, server_info_pb2
+from services.code2wav.config import Code2WavSettings
+from services.code2wav.decoder import load_decoder
+from services.code2wav.engine import DecodeEngine
+from services.code2wav.servicer import Code2WavServicer
+from services.code2wav.stream import Event, Failed, Samples
+from services.common.server import StageServer, main
+
+SERVICE = "quartet.v1.Code2WavService"
+WARM_UP_TIMEOUT_S = 120.0
+
+
+async def serve(settings: Code2WavSettings) -> None:
+    """Runs the stage until it is told to stop."""
+    server = StageServer(settings, "code2wav", SERVICE, streams=False)
+    servicer = Code2WavServicer(server.admission, settings.max_frames_ahead)
+    code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(servicer, server.grpc)
+    loop = asyncio.get_running_loop()
+
+    def load() -> tuple[DecodeEngine, server_info_pb2.GetServerInfoResponse]:
+        decoder = load_decoder(settings.model, settings.dtype, settings.device)
+        engine = DecodeEngine(
+            decoder,
+            max_streams=settings.max_running_requests,
+            max_frames_per_step=settings.max_frames_per_step,
+            threads=settings.threads,
+            on_fatal=lambda error: loop.call_soon_threadsafe(server.fatal, error),
+        )
+        warm_up(engine, settings.max_frames_per_step + 1)
+        return engine, server_info(settings, decoder.code_embedding.weight, engine)
+
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        engine, info = await asyncio.to_thread(load)
+        servicer.use(engine, info.code2wav.sample_rate_hz)
+        return info
+
+    await server.run(start)
+
+
+def warm_up(engine: DecodeEngine, frames: int) -> None:
+    """Decodes `frames` frames, the first alone; blocks until that is done.
+
+    Raises:
+        Exception: what the engine failed with.
+        TimeoutError: it did not come back.
+    """
+    done = threading.Event()
+    last: list[Event] = []
+
+    def take(event: Event) -> None:
+        if not isinstance(event, Samples):
+            last.append(event)
+            done.set()
+
+    stream = engine.open(take)
+    codes = torch.zeros(frames, engine.spec.num_code_groups, dtype=torch.int64)
+    engine.put(stream, codes[:1])
+    engine.put(stream, codes[1:])
+    engine.finish(stream)
+    if not done.wait(WARM_UP_TIMEOUT_S):
+        raise TimeoutError(f"the warm-up took more than {WARM_UP_TIMEOUT_S:g} s")
+    if isinstance(last[0], Failed):
+        raise last[0].error
+
+
+def server_info(
+    settings: Code2WavSettings, weight: torch.Tensor, engine: DecodeEngine
+) -> server_info_pb2.GetServerInfoResponse:
+    """What ServerInfoService tells; `weight` is any of the decoder's parameters."""
+    info = server_info_pb2.GetServerInfoResponse(
+        stage="code2wav",
+        model=settings.model_name,
+        version=version("quartet"),
+        dtype=str(weight.dtype).removeprefix("torch."),
+        device=str(weight.device),
+        max_running_requests=settings.max_running_requests,
+        max_queued_requests=settings.max_queued_requests,
+    )
+    info.code2wav.sample_rate_hz = settings.sample_rate_hz or engine.spec.sample_rate_hz
+    info.code2wav.samples_per_frame = engine.spec.samples_per_frame
+    info.code2wav.trimmed_samples = engine.spec.trimmed_samples
+    info.code2wav.num_code_groups = engine.spec.num_code_groups
+    return info
+
+
+if __name__ == "__main__":
+    loaded = Code2WavSettings.load()
+    main(loaded, "code2wav", lambda: serve(loaded))

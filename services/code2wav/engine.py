@@ -1,0 +1,215 @@
+"""Decodes many streams in one thread of its own: whatever frames are ready are decoded together, at once."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from services.code2wav.decoder import Decoder
+from services.code2wav.stream import Event, Failed, Finished, Samples, Stream
+from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
+
+log = logging.getLogger(__name__)
+
+
+class DecodeEngine:
+    """Decodes frames of up to `max_streams` streams at a time; streams beyond those wait for a slot in order.
+
+    Each step serves the stream that has waited longest, with all its ready frames but at most `max_frames_per_step`,
+    and with it every other stream that has as many ready. So none waits for more than one step of each other stream.
+    Public methods may be called from any thread.
+
+    Args:
+        threads: CPU threads of a step; 0 leaves torch's default.
+        on_fatal: called in the engine's thread when a step failed; every stream has then been told, and the engine
+            takes no more.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        max_streams: int,
+        max_frames_per_step: int,
+        threads: int = 0,
+        on_fatal: Callable[[Exception], object] = lambda error: None,
+    ) -> None:
+        self.spec = decoder.spec
+        self._decoder = decoder
+        self._states = decoder.new_states(max_streams)
+        self._max_frames = max_frames_per_step
+        self._threads = threads
+        self._on_fatal = on_fatal
+        self._changed = threading.Condition()
+        self._waiting: deque[Stream] = deque()  # for a slot
+        self._running: deque[Stream] = deque()  # have a slot; the one served longest ago first
+        self._stopped: str | None = None
+        self._thread = threading.Thread(target=self._run, name="code2wav-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def free_slots(self) -> int:
+        """Streams that could start now."""
+        with self._changed:
+            return self._states.free_slots
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of all slots."""
+        return self._states.slot_bytes * len(self._states.frames)
+
+    def check(self, codes: torch.Tensor, field: str) -> torch.Tensor:
+        """`codes` as the engine takes them: (frames, groups) int64.
+
+        Raises:
+            InvalidInput: names `field`; another shape, a floating dtype, or a code that no codebook has.
+        """
+        groups, size = self.spec.num_code_groups, self.spec.codebook_size
+        if codes.dtype.is_floating_point:
+            raise InvalidInput(f"{field}.dtype", f"must be an integer type, not {codes.dtype}")
+        if codes.dim() != 2 or codes.shape[1] != groups:
+            raise InvalidInput(f"{field}.shape", f"must be (frames, {groups}), not {tuple(codes.shape)}")
+        wrong = ((codes < 0) | (codes >= size)).nonzero()
+        if len(wrong):
+            frame, group = wrong[0].tolist()
+            value = int(codes[frame, group])
+            raise InvalidInput(field, f"code {value} of frame {frame}, group {group}, must be 0 to {size - 1}")
+        return codes.to(torch.int64)
+
+    def open(
+        self, emit: Callable[[Event], object], on_started: Callable[[], object] = lambda: None, pcm16: bool = False
+    ) -> Stream:
+        """A new stream, in line for a slot.
+
+        Args:
+            emit: takes its events, Samples, then one Finished or Failed; none once `cancel` has returned. Called from
+                whatever thread, under the engine's lock: must not block.
+            on_started: called likewise when the stream gets its slot.
+            pcm16: samples are round(x * 32768), clipped, int16.
+
+        Raises:
+            Unavailable: the engine has stopped or failed.
+        """
+        stream = Stream(emit, on_started, pcm16)
+        with self._changed:
+            if self._stopped:
+                raise Unavailable(self._stopped)
+            self._waiting.append(stream)
+            self._changed.notify()
+        return stream
+
+    def put(self, stream: Stream, codes: torch.Tensor) -> None:
+        """Appends frames that `check` has returned."""
+        with self._changed:
+            if not stream.ended and len(codes):
+                stream.add(codes)
+                self._changed.notify()
+
+    def finish(self, stream: Stream) -> None:
+        """No more frames come."""
+        with self._changed:
+            stream.complete = True
+            stream.update_wait()
+            self._changed.notify()
+
+    def cancel(self, stream: Stream) -> None:
+        """Drops the stream. Its slot is free at once, or after the step it is part of. Harmless after its end."""
+        with self._changed:
+            self._end(stream)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Fails what is open and ends the thread."""
+        self._fail_all(Unavailable("code2wav has stopped"))
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        try:
+            while batch := self._next_batch():
+                self._step(*batch)
+        except Exception as error:
+            log.exception("the engine failed")
+            self._fail_all(InternalError("code2wav's engine failed; its log has the details"))
+            self._on_fatal(error)
+
+    def _next_batch(self) -> tuple[Sequence[Stream], torch.Tensor] | None:
+        """Waits for frames: the streams of the next step and their codes (streams, frames, groups). None to stop."""
+        with self._changed:
+            while not self._stopped:
+                self._admit()
+                self._retire()
+                first = next((stream for stream in self._running if stream.frames_ready), None)
+                if first is not None:
+                    frames = min(first.frames_ready, self._max_frames)
+                    streams = [stream for stream in self._running if stream.frames_ready >= frames]
+                    for stream in streams:
+                        self._running.remove(stream)
+                        self._running.append(stream)
+                        stream.in_step = True
+                    return streams, torch.stack([stream.take(frames) for stream in streams])
+                self._changed.wait()
+        return None
+
+    def _admit(self) -> None:
+        """Gives free slots to the streams that wait for one."""
+        while self._waiting and (slot := self._states.acquire()) is not None:
+            stream = self._waiting.popleft()
+            stream.slot = slot
+            self._running.append(stream)
+            stream.on_started()
+            stream.update_wait()
+
+    def _retire(self) -> None:
+        """Ends the streams that are decoded whole; admits others in their place."""
+        for stream in [s for s in self._running if s.complete and not s.frames_ready]:
+            stream.emit(Finished(stream.frames_decoded, stream.samples_emitted, stream.waited_ms))
+            self._end(stream)
+        self._admit()
+
+    def _step(self, streams: Sequence[Stream], codes: torch.Tensor) -> None:
+        device = self._decoder.code_embedding.weight.device
+        slots = [stream.slot for stream in streams]
+        batch = self._states.batch([slot for slot in slots if slot is not None])
+        samples = [piece.float().cpu() for piece in self._decoder.step(codes.to(device), batch)]
+        with self._changed:
+            for stream, piece in zip(streams, samples, strict=True):
+                stream.in_step = False
+                if stream.ended:  # cancelled during the step
+                    self._release(stream)
+                    continue
+                stream.frames_decoded += codes.shape[1]
+                first_sample = stream.samples_emitted
+                stream.samples_emitted += len(piece)
+                stream.emit(Samples(_pcm16(piece) if stream.pcm16 else piece, first_sample, stream.frames_decoded))
+                stream.update_wait()
+
+    def _end(self, stream: Stream) -> None:
+        """Takes a stream out. A running step keeps the slots of its batch until it is done."""
+        if stream.ended:
+            return
+        stream.ended = True
+        (self._waiting if stream.slot is None else self._running).remove(stream)
+        if not stream.in_step:
+            self._release(stream)
+
+    def _release(self, stream: Stream) -> None:
+        if stream.slot is not None:
+            self._states.release(stream.slot)
+            stream.slot = None
+
+    def _fail_all(self, error: StageError) -> None:
+        with self._changed:
+            if not self._stopped:
+                self._stopped = str(error)
+            for stream in [*self._waiting, *self._running]:
+                stream.emit(Failed(error))
+                self._end(stream)
+            self._changed.notify()
+
+
+def _pcm16(samples: torch.Tensor) -> torch.Tensor:
+    return (samples * 32768).round().clamp(-32768, 32767).to(torch.int16)

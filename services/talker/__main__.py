@@ -1,0 +1,86 @@
+"""Starts the talker: `python -m services.talker --model DIR_OR_ID`."""
+
+import asyncio
+
+import torch
+
+from quartet.v1 import server_info_pb2, talker_pb2_grpc
+from services.common import server
+from services.talker.config import TalkerSettings
+from services.talker.engine import TalkerEngine
+from services.talker.model import TalkerModel, load_model
+from services.talker.prompt import ThinkerPrompt
+from services.talker.runner import TalkerRunner
+from services.talker.sampling import resolve
+from services.talker.servicer import TalkerServicer, talker_info
+from services.talker.spec import TalkerSpec
+from services.talker.speech import SpeechRequest
+
+VERSION = "0.1.0"
+
+
+async def serve(settings: TalkerSettings) -> None:
+    """Serves until SIGTERM."""
+    stage = server.StageServer(settings, "talker", "quartet.v1.TalkerService")
+    engines: list[TalkerEngine] = []
+
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        model = await asyncio.to_thread(_load, settings)
+        positions = min(settings.max_context_positions, model.spec.max_positions)
+        runner = TalkerRunner(model, settings.max_running_requests, positions)
+        engine = TalkerEngine(runner, settings.prefill_chunk_positions, on_failure=stage.fatal)
+        engines.append(engine)
+        await _warm_up(engine)
+        servicer.bind(engine, len(model.text_table))
+        rows, info = talker_info(engine, positions)
+        return server_info_pb2.GetServerInfoResponse(
+            stage="talker",
+            model=settings.model_name,
+            version=VERSION,
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(model.device),
+            max_running_requests=settings.max_running_requests,
+            max_queued_requests=settings.max_queued_requests,
+            rows=rows,
+            talker=info,
+        )
+
+    servicer = TalkerServicer(stage.admission, stage.hub)
+    talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, stage.grpc)
+    try:
+        await stage.run(start)
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def _load(settings: TalkerSettings) -> TalkerModel:
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(auto if settings.device == "auto" else settings.device)
+    return load_model(settings.model, device, None if settings.dtype == "auto" else getattr(torch, settings.dtype))
+
+
+async def _warm_up(engine: TalkerEngine) -> None:
+    """Speaks two frames of a one-token answer, greedily."""
+    spec = engine.spec
+    speech = engine.submit(
+        SpeechRequest(
+            prompt=_shortest_prompt(spec),
+            text=(spec.tts_pad_id,),
+            speaker=next(iter(spec.speakers)),
+            sampling=resolve(spec.defaults, temperature=0, max_frames=2, seed=0),
+        )
+    )
+    speech.finish_text()
+    async for _ in speech.frames():
+        pass
+
+
+def _shortest_prompt(spec: TalkerSpec) -> ThinkerPrompt:
+    user, assistant = [spec.im_start_id, spec.user_id], [spec.im_start_id, spec.assistant_id, spec.tts_pad_id]
+    return ThinkerPrompt(torch.tensor(user + assistant), torch.zeros(0, spec.thinker_hidden), None)
+
+
+if __name__ == "__main__":
+    loaded = TalkerSettings.load()
+    server.main(loaded, "talker", lambda: serve(loaded))

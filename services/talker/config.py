@@ -1,0 +1,17 @@
+"""Settings of the talker."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.common.settings import StageSettings
+
+
+class TalkerSettings(StageSettings):
+    """Turns a thinker's tokens and states into codec frames."""
+
+    model_config = SettingsConfigDict(env_prefix="QUARTET_TALKER_")
+
+    max_context_positions: int = Field(
+        8192, ge=16, description="longest prompt plus frames; key-value memory is reserved for this many a request"
+    )
+    prefill_chunk_positions: int = Field(512, ge=1, description="most prompt positions run between two frames")

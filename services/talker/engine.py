@@ -1,0 +1,244 @@
+"""Continuous batching: a thread that makes one codec frame for every request that has text, step after step."""
+
+import asyncio
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+import torch
+
+from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
+from services.talker.prompt import answer_head, is_media, prompt_length, prompt_rows, rope_positions
+from services.talker.runner import FrameInput, TalkerRunner, TextInput
+from services.talker.speech import End, Speech, SpeechRequest, SpeechState
+
+log = structlog.get_logger()
+
+_Output = tuple[Speech, torch.Tensor | End | StageError]
+
+
+class TalkerEngine:
+    """Speaks many answers at a time.
+
+    A step admits new requests to free slots, runs one chunk of one request's prefill, then moves every request that
+    has its next text by one frame. A request whose text is late keeps its slot and sits out; nobody waits for it.
+
+    Args:
+        runner: model and slots.
+        prefill_chunk: most prompt positions run in a step, so that a long prompt does not hold up frames.
+        on_failure: called on the event loop with what broke the engine, after every request was told.
+    """
+
+    def __init__(
+        self,
+        runner: TalkerRunner,
+        prefill_chunk: int = 512,
+        on_failure: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self.spec = runner.model.spec
+        self.changed = threading.Condition()  # guards _waiting, _stopping, _failure and the shared part of each state
+        self._runner, self._prefill_chunk, self._on_failure = runner, prefill_chunk, on_failure
+        self._waiting: deque[Speech] = deque()
+        self._running: list[Speech] = []
+        self._free = list(range(runner.slots))
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="talker-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that no request holds."""
+        return len(self._free)
+
+    def submit(self, request: SpeechRequest) -> Speech:
+        """Queues `request`. Call on the event loop.
+
+        Raises:
+            InvalidInput: it does not fit the checkpoint or a slot.
+            Unavailable: the engine failed or is closed.
+        """
+        most_frames = self._check(request)
+        head = answer_head(request.prompt.token_ids, self.spec)
+        state = SpeechState([*head, *request.text], most_frames, self.spec.tts_eos_id, self.spec.tts_pad_id)
+        speech = Speech(self, request, state)
+        with self.changed:
+            if self._stopping or self._failure:
+                raise Unavailable("the talker's engine has stopped")
+            self._waiting.append(speech)
+            self.changed.notify()
+        return speech
+
+    def close(self) -> None:
+        """Stops the thread; requests that are not done get Unavailable."""
+        with self.changed:
+            self._stopping = True
+            self.changed.notify()
+        self._thread.join()
+
+    def _check(self, request: SpeechRequest) -> int:
+        """Most frames that `request` can have."""
+        prompt, capacity = request.prompt, self._runner.positions
+        if not request.text:
+            raise InvalidInput("token_ids", "there is no answer to speak")
+        media = int(is_media(prompt.token_ids, self.spec).sum())
+        if tuple(prompt.media_states.shape) != (media, self.spec.thinker_hidden):
+            raise InvalidInput(
+                f"hidden_states.{self.spec.accept_hidden_layer}",
+                f"has shape {tuple(prompt.media_states.shape)}, the prompt needs {(media, self.spec.thinker_hidden)}",
+            )
+        length = prompt_length(prompt, self.spec)
+        if length > capacity:
+            raise InvalidInput("token_ids", f"the prompt takes {length} positions; this talker has {capacity}")
+        return min(request.sampling.max_frames, capacity - length + 1)  # the last frame needs no step after it
+
+    # What follows runs in the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            while self._await_work():
+                self._step()
+            self._end_all(Unavailable("the talker is shutting down"))
+        except BaseException as error:
+            log.exception("talker engine failed")
+            with self.changed:
+                self._failure = error
+            self._end_all(InternalError("the talker's engine failed; its log has the details"))
+            self._call(self._on_failure, error)
+
+    def _await_work(self) -> bool:
+        """Blocks until there is something to do; false when the engine is to stop."""
+        with self.changed:
+            while not self._stopping and not self._has_work():
+                self.changed.wait()
+            return not self._stopping
+
+    def _has_work(self) -> bool:
+        if self._waiting and (self._free or any(speech.state.cancelled for speech in self._waiting)):
+            return True
+        states = [speech.state for speech in self._running]
+        return any(state.cancelled or state.rows or state.ready or state.text_ready for state in states)
+
+    def _step(self) -> None:
+        outputs: list[_Output] = []
+        with self.changed:
+            self._drop_cancelled()
+            admitted = [self._waiting.popleft() for _ in range(min(len(self._free), len(self._waiting)))]
+        for speech in admitted:
+            self._admit(speech, outputs)
+        self._prefill()
+        texts = self._texts()
+        if texts:
+            self._runner.advance(texts)
+        self._make_frames(outputs)
+        if outputs:
+            self._call(_deliver, outputs)
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = deque(speech for speech in self._waiting if not speech.state.cancelled)
+        for speech in [speech for speech in self._running if speech.state.cancelled]:
+            self._release(speech)
+
+    def _release(self, speech: Speech) -> None:
+        self._running.remove(speech)
+        speech.state.rows = None
+        if speech.state.slot is not None:
+            heapq.heappush(self._free, speech.state.slot)
+
+    def _admit(self, speech: Speech, outputs: list[_Output]) -> None:
+        """Gives `speech` the lowest free slot and embeds its prompt. A prompt that cannot be embedded fails alone."""
+        request, state = speech.request, speech.state
+        if request.marks:
+            request.marks.mark_started()
+        try:
+            positions = rope_positions(request.prompt, self.spec)
+            state.rows = prompt_rows(request.prompt, state.text[0], request.speaker, self._runner.model, positions)
+        except StageError as error:
+            outputs.append((speech, error))
+            return
+        state.rope_position = int(positions.max()) + 1
+        state.slot = heapq.heappop(self._free)
+        self._runner.assign(state.slot, request.sampling)
+        self._running.append(speech)
+
+    def _prefill(self) -> None:
+        """Runs the next chunk of the oldest prompt that is not done."""
+        speech = next((speech for speech in self._running if speech.state.rows), None)
+        if speech is None:
+            return
+        state = speech.state
+        assert state.rows is not None
+        assert state.slot is not None
+        total = len(state.rows.embeddings)
+        end = min(state.prefilled + self._prefill_chunk, total)
+        self._runner.prefill(state.slot, state.rows, state.prefilled, end)
+        state.prefilled = state.length = end
+        if end == total:
+            state.rows, state.ready = None, True
+            if speech.request.marks:
+                speech.request.marks.mark_prefilled()
+
+    def _texts(self) -> list[TextInput]:
+        """The next talker step: of every request that has spoken its last frame and knows its next text."""
+        batch = []
+        with self.changed:
+            for state in [speech.state for speech in self._running]:
+                if state.rows or state.ready or state.slot is None:
+                    continue
+                if not state.text_ready:
+                    state.waiting_since = state.waiting_since or time.monotonic()
+                    continue
+                batch.append(TextInput(state.slot, state.text_id, state.length, state.rope_position))
+                state.length += 1
+                state.rope_position += 1
+                state.ready = True
+        return batch
+
+    def _make_frames(self, outputs: list[_Output]) -> None:
+        """Draws a frame for every request whose state is ready, and ends those that are done."""
+        speaking = [speech for speech in self._running if speech.state.ready]
+        if not speaking:
+            return
+        frames = self._runner.frames([self._frame_input(speech) for speech in speaking])
+        for speech, frame, is_end in zip(speaking, frames, frames[:, 0] == self.spec.codec_eos_id, strict=True):
+            state = speech.state
+            state.ready = False
+            end: End | None = "stop" if is_end else None
+            if not is_end:
+                outputs.append((speech, frame))
+                with self.changed:
+                    state.frames += 1
+                if state.frames >= state.most_frames:
+                    end = "length"
+            if end:
+                outputs.append((speech, end))
+                self._release(speech)
+
+    def _frame_input(self, speech: Speech) -> FrameInput:
+        sampling, state, spec = speech.request.sampling, speech.state, self.spec
+        assert state.slot is not None
+        width = sampling.temperature and (sampling.top_k or spec.talker.vocab)
+        predictor_width = sampling.predictor_temperature and (sampling.predictor_top_k or spec.predictor.vocab)
+        return FrameInput(state.slot, state.frames, int(width), int(predictor_width))
+
+    def _end_all(self, error: StageError) -> None:
+        with self.changed:
+            self._stopping = True
+            ended = [*self._waiting, *self._running]
+            self._waiting.clear()
+        self._running.clear()
+        self._call(_deliver, [(speech, error) for speech in ended])
+
+    def _call(self, function: Callable, argument: object) -> None:
+        """Calls `function` on the event loop, if that still runs."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, argument)
+
+
+def _deliver(outputs: list[_Output]) -> None:
+    for speech, output in outputs:
+        speech.deliver(output)

@@ -1,0 +1,146 @@
+"""How codes are drawn: each request by its own rules and its own noise, whatever else is in the batch."""
+
+import secrets
+from dataclasses import dataclass
+
+import torch
+
+from services.common.errors import InvalidInput
+from services.talker.spec import SamplingDefaults
+
+# SplitMix64's increment and finaliser (Steele, Lea and Flood, 2014), as signed 64-bit integers.
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Rules of one request. Temperature 0 is greedy, top_k 0 keeps all codes, `max_frames` is in codec frames."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    max_frames: int
+    predictor_temperature: float
+    predictor_top_k: int
+    predictor_top_p: float
+    seed: int
+
+
+def resolve(defaults: SamplingDefaults, **asked: float | int | None) -> Sampling:
+    """The rules of a request that asks for `asked` (fields of Sampling; None or absent means the default).
+
+    Raises:
+        InvalidInput: names the field that is out of range.
+    """
+    values = {name: value for name, value in asked.items() if value is not None}
+    if "predictor_temperature" not in values and values.get("temperature") == 0:
+        values["predictor_temperature"] = 0.0
+    values.setdefault("seed", secrets.randbits(63))
+    sampling = Sampling(**{**vars(defaults), **values})
+    for name in ("temperature", "predictor_temperature"):
+        _require(name, getattr(sampling, name), lambda v: 0 <= v <= 2, "must be 0 to 2; 0 is greedy")
+    for name in ("top_k", "predictor_top_k"):
+        _require(name, getattr(sampling, name), lambda v: v >= 0, "must be at least 0; 0 keeps all codes")
+    for name in ("top_p", "predictor_top_p"):
+        _require(name, getattr(sampling, name), lambda v: 0 < v <= 1, "must be above 0 and at most 1")
+    penalty = sampling.repetition_penalty
+    _require("repetition_penalty", penalty, lambda v: 0 < v < float("inf"), "must be above 0; 1 means none")
+    _require("max_frames", sampling.max_frames, lambda v: v >= 1, "must be at least 1")
+    return sampling
+
+
+def _require(name: str, value: float, valid, rule: str) -> None:
+    if not valid(value):
+        raise InvalidInput(f"sampling.{name}", f"{rule}; it is {value:g}")
+
+
+@dataclass
+class SamplingRows:
+    """Rules for drawing from one vocabulary, a row a slot: (slots,) each, on the device."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+
+    @classmethod
+    def empty(cls, slots: int, device: torch.device) -> "SamplingRows":
+        return cls(
+            torch.zeros(slots, device=device),
+            torch.ones(slots, dtype=torch.long, device=device),
+            torch.ones(slots, device=device),
+        )
+
+    def set(self, slot: int, temperature: float, top_k: int, top_p: float) -> None:
+        """The rules of `slot` from now on."""
+        self.temperature[slot] = temperature
+        self.top_k[slot] = top_k or torch.iinfo(torch.long).max
+        self.top_p[slot] = top_p
+
+    def __getitem__(self, rows: slice) -> "SamplingRows":
+        return SamplingRows(self.temperature[rows], self.top_k[rows], self.top_p[rows])
+
+
+def draw(logits: torch.Tensor, rules: SamplingRows, noise: torch.Tensor | None, width: int) -> torch.Tensor:
+    """Draws a code a row: temperature, then top-k, then top-p, as transformers' logits warpers do.
+
+    Args:
+        logits: (rows, codes) float32.
+        rules: of these rows.
+        noise: uniform in [0, 1), (rows,) float32. Unused if width is 0.
+        width: most codes that any of the rows keeps; 0 when all are greedy.
+
+    Returns:
+        (rows,) int64.
+    """
+    best = logits.argmax(dim=-1)
+    if not width or noise is None:
+        return best
+    greedy = rules.temperature == 0
+    scaled = logits / torch.where(greedy, 1.0, rules.temperature).unsqueeze(-1)
+    values, codes = scaled.topk(min(width, logits.shape[-1]), dim=-1)
+    ranks = torch.arange(values.shape[-1], device=logits.device)
+    values = values.masked_fill(ranks >= rules.top_k.unsqueeze(-1), -torch.inf)
+    shares = values.softmax(dim=-1)
+    better = shares.cumsum(dim=-1) - shares  # share of the codes ranked above
+    shares = shares.masked_fill(better >= rules.top_p.unsqueeze(-1), 0.0)
+    sums = shares.cumsum(dim=-1)
+    picked = (sums <= noise.unsqueeze(-1) * sums[:, -1:]).sum(dim=-1)
+    picked = torch.minimum(picked, (shares > 0).sum(dim=-1) - 1)  # rounding must not pick a code that was cut off
+    return torch.where(greedy, best, codes.gather(-1, picked.unsqueeze(-1)).squeeze(-1))
+
+
+def penalize(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
+    """Repetition penalty (Keskar et al., 2019): makes the codes `seen` (rows, codes) less likely."""
+    penalty = penalty.unsqueeze(-1)
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def uniform(seeds: torch.Tensor, frames: torch.Tensor, groups: int) -> torch.Tensor:
+    """Noise in [0, 1) that depends on nothing but (seed, frame, group): SplitMix64 used as a counter-based generator.
+
+    Stateless, so that the batch, the slot and the device do not matter.
+
+    Args:
+        seeds, frames: (rows,) int64.
+        groups: code groups of a frame.
+
+    Returns:
+        (rows, groups) float32.
+    """
+    counter = frames.unsqueeze(-1) * groups + torch.arange(groups, device=seeds.device)
+    mixed = _mix(_mix(seeds.unsqueeze(-1) + _GAMMA) + (counter + 1) * _GAMMA)
+    return _shift_right(mixed, 40).float() * 2.0**-24
+
+
+def _mix(z: torch.Tensor) -> torch.Tensor:
+    z = (z ^ _shift_right(z, 30)) * _MIX_1
+    z = (z ^ _shift_right(z, 27)) * _MIX_2
+    return z ^ _shift_right(z, 31)
+
+
+def _shift_right(z: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift: torch's is arithmetic."""
+    return (z >> bits) & (2 ** (64 - bits) - 1)

@@ -1,0 +1,13 @@
+"""python -m services.thinker --model DIR_OR_ID: the thinker as a gRPC server."""
+
+from services.common.server import main
+from services.thinker import environment
+from services.thinker.config import ThinkerSettings
+
+if __name__ == "__main__":
+    settings = ThinkerSettings.load()
+    environment.configure(settings)  # before anything imports vLLM or transformers
+
+    from services.thinker.serve import STAGE, serve
+
+    main(settings, STAGE, lambda: serve(settings))

@@ -1,0 +1,70 @@
+"""Facts of the checkpoint that the thinker needs outside vLLM."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What config.json, the tokenizer and the processor say.
+
+    Attributes:
+        hidden_size: elements of a hidden state.
+        vocab_size: token ids are below it.
+        accept_hidden_layer: layer whose states the talker reads.
+        audio_token_id, image_token_id, video_token_id: placeholders in a prompt.
+        audio_chunk_frames: spectrogram frames that the audio encoder takes at a time.
+        sample_rate_hz: of the audio that the feature extractor takes.
+        processor: transformers' Qwen3OmniMoeProcessor: chat template, tokenizer, media processors.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    accept_hidden_layer: int
+    audio_token_id: int
+    image_token_id: int
+    video_token_id: int
+    audio_chunk_frames: int
+    sample_rate_hz: int
+    processor: Any
+
+    @classmethod
+    def load(cls, model: str) -> Self:
+        """Reads the checkpoint directory or hub id `model`.
+
+        Raises:
+            ValueError: not a Qwen3-Omni checkpoint.
+            OSError: files are missing.
+        """
+        from transformers import AutoConfig, AutoProcessor
+
+        config = AutoConfig.from_pretrained(model)
+        if config.model_type != "qwen3_omni_moe":
+            raise ValueError(f"{model} is a {config.model_type} checkpoint; the thinker serves qwen3_omni_moe")
+        processor = AutoProcessor.from_pretrained(model)
+        thinker = config.thinker_config
+        return cls(
+            hidden_size=thinker.text_config.hidden_size,
+            vocab_size=thinker.text_config.vocab_size,
+            accept_hidden_layer=config.talker_config.accept_hidden_layer,
+            audio_token_id=thinker.audio_token_id,
+            image_token_id=thinker.image_token_id,
+            video_token_id=thinker.video_token_id,
+            audio_chunk_frames=2 * thinker.audio_config.n_window,
+            sample_rate_hz=processor.feature_extractor.sampling_rate,
+            processor=processor,
+        )
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose states are kept: 0 is the embeddings after the media were merged in."""
+        return tuple(sorted({0, self.accept_hidden_layer}))
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processor's tokenizer."""
+        return self.processor.tokenizer
+
+    def token_id(self, token: str) -> int | None:
+        """Id of `token` if the vocabulary has it as one."""
+        return self.tokenizer.get_vocab().get(token)

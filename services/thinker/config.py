@@ -1,0 +1,48 @@
+"""Settings of the thinker's process."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.common.settings import StageSettings
+
+
+class ThinkerSettings(StageSettings):
+    """Settings of the thinker: flags, QUARTET_THINKER_* variables, or keys of the file that --config names."""
+
+    model_config = SettingsConfigDict(env_prefix="QUARTET_THINKER_")
+
+    max_context_tokens: int | None = Field(None, ge=2, description="longest prompt plus output; default: the model's")
+    max_batched_tokens: int | None = Field(
+        None, ge=1, description="tokens of one engine step; longer prompts are prefilled in chunks; default: vLLM's"
+    )
+    block_size: int | None = Field(None, ge=1, description="tokens of a KV block; default: vLLM's for the device")
+    gpu_memory_utilization: float = Field(
+        0.85,
+        gt=0,
+        lt=1,
+        description="share of the GPU for weights and KV cache; the kept hidden states come on top of it, "
+        "(layers x hidden size) / (KV heads x head size x layers x 2) of the KV cache",
+    )
+    kv_cache_bytes: int | None = Field(
+        None, ge=1, description="size of the KV cache; default: 1 GiB on a CPU, gpu_memory_utilization on a GPU"
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs to split the model over")
+    enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
+    enforce_eager: bool | None = Field(
+        None, description="skip compilation and CUDA graphs; default: on a CPU, where compiling takes a minute"
+    )
+    preprocessing_threads: int = Field(2, ge=1, description="threads that decode and preprocess media")
+    subscription_timeout_s: float = Field(10.0, gt=0, description="longest wait for the consumer of an output stream")
+
+    max_images: int = Field(16, ge=0, description="images in one request")
+    max_audios: int = Field(16, ge=0, description="audio parts in one request")
+    max_videos: int = Field(4, ge=0, description="video parts in one request")
+    max_media_bytes: int = Field(256 * 1024 * 1024, ge=1, description="encoded media of one request")
+    max_image_pixels: int = Field(64 * 1024 * 1024, ge=1, description="pixels of one image before it is resized")
+    min_image_side: int = Field(2, ge=1, description="least width and height of an image, in pixels")
+    max_audio_s: float = Field(1800.0, gt=0, description="longest audio part")
+    max_video_s: float = Field(600.0, gt=0, description="longest video part")
+    max_video_pixels: int = Field(
+        512 * 1024 * 1024, ge=1, description="pixels of all frames taken from one video before they are resized"
+    )
+    video_fps: float = Field(2.0, gt=0, description="frames a second taken from a video")

@@ -1,0 +1,65 @@
+"""What a request says, before it is preprocessed."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+MediaKind = Literal["image", "audio", "video"]
+
+
+@dataclass(frozen=True)
+class MediaFile:
+    """An encoded file.
+
+    Attributes:
+        kind: what it is decoded as.
+        data: the whole file.
+        field: where the request had it; named in errors about it.
+    """
+
+    kind: MediaKind
+    data: bytes
+    field: str
+
+    def __repr__(self) -> str:
+        return f"MediaFile({self.kind}, {len(self.data)} bytes, {self.field})"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn.
+
+    Attributes:
+        role: "system", "user", "assistant" or "tool".
+        parts: texts and media in the order they are read.
+        tool_calls: calls the assistant made, as the chat template takes them.
+        tool_call_id: for role "tool": the call this answers.
+        name: of the author or tool.
+    """
+
+    role: str
+    parts: list[str | MediaFile]
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    tool_call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """All that makes up a prompt.
+
+    Attributes:
+        messages: oldest first.
+        tools: tools the model may call, as the chat template takes them.
+        use_audio_in_video: whether the sound tracks of videos are heard too.
+        template_kwargs: extra variables of the chat template.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    use_audio_in_video: bool = False
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def media(self) -> list[MediaFile]:
+        """The media, in the order they are read."""
+        return [part for message in self.messages for part in message.parts if isinstance(part, MediaFile)]

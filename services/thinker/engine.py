@@ -1,0 +1,258 @@
+"""vLLM's AsyncLLM with a tap for hidden states. No gRPC here."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import structlog
+
+from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
+from services.thinker.checkpoint import Checkpoint
+from services.thinker.config import ThinkerSettings
+from services.thinker.engine_args import engine_args
+from services.thinker.plugin.rows import Capture, Range
+from services.thinker.plugin.shipping import RowReceiver, ShippedRows
+from services.thinker.prompt import Prompt
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+log = structlog.get_logger()
+HEALTH_PERIOD_S = 0.2
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Natural logarithm of a token's probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one engine step gave a request (or several steps, when the caller was slower than the engine).
+
+    Attributes:
+        text: new text; what may be the start of a stop string is held back.
+        token_ids: new token ids, an end-of-sequence token included.
+        logprobs: for each of them itself, then the alternatives asked for, best first. Empty if none were asked for.
+        finish_reason: "stop" or "length" in the last step, else None.
+        cached_tokens: prompt tokens whose KV blocks the prefix cache had.
+        scheduled: when the engine began with the request, first_token: when it sampled the first token
+            (time.monotonic() seconds).
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[list[Logprob]]
+    finish_reason: str | None
+    cached_tokens: int
+    scheduled: float
+    first_token: float
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Which rows of a request are wanted, and where they go.
+
+    Attributes:
+        ranges: for each name of rows the ranges of positions.
+        sink: called on the event loop's thread with each piece.
+    """
+
+    ranges: dict[str, list[Range]]
+    sink: Callable[[ShippedRows], None]
+
+
+class ThinkerEngine:
+    """Runs the thinker. Make it with `start`; for one event loop.
+
+    Attributes:
+        checkpoint: facts of the model.
+    """
+
+    def __init__(self, llm: "AsyncLLM", checkpoint: Checkpoint, rows: RowReceiver) -> None:
+        self.checkpoint = checkpoint
+        self._llm = llm
+        self._rows = rows
+        self._keys = itertools.count()
+
+    @classmethod
+    async def start(cls, settings: ThinkerSettings) -> Self:
+        """Loads the model; the event loop stays free meanwhile.
+
+        Raises:
+            Exception: what vLLM raises when it cannot load or does not fit.
+        """
+        checkpoint = await asyncio.to_thread(Checkpoint.load, settings.model)
+        rows = RowReceiver()
+        try:
+            llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)
+        except BaseException:
+            await rows.close()
+            raise
+        return cls(llm, checkpoint, rows)
+
+    @property
+    def dtype(self) -> str:
+        """Dtype the model computes in, e.g. "bfloat16"."""
+        return str(self._llm.model_config.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        """Kind of device the model is on."""
+        return self._llm.vllm_config.device_config.device_type
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest prompt plus output."""
+        return self._llm.model_config.max_model_len
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Sampling parameters of the checkpoint's generation_config, by vLLM's names."""
+        return self._llm.model_config.get_diff_sampling_param()
+
+    @property
+    def renderer(self) -> Any:
+        """vLLM's preprocessor of prompts."""
+        return self._llm.renderer
+
+    @property
+    def open_taps(self) -> int:
+        """Requests whose rows are being received."""
+        return len(self._rows)
+
+    def validate(self, params: "SamplingParams", field: str) -> None:
+        """Checks what vLLM can check before there is a prompt: structured output above all.
+
+        Raises:
+            InvalidInput: names `field`, when vLLM refuses the parameters.
+        """
+        config = self._llm.vllm_config
+        try:
+            params.verify(
+                config.model_config, config.speculative_config, config.structured_outputs_config, self._llm.tokenizer
+            )
+        except Exception as error:  # the grammar compilers raise what they like
+            raise InvalidInput(field, str(error)) from error
+
+    async def generate(
+        self, request_id: str, prompt: Prompt, params: "SamplingParams", tap: Tap | None = None
+    ) -> AsyncGenerator[Step]:
+        """Generates one answer. Closing the iterator aborts the request and frees its KV blocks.
+
+        With a `tap`, rows may arrive before and after the step that they belong to; all of them have been received
+        when the iterator ends by itself: those of every position but that of the last token, which was never fed.
+
+        Raises:
+            InvalidInput: vLLM refuses the parameters.
+            Unavailable: the engine died.
+            InternalError: the engine failed at this request.
+        """
+        if tap is None:
+            async for step in self._steps(request_id, prompt, params):
+                yield step
+            return
+        capture = Capture(next(self._keys), tap.ranges)
+        params.extra_args = capture.to_extra_args()
+        pending = _Pending(tap)
+        with self._rows.deliver(capture.key, pending.receive):
+            computed = len(prompt.token_ids) - 1
+            async for step in self._steps(request_id, prompt, params):
+                computed += len(step.token_ids)
+                yield step
+            await pending.wait(sum(b - a for _, (a, b) in capture.between(0, computed)))
+
+    async def _steps(self, request_id: str, prompt: Prompt, params: "SamplingParams") -> AsyncGenerator[Step]:
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            async with aclosing(self._llm.generate(prompt.engine_input, params, request_id)) as outputs:
+                async for output in outputs:
+                    yield _step(output)
+        except VLLMClientError as error:
+            raise InvalidInput("sampling", str(error)) from error
+        except EngineDeadError:
+            raise Unavailable("the thinker's engine died; the stage restarts") from None
+        except StageError:
+            raise
+        except Exception as error:
+            raise InternalError(f"the thinker's engine failed at request {request_id}") from error
+
+    async def died(self) -> None:
+        """Returns when the engine is dead."""
+        while not self._llm.errored:  # noqa: ASYNC110  vLLM has no event for it
+            await asyncio.sleep(HEALTH_PERIOD_S)
+
+    async def close(self) -> None:
+        """Ends the engine's processes."""
+        if self._llm.output_handler:
+            self._llm.output_handler.cancel()  # it would take the end of the engine for a failure
+        await asyncio.to_thread(self._llm.shutdown)
+        del self._llm  # its destructor fails when it runs as late as the interpreter's end
+        await self._rows.close()
+
+
+class _Pending:
+    """Counts a request's rows, so that its end can wait for the last of them."""
+
+    TIMEOUT_S = 10.0
+
+    def __init__(self, tap: Tap) -> None:
+        self._sink = tap.sink
+        self._received = 0
+        self._more = asyncio.Event()
+
+    def receive(self, rows: ShippedRows) -> None:
+        self._received += len(rows.rows)
+        self._sink(rows)
+        self._more.set()
+
+    async def wait(self, expected: int) -> None:
+        """Returns when `expected` rows were received."""
+        try:
+            async with asyncio.timeout(self.TIMEOUT_S):
+                while self._received < expected:
+                    self._more.clear()
+                    await self._more.wait()
+        except TimeoutError:
+            raise InternalError(f"only {self._received} of {expected} rows of hidden states came") from None
+
+
+def _load(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: str) -> "AsyncLLM":
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(engine_args(settings, checkpoint.hidden_layers, row_address))
+
+
+def _step(output: "RequestOutput") -> Step:
+    (completion,) = output.outputs
+    metrics = output.metrics
+    if completion.finish_reason not in (None, "stop", "length"):
+        raise InternalError(f"the engine ended the request: {completion.finish_reason}")
+    token_ids = list(completion.token_ids)
+    return Step(
+        text=completion.text,
+        token_ids=token_ids,
+        logprobs=[
+            _with_alternatives(token_id, by_id)
+            for token_id, by_id in zip(token_ids, completion.logprobs or (), strict=False)
+        ],
+        finish_reason=completion.finish_reason,
+        cached_tokens=output.num_cached_tokens or 0,
+        scheduled=metrics.scheduled_ts if metrics else 0.0,
+        first_token=metrics.first_token_ts if metrics else 0.0,
+    )
+
+
+def _with_alternatives(token_id: int, by_id: Any) -> list[Logprob]:
+    ranked = sorted(by_id.items(), key=lambda item: item[1].rank)
+    return [Logprob(token_id, by_id[token_id].logprob), *(Logprob(i, entry.logprob) for i, entry in ranked)]

@@ -1,0 +1,187 @@
+"""Decoding of images, audio and video, with limits. Nothing is read but the bytes given (PyAV brings its FFmpeg)."""
+
+import io
+import math
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from services.common.errors import InvalidInput
+from services.thinker.config import ThinkerSettings
+from services.thinker.conversation import MediaFile
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+CODEC_SLACK_S = 1.0
+"""Encoders fill up their last frame, so a little more may be decoded than the header says."""
+
+FrameSampler = Callable[[int, float], np.ndarray]
+"""Given the number of frames and the frame rate of a video, the indices of the frames to take, ascending."""
+
+
+@dataclass(frozen=True)
+class Video:
+    """A decoded video.
+
+    Attributes:
+        frames: (n, height, width, 3) uint8, RGB.
+        sound: (samples) float32, mono, or None without a sound track.
+    """
+
+    frames: np.ndarray
+    sound: np.ndarray | None
+
+
+def decode_image(file: MediaFile, limits: ThinkerSettings) -> "Image":
+    """The image upright in RGB; of an animation the first frame.
+
+    Raises:
+        InvalidInput: names `file.field`, when the file is no image, too large or too small.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(file.data)) as image:
+            width, height = image.size
+            if width * height > limits.max_image_pixels:
+                raise InvalidInput(
+                    file.field, f"is {width} x {height}; at most {limits.max_image_pixels} pixels are taken"
+                )
+            if min(width, height) < limits.min_image_side:
+                raise InvalidInput(
+                    file.field, f"is {width} x {height}; each side must have at least {limits.min_image_side} pixels"
+                )
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InvalidInput(file.field, f"cannot be decoded as an image: {error}") from None
+
+
+def decode_audio(file: MediaFile, sample_rate_hz: int, limits: ThinkerSettings) -> np.ndarray:
+    """The file's first audio track: (samples) float32 in -1 to 1, mono (mean of the channels), at `sample_rate_hz`.
+
+    Raises:
+        InvalidInput: names `file.field`, when the file has no audio, or too much of it.
+    """
+    with _opened(file) as container:
+        if not container.streams.audio:
+            raise InvalidInput(file.field, "has no audio track")
+        return _sound(file, container, sample_rate_hz, limits.max_audio_s)
+
+
+def decode_video(file: MediaFile, sample_rate_hz: int, sampler: FrameSampler, limits: ThinkerSettings) -> Video:
+    """The frames that `sampler` picks of the file's first video track, and its sound at `sample_rate_hz`.
+
+    Raises:
+        InvalidInput: names `file.field`, when the file has no video, or too much of it.
+    """
+    with _opened(file) as container:
+        if not container.streams.video:
+            raise InvalidInput(file.field, "has no video track")
+        stream = container.streams.video[0]
+        _refuse_longer(file, container, stream, limits.max_video_s)
+        total = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
+        rate = float(stream.average_rate or stream.guessed_rate or 0)
+        if not total or not rate:
+            raise InvalidInput(file.field, "has no frames, or no frame rate")
+        if total / rate > limits.max_video_s:
+            raise InvalidInput(file.field, f"lasts {total / rate:.0f} s; at most {limits.max_video_s:g} s are taken")
+        wanted = sampler(total, rate)
+        pixels = len(wanted) * stream.width * stream.height
+        if pixels > limits.max_video_pixels:
+            raise InvalidInput(
+                file.field,
+                f"gives {len(wanted)} frames of {stream.width} x {stream.height}; "
+                f"at most {limits.max_video_pixels} pixels in all are taken: make it smaller or shorter",
+            )
+        container.seek(0)
+        stream.thread_type = "AUTO"
+        frames = _pick(container.decode(stream), wanted)
+        if not frames:
+            raise InvalidInput(file.field, "has no frames that can be decoded")
+    sound = None
+    with _opened(file) as container:  # again from the start: decoding the frames went past the sound
+        if container.streams.audio:
+            sound = _sound(file, container, sample_rate_hz, limits.max_video_s)
+    return Video(np.stack(frames), sound)
+
+
+def _pick(decoded: Iterator[Any], wanted: np.ndarray) -> list[np.ndarray]:
+    """The frames at the `wanted` indices. Containers may promise more frames than there are: then the last one is
+    repeated, so that the number of frames stays what was asked for."""
+    frames: list[np.ndarray] = []
+    last = None
+    for index, frame in enumerate(decoded):
+        last = frame
+        while len(frames) < len(wanted) and wanted[len(frames)] == index:
+            frames.append(frame.to_ndarray(format="rgb24"))
+        if len(frames) == len(wanted):
+            return frames
+    if last is not None:
+        frames += [last.to_ndarray(format="rgb24")] * (len(wanted) - len(frames))
+    return frames
+
+
+def _sound(file: MediaFile, container: Any, sample_rate_hz: int, max_s: float) -> np.ndarray:
+    import av
+    import soxr
+
+    stream = container.streams.audio[0]
+    _refuse_longer(file, container, stream, max_s)
+    to_float = av.AudioResampler(format="fltp")
+    blocks: list[np.ndarray] = []
+    samples, rate = 0, stream.rate
+    for frame in container.decode(stream):
+        for converted in to_float.resample(frame):
+            block = converted.to_ndarray()  # (channels, samples)
+            blocks.append(block.mean(axis=0, dtype=np.float32))
+            samples += block.shape[1]
+        if samples > (max_s + CODEC_SLACK_S) * rate:
+            raise InvalidInput(file.field, f"lasts longer than the {max_s:g} s that are taken")
+    if not samples:
+        raise InvalidInput(file.field, "has an audio track without a sample")
+    return soxr.resample(np.concatenate(blocks), rate, sample_rate_hz).astype(np.float32)
+
+
+def _refuse_longer(file: MediaFile, container: Any, stream: Any, max_s: float) -> None:
+    """Refuses by what the header says, before anything is decoded."""
+    duration_s = _promised_wav_s(file.data)
+    if stream.duration and stream.time_base:
+        duration_s = max(duration_s, float(stream.duration * stream.time_base))
+    elif container.duration:
+        duration_s = max(duration_s, container.duration / 1_000_000)  # microseconds (AV_TIME_BASE)
+    if not math.isfinite(duration_s) or duration_s > max_s:
+        raise InvalidInput(file.field, f"lasts {duration_s:.0f} s; at most {max_s:g} s are taken")
+
+
+def _promised_wav_s(data: bytes) -> float:
+    """Seconds that a WAV file's header speaks of, 0 where it says nothing. FFmpeg looks at the size of the file
+    instead, and would take a long recording that was cut off for a short one."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        return 0.0
+    at, bytes_a_second = 12, 0
+    while at + 8 <= len(data):
+        name, size_bytes = struct.unpack_from("<4sI", data, at)
+        if name == b"fmt " and at + 20 <= len(data):
+            bytes_a_second = struct.unpack_from("<I", data, at + 16)[0]
+        if name == b"data":
+            unknown = size_bytes >= 0xFFFFFF00  # what is written by programs that cannot seek back
+            return size_bytes / bytes_a_second if bytes_a_second and not unknown else 0.0
+        at += 8 + size_bytes + size_bytes % 2
+    return 0.0
+
+
+@contextmanager
+def _opened(file: MediaFile) -> Iterator[Any]:
+    import av
+    from av.error import FFmpegError
+
+    try:
+        with av.open(io.BytesIO(file.data), metadata_errors="ignore") as container:
+            yield container
+    except (FFmpegError, ValueError, MemoryError) as error:
+        raise InvalidInput(file.field, f"cannot be decoded as {file.kind}: {error}") from None

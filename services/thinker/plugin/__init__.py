@@ -1,0 +1,41 @@
+"""What Quartet adds to vLLM: a thinker that keeps hidden states, and a connector that ships them.
+
+Uses only vLLM's plugin APIs (model registry, KV connector). vLLM calls the connector API experimental, so everything
+that depends on it is in this package and pyproject pins vLLM's minor version.
+"""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import shutil
+import threading
+
+ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
+
+SCRATCH_DIR = "QUARTET_SCRATCH_DIR"
+"""Environment variable: directory of temporary files to remove when the process that made it is gone."""
+
+
+def register() -> None:
+    """Entry point `vllm.general_plugins`: vLLM calls this in each of its processes."""
+    from vllm import ModelRegistry
+
+    # By name: the model is imported where it is needed.
+    ModelRegistry.register_model(ARCHITECTURE, "services.thinker.plugin.model:RecordingThinker")
+    _die_with_parent()
+
+
+def _die_with_parent() -> None:
+    """Ends this process when the one that spawned it is gone, however that ended: an engine nobody listens to would
+    keep its memory for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        if scratch_dir := os.environ.get(SCRATCH_DIR):
+            shutil.rmtree(scratch_dir, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

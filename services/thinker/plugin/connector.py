@@ -1,0 +1,189 @@
+"""A KV connector used for its hooks only: it transfers no keys or values, but rows of the RowStore.
+
+The scheduler's half knows which positions are computed in a step and which slots they have; the worker's half gathers
+those rows after the forward pass and ships them to the front end.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+from services.thinker.plugin import store
+from services.thinker.plugin.rows import Capture, Range
+from services.thinker.plugin.shipping import Shipment, Shipper
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True)
+class PluginSettings:
+    """What the front end tells the plugin, as `kv_connector_extra_config`.
+
+    Attributes:
+        layers: layers whose states are kept, ascending.
+        address: ZMQ address of the front end's RowReceiver.
+    """
+
+    layers: tuple[int, ...]
+    address: str
+
+    def to_extra_config(self) -> dict[str, Any]:
+        """As `KVTransferConfig.kv_connector_extra_config`."""
+        return {"layers": list(self.layers), "address": self.address}
+
+
+def settings_of(vllm_config: "VllmConfig") -> PluginSettings | None:
+    """The plugin's settings, or None where vLLM runs without our connector."""
+    config = vllm_config.kv_transfer_config
+    if config is None or config.kv_connector != RowConnector.__name__:
+        return None
+    extra = config.kv_connector_extra_config
+    return PluginSettings(tuple(sorted(extra["layers"])), extra["address"])
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Rows to ship after a step: `slots` ((n) int64) hold positions `first_position` to `first_position + n`."""
+
+    key: int
+    name: str
+    first_position: int
+    slots: np.ndarray
+
+
+@dataclass
+class StepGathers(KVConnectorMetadata):
+    """From the scheduler's half to the worker's half."""
+
+    gathers: list[Gather] = field(default_factory=list)
+
+
+@dataclass
+class _Progress:
+    capture: Capture
+    next_position: int = 0  # everything before it was gathered
+
+
+class RowConnector(KVConnectorBase_V1, SupportsHMA):
+    """Ships the rows that requests ask for in their `extra_args` (see `Capture`).
+
+    Each row is shipped once, by the first step after which its position is computed. A request that is preempted
+    computes positions again: those are not shipped again.
+    """
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        settings = settings_of(vllm_config)
+        assert settings is not None
+        self._settings = settings
+        self._block_size = vllm_config.cache_config.block_size
+        self._progress: dict[str, _Progress] = {}
+        self._shipper: Shipper | None = None
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: rows are gathered in the step that computes them, so a preemption loses nothing."""
+        return False
+
+    # Scheduler's half
+
+    def on_new_request(self, request: "Request") -> None:
+        if request.sampling_params and (capture := Capture.from_extra_args(request.sampling_params.extra_args)):
+            self._progress[request.request_id] = _Progress(capture)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepGathers:
+        step = StepGathers()
+        blocks = scheduler_output.kv_connector_block_state
+        cached = scheduler_output.scheduled_cached_reqs
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        computed |= {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
+        for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
+            progress = self._progress.get(request_id)
+            if progress is None:
+                continue
+            end = computed[request_id] + scheduled
+            wanted = progress.capture.between(progress.next_position, end)
+            progress.next_position = max(progress.next_position, end)
+            if wanted:
+                assert blocks is not None
+                (block_ids,) = blocks.resolve_block_ids(request_id)  # one KV cache group
+                block_table = np.asarray(block_ids, dtype=np.int64)
+                for name, positions in wanted:
+                    slots = self._slots(block_table, positions)
+                    step.gathers.append(Gather(progress.capture.key, name, positions[0], slots))
+        return step
+
+    def _slots(self, block_table: np.ndarray, positions: Range) -> np.ndarray:
+        at = np.arange(*positions, dtype=np.int64)
+        return block_table[at // self._block_size] * self._block_size + at % self._block_size
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._progress.pop(request.request_id, None)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, [])
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        return 0, False
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None: ...
+
+    # Worker's half
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        model = self._vllm_config.model_config
+        rows = store.RowStore(
+            num_slots=self._kv_cache_config.num_blocks * self._block_size,
+            layers=self._settings.layers,
+            hidden_size=model.get_hidden_size(),
+            dtype=model.dtype,
+            device=next(iter(kv_caches.values())).device,
+        )
+        store.install(rows)
+        if get_tensor_model_parallel_rank() == 0:  # after the layer's all-reduce every rank has the same states
+            self._shipper = Shipper(self._settings.address)
+
+    def wait_for_save(self) -> None:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepGathers)
+        rows = store.installed()
+        if self._shipper is None or rows is None or not metadata.gathers:
+            return
+        by_name: dict[str, list[Gather]] = {}
+        for gather in metadata.gathers:
+            by_name.setdefault(gather.name, []).append(gather)
+        for name, gathers in by_name.items():
+            slots = torch.from_numpy(np.concatenate([gather.slots for gather in gathers]))
+            parts = [(gather.key, gather.first_position, len(gather.slots)) for gather in gathers]
+            self._shipper.ship(Shipment(name, parts), rows.read(name, slots.to(rows.device)))
+
+    def shutdown(self) -> None:
+        if self._shipper:
+            self._shipper.close()
+        store.install(None)
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None: ...
+
+    def wait_for_layer_load(self, layer_name: str) -> None: ...
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None: ...

@@ -1,0 +1,191 @@
+"""From a conversation to a prompt: chat template, media decoding, multimodal processing."""
+
+import asyncio
+import hashlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from services.common.errors import InvalidInput
+from services.thinker.checkpoint import Checkpoint
+from services.thinker.config import ThinkerSettings
+from services.thinker.conversation import Conversation, MediaFile, Message
+from services.thinker.media import decode_audio, decode_image, decode_video
+from services.thinker.prompt import Prompt, runs
+
+if TYPE_CHECKING:
+    from vllm.renderers import BaseRenderer
+
+
+class Preprocessor:
+    """Makes prompts. Decoding runs in threads of its own, vLLM's multimodal processor in vLLM's thread.
+
+    Args:
+        settings: limits of media, number of threads.
+        checkpoint: chat template, tokenizer, placeholder ids.
+        renderer: the engine's multimodal processor.
+        max_context_tokens: longest prompt plus output.
+    """
+
+    def __init__(
+        self, settings: ThinkerSettings, checkpoint: Checkpoint, renderer: "BaseRenderer", max_context_tokens: int
+    ) -> None:
+        self._settings = settings
+        self._checkpoint = checkpoint
+        self._renderer = renderer
+        self._max_context_tokens = max_context_tokens
+        self._pool = ThreadPoolExecutor(settings.preprocessing_threads, thread_name_prefix="preprocess")
+        self._tokenizer_lock = threading.Lock()  # transformers' fast tokenizers refuse concurrent calls
+
+    async def prepare(self, conversation: Conversation) -> Prompt:
+        """The prompt of `conversation`. Cancelling leaves at once; a decoder that runs ends in its thread.
+
+        Raises:
+            InvalidInput: names the field: media that cannot be decoded, a conversation that the chat template
+                refuses, or a prompt that leaves no room for an answer.
+        """
+        loop = asyncio.get_running_loop()
+        token_ids, media, options = await loop.run_in_executor(self._pool, self._decode, conversation)
+        prompt: dict[str, Any] = {"prompt_token_ids": token_ids}
+        if media:
+            prompt |= {"multi_modal_data": media, "mm_processor_kwargs": options}
+            if "audio" in media:
+                prompt["multi_modal_uuids"] = {kind: [None] * len(items) for kind, items in media.items()} | {
+                    "audio": self._audio_ids(media["audio"])
+                }
+        try:
+            engine_input: Any = await self._renderer.process_for_engine_async(
+                prompt,  # pyright: ignore[reportArgumentType]
+                time.time(),
+            )
+        except ValueError as error:  # media of a shape the processor refuses, such as an image of 1 x 300
+            raise InvalidInput("messages", f"the media cannot be processed: {error}") from error
+        return self._prompt(engine_input)
+
+    def _decode(self, conversation: Conversation) -> tuple[list[int], dict[str, list[Any]], dict[str, Any]]:
+        """Token ids with one placeholder for each medium, the decoded media by kind, and how to process them."""
+        token_ids = self._tokenize(conversation)
+        settings, rate = self._settings, self._checkpoint.sample_rate_hz
+        media: dict[str, list[Any]] = {"image": [], "audio": [], "video": []}
+        silent: list[MediaFile] = []
+        for file in conversation.media:
+            if file.kind == "image":
+                media["image"].append(decode_image(file, settings))
+            elif file.kind == "audio":
+                media["audio"].append(self._long_enough(file, decode_audio(file, rate, settings)))
+            else:
+                video = decode_video(file, rate, self.sample_frames, settings)
+                media["video"].append(video.frames)
+                if conversation.use_audio_in_video and video.sound is not None:
+                    media["audio"].append(self._long_enough(file, video.sound))
+                else:
+                    silent.append(file)
+        options: dict[str, Any] = {}
+        if media["video"]:
+            options["fps"] = settings.video_fps
+            if conversation.use_audio_in_video and len(silent) < len(media["video"]):
+                if silent:
+                    raise InvalidInput(silent[0].field, "has no sound track, but another video of the request has one")
+                if len(media["audio"]) > len(media["video"]):
+                    raise InvalidInput(
+                        "use_audio_in_video", "a request that hears the sound of videos cannot have audio parts too"
+                    )
+                options["use_audio_in_video"] = True
+        media["audio"] = [(wave, rate) for wave in media["audio"]]
+        return token_ids, {kind: items for kind, items in media.items() if items}, options
+
+    def _tokenize(self, conversation: Conversation) -> list[int]:
+        checkpoint = self._checkpoint
+        try:
+            with self._tokenizer_lock:
+                text = checkpoint.processor.apply_chat_template(
+                    [_to_template(message) for message in conversation.messages],
+                    tools=conversation.tools or None,
+                    add_generation_prompt=True,
+                    tokenize=False,
+                    **conversation.template_kwargs,
+                )
+                token_ids = checkpoint.tokenizer(text)["input_ids"]
+        except Exception as error:  # a template may raise anything; it ran on the user's input
+            raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
+        placeholders = {
+            "image": checkpoint.image_token_id,
+            "audio": checkpoint.audio_token_id,
+            "video": checkpoint.video_token_id,
+        }
+        for kind, token_id in placeholders.items():
+            if token_ids.count(token_id) != sum(file.kind == kind for file in conversation.media):
+                token = checkpoint.tokenizer.convert_ids_to_tokens(token_id)
+                raise InvalidInput("messages", f"their text must not contain the placeholder {token}")
+        self._refuse_longer(len(token_ids))
+        return token_ids
+
+    def sample_frames(self, total: int, rate: float) -> np.ndarray:
+        """Indices of `video_fps` frames a second, as transformers' video processor samples them."""
+        from transformers.video_utils import VideoMetadata
+
+        processor = self._checkpoint.processor.video_processor
+        if total < processor.temporal_patch_size:
+            return np.zeros(processor.temporal_patch_size, dtype=np.int64)
+        metadata = VideoMetadata(total_num_frames=total, fps=rate)
+        return np.asarray(processor.sample_frames(metadata, fps=self._settings.video_fps))
+
+    def _audio_ids(self, sounds: list[tuple[np.ndarray, int]]) -> list[str]:
+        """An id for each sound, by which vLLM's caches know it. Feature extractor and encoder fill all sounds of a
+        request up to the longest, so a sound's end depends on that: but not on what is beyond a window or a chunk."""
+        extractor = self._checkpoint.processor.feature_extractor
+        chunk = self._checkpoint.audio_chunk_frames * extractor.hop_length
+        longest = max(len(samples) for samples, _ in sounds)
+        ids = []
+        for samples, _ in sounds:
+            filling = min(longest - len(samples), extractor.n_fft)
+            context = f"{filling}/{longest if filling < extractor.n_fft else 0}/{min(longest, chunk)}"
+            ids.append(hashlib.sha256(context.encode() + samples.tobytes()).hexdigest())
+        return ids
+
+    def _long_enough(self, file: MediaFile, samples: np.ndarray) -> np.ndarray:
+        window = self._checkpoint.processor.feature_extractor.n_fft
+        if len(samples) <= window:
+            least_ms = 1000 * window / self._checkpoint.sample_rate_hz
+            raise InvalidInput(file.field, f"its sound must last longer than {least_ms:g} ms")
+        return samples
+
+    def _prompt(self, engine_input: Any) -> Prompt:
+        token_ids = list(engine_input["prompt_token_ids"])
+        self._refuse_longer(len(token_ids))
+        checkpoint = self._checkpoint
+        ids = np.asarray(token_ids)
+        audio = ids == checkpoint.audio_token_id
+        image = (ids == checkpoint.image_token_id) | (ids == checkpoint.video_token_id)
+        return Prompt(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input)
+
+    def _refuse_longer(self, tokens: int) -> None:
+        if tokens >= self._max_context_tokens:
+            raise InvalidInput(
+                "messages",
+                f"the prompt has {tokens} tokens; the limit is {self._max_context_tokens} with the answer included",
+            )
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _to_template(message: Message) -> dict[str, Any]:
+    """`message` in the form chat templates take."""
+    content: Any = [
+        {"type": part.kind} if isinstance(part, MediaFile) else {"type": "text", "text": part} for part in message.parts
+    ]
+    if all(isinstance(part, str) for part in message.parts):
+        content = "".join(part for part in message.parts if isinstance(part, str))
+    turn: dict[str, Any] = {"role": message.role, "content": content}
+    if message.tool_calls:
+        turn["tool_calls"] = message.tool_calls
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.name:
+        turn["name"] = message.name
+    return turn

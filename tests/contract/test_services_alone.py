@@ -1,0 +1,109 @@
+"""Each service driven alone, as with grpcurl: found and called through reflection, without our stubs.
+
+`buf curl` stands in for grpcurl: it reads the schema from the server's reflection service.
+"""
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+BUF = Path(sys.executable).parent / "buf"
+
+
+def curl(address: str, method: str, *messages: dict) -> list[dict]:
+    """Calls `method` with `messages`; what came back, message by message."""
+    command = [BUF, "curl", "--http2-prior-knowledge", "--protocol", "grpc", "-d", "@-", f"http://{address}/{method}"]
+    stdin = "\n".join(map(json.dumps, messages))
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    decoder, rest, found = json.JSONDecoder(), done.stdout.strip(), []
+    while rest:
+        message, end = decoder.raw_decode(rest)
+        found.append(message)
+        rest = rest[end:].lstrip()
+    return found
+
+
+def tensor(codes: list[list[int]]) -> dict:
+    flat = b"".join(code.to_bytes(4, "little") for row in codes for code in row)
+    shape = [str(len(codes)), str(len(codes[0]))]
+    return {"dtype": "DATA_TYPE_INT32", "shape": shape, "inline": base64.b64encode(flat).decode()}
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
+def test_health_and_info(stack, stage):
+    service = {"thinker": "ThinkerService", "talker": "TalkerService", "code2wav": "Code2WavService"}[stage]
+    for name in ("", f"quartet.v1.{service}"):
+        (health,) = curl(stack.addresses[stage], "grpc.health.v1.Health/Check", {"service": name})
+        assert health["status"] == "SERVING"
+    (info,) = curl(stack.addresses[stage], "quartet.v1.ServerInfoService/GetServerInfo", {})
+    assert info["stage"] == stage
+    assert stage in info
+
+
+def test_thinker(stack):
+    start = {
+        "requestId": "alone-1",
+        "messages": [{"role": "user", "content": [{"text": "What is the sea?"}]}],
+        "sampling": {"temperature": 0, "maxTokens": 6},
+    }
+    prompt, *deltas, summary = curl(stack.addresses["thinker"], "quartet.v1.ThinkerService/Generate", {"start": start})
+    assert prompt["prompt"]["promptTokens"] > 6
+    assert sum(len(d["delta"]["tokenIds"]) for d in deltas if d["delta"].get("tokenIds")) == 6
+    assert summary["summary"]["finishReason"] == "FINISH_REASON_LENGTH"
+    assert summary["summary"]["timings"]["totalMs"] > 0
+
+
+def test_talker_and_code2wav(stack, prompt_ids):
+    ids = [*prompt_ids, 5, 6, 7]
+    rows = {"name": "token_ids", "tensor": {**tensor([[i] for i in ids]), "shape": [str(len(ids))]}}
+    request = {
+        "requestId": "alone-2",
+        "inline": {"header": {"promptPositions": str(len(prompt_ids))}, "rows": [rows]},
+        "sampling": {"temperature": 0, "maxFrames": 5},
+    }
+    started, *frames, summary = curl(stack.addresses["talker"], "quartet.v1.TalkerService/Speak", request)
+    assert started["started"]["speaker"]
+    assert len(frames) == summary["summary"]["frames"] == 5
+    (info,) = curl(stack.addresses["code2wav"], "quartet.v1.ServerInfoService/GetServerInfo", {})
+    codes = [base64.b64decode(frame["frames"]["tensor"]["inline"]) for frame in frames]
+    groups = info["code2wav"]["numCodeGroups"]
+    assert {len(code) for code in codes} == {groups * 4}
+    body = {
+        "dtype": "DATA_TYPE_INT32",
+        "shape": ["5", str(groups)],
+        "inline": base64.b64encode(b"".join(codes)).decode(),
+    }
+    *audio, summary = curl(
+        stack.addresses["code2wav"],
+        "quartet.v1.Code2WavService/Decode",
+        {"requestId": "alone-3", "codes": body, "sampleFormat": "SAMPLE_FORMAT_PCM16"},
+    )
+    samples = sum(len(base64.b64decode(chunk["audio"]["samples"]["inline"])) // 2 for chunk in audio)
+    facts = info["code2wav"]
+    assert samples == int(summary["summary"]["samples"]) == 5 * facts["samplesPerFrame"] - facts["trimmedSamples"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "method", "request_", "field"),
+    [
+        ("thinker", "ThinkerService/Generate", {"start": {"requestId": "bad-1"}}, "messages"),
+        ("talker", "TalkerService/Speak", {"requestId": "bad-2"}, "input"),
+        ("talker", "TalkerService/Speak", {"requestId": "bad-3", "inline": {}, "speaker": "nobody"}, "speaker"),
+        ("code2wav", "Code2WavService/Decode", {"requestId": "bad-4", "codes": tensor([[1, 2, 3]])}, "codes"),
+        ("code2wav", "Code2WavService/Decode", {"requestId": "", "codes": tensor([[1, 2, 3]])}, "request_id"),
+    ],
+)
+def test_bad_requests_name_their_field(stack, stage, method, request_, field):
+    with pytest.raises(RuntimeError) as refused:
+        curl(stack.addresses[stage], f"quartet.v1.{method}", request_)
+    error = json.loads(str(refused.value))
+    assert error["code"] == "invalid_argument"
+    assert field in error["message"]

@@ -1,0 +1,120 @@
+"""Clients that leave and stages that die: everything is freed, the client hears of it, the next request works."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+STAGES = ("thinker", "talker", "code2wav")
+
+
+def speech(model: str, **change) -> dict:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": "Tell me a long story."}],
+        "modalities": ["text", "audio"],
+        "audio": {"format": "pcm16"},
+        "stream": True,
+        "temperature": 0,
+        "max_tokens": 2000,
+        "ignore_eos": True,
+        "quartet": {"talker": {"temperature": 0, "max_frames": 2000}},
+        **change,
+    }
+
+
+@pytest.fixture(scope="module")
+def model(stack) -> str:
+    return httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+
+
+def until(condition, timeout_s: float, what: str) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
+
+
+def events(response: httpx.Response):
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def kind(event: dict) -> str | None:
+    for choice in event.get("choices", ()):
+        if (choice["delta"].get("audio") or {}).get("data"):
+            return "audio"
+        if choice["delta"].get("content"):
+            return "text"
+    return None
+
+
+@pytest.mark.parametrize("moment", ["prefill", "decode", "speech"])
+def test_a_disconnect_frees_all_stages_within_a_second(stack, model, moment):
+    until(lambda: sum(stack.in_flight().values()) == 0, 10, "idle before the test")
+    if moment == "prefill":
+        body = speech(model, messages=[{"role": "user", "content": "sea " * 3000}])
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=httpx.Timeout(10, read=0.1))
+    else:
+        wanted = "text" if moment == "decode" else "audio"
+        with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=speech(model), timeout=60) as response:
+            for event in events(response):
+                if kind(event) == wanted:
+                    break
+            assert stack.in_flight()["thinker"] + stack.in_flight()["talker"] > 0
+    # one second, and what a scrape of three metrics pages takes on a busy machine
+    until(lambda: sum(stack.in_flight().values()) == 0, 2, f"free after {stack.in_flight()}")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_killed_stage_is_a_typed_error_at_once_and_comes_back(stack, model, stage):
+    until(stack.ready, 60, "ready before the test")
+    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=speech(model), timeout=60) as response:
+        for event in events(response):
+            if kind(event) == "audio":
+                killed = time.monotonic()
+                os.kill(stack.pid(stage), signal.SIGKILL)
+                break
+        error = next((e["error"] for e in events(response) if "error" in e), None)
+        noticed_s = time.monotonic() - killed
+    assert error
+    assert error["code"] == "stage_unavailable" or error["type"] == "service_unavailable_error", error
+    assert stage in error["message"]
+    assert noticed_s < 1
+    until(lambda: not stack.ready(), 1, "/ready turns 503")
+    refused = httpx.post(f"{stack.url}/v1/chat/completions", json=speech(model, stream=False), timeout=10)
+    assert refused.status_code == 503
+    until(stack.ready, 90, "/ready turns 200")
+    whole = speech(model, stream=False, max_tokens=8, quartet={"talker": {"temperature": 0, "max_frames": 8}})
+    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=whole, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["audio"]["data"]
+
+
+def test_many_abandoned_requests_leak_nothing(stack, model):
+    until(stack.ready, 60, "ready before the test")
+
+    def abandon(i: int) -> None:
+        with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=speech(model), timeout=60) as response:
+            for n, event in enumerate(events(response)):
+                assert "error" not in event, event
+                if n >= i % 7:
+                    return
+
+    for _ in range(5):
+        threads = [threading.Thread(target=abandon, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    until(lambda: sum(stack.in_flight().values()) == 0, 3, "free")
+    whole = speech(model, stream=False, max_tokens=8, quartet={"talker": {"temperature": 0, "max_frames": 8}})
+    assert httpx.post(f"{stack.url}/v1/chat/completions", json=whole, timeout=60).status_code == 200

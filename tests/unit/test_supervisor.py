@@ -1,0 +1,192 @@
+"""`quartet up` with small real processes in place of the stages: gRPC health servers and an HTTP server.
+
+They stand in a directory of their own as packages `services.*` and `gateway`. `python -m` looks in the working
+directory first, so the supervisor starts them with the very command lines that start the real ones.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+HANG_GUARD_S = 60.0
+
+STAGE = """
+import argparse, os, subprocess, sys
+from concurrent import futures
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+NAMES = {"thinker": "ThinkerService", "talker": "TalkerService", "code2wav": "Code2WavService"}
+flags = argparse.ArgumentParser(allow_abbrev=False)
+flags.add_argument("--model")
+flags.add_argument("--port")
+arguments, _ = flags.parse_known_args()
+stage = os.path.basename(os.path.dirname(os.path.abspath(__file__)))
+if arguments.model == "broken" and stage == "talker":
+    sys.exit("talker: no such checkpoint: broken")
+if stage == "thinker":  # as vLLM, it has a process of its own that outlives a killed parent unless someone ends it
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+server = grpc.server(futures.ThreadPoolExecutor(2))
+servicer = health.HealthServicer()
+health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+servicer.set("quartet.v1." + NAMES[stage], health_pb2.HealthCheckResponse.SERVING)
+server.add_insecure_port("127.0.0.1:" + arguments.port)
+server.start()
+server.wait_for_termination()
+"""
+
+GATEWAY = """
+import argparse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+flags = argparse.ArgumentParser(allow_abbrev=False)
+flags.add_argument("--host")
+flags.add_argument("--port", type=int)
+arguments, _ = flags.parse_known_args()
+
+
+class Ready(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+
+ThreadingHTTPServer((arguments.host, arguments.port), Ready).serve_forever()
+"""
+
+
+class Run:
+    """A running `quartet up`: its process, its run directory and the port of its gateway."""
+
+    def __init__(self, directory: Path, model: str = "any") -> None:
+        self.run_directory = directory / "run"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        flags = ["--model", model, "--port", str(self.port), "--run-dir", str(self.run_directory)]
+        self._errors = directory / "stderr.txt"
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cli.main", "up", *flags],
+                cwd=directory,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                stderr=errors,
+            )
+
+    def errors(self) -> str:
+        """What it has said so far."""
+        return self._errors.read_text()
+
+    def state(self) -> dict[str, Any]:
+        """state.json's processes, by name."""
+        return json.loads((self.run_directory / "state.json").read_text())["processes"]
+
+    def family(self) -> list[psutil.Process]:
+        """Every descendant of `quartet up`."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> Path:
+    """A directory with stand-ins for the packages that `quartet up` starts."""
+    scripts = {f"services/{stage}": STAGE for stage in ("thinker", "talker", "code2wav")} | {"gateway": GATEWAY}
+    for package, script in scripts.items():
+        folder = tmp_path / package
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "__main__.py").write_text(script)
+    (tmp_path / "services" / "__init__.py").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def run(stages: Path) -> Iterator[Run]:
+    started = Run(stages)
+    family: list[psutil.Process] = []
+    try:
+        wait_until(lambda: "ready after" in started.errors())
+        family = started.family()
+        yield started
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family += started.family()
+        started.process.kill()
+        started.process.wait()
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits for `condition`; the limit is a guard against hanging, not a claim about speed."""
+    limit = time.monotonic() + HANG_GUARD_S
+    while not condition():
+        assert time.monotonic() < limit, "did not come true"
+        time.sleep(0.05)
+
+
+def all_gone(family: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_leaves_no_process(run: Run, number: signal.Signals) -> None:
+    family = run.family()
+    run.process.send_signal(number)
+    assert run.process.wait(HANG_GUARD_S) == 0
+    assert all_gone(family)
+
+
+def test_a_stage_that_dies_is_restarted_on_its_port(run: Run) -> None:
+    before = run.state()["talker"]
+    os.kill(before["pid"], signal.SIGKILL)
+    wait_until(lambda: run.state()["talker"]["pid"] != before["pid"])
+    after = run.state()["talker"]
+    assert after["address"] == before["address"]
+    host, port = after["address"].split(":")
+    wait_until(lambda: _connects(host, int(port)))
+
+
+def test_what_a_dead_stage_had_started_ends_with_it(run: Run) -> None:
+    thinker = psutil.Process(run.state()["thinker"]["pid"])
+    (engine,) = thinker.children()
+    thinker.kill()
+    wait_until(lambda: all_gone([engine]))
+
+
+def test_killing_the_supervisor_leaves_no_process(run: Run) -> None:
+    family = run.family()
+    run.process.kill()
+    run.process.wait()
+    wait_until(lambda: all_gone(family))
+
+
+def test_a_stage_that_cannot_start_is_named_with_its_log(stages: Path) -> None:
+    broken = Run(stages, model="broken")
+    assert broken.process.wait(HANG_GUARD_S) == 1
+    assert "talker: no such checkpoint: broken" in broken.errors()
+    assert all_gone([psutil.Process(p["pid"]) for p in broken.state().values() if psutil.pid_exists(p["pid"])])
+
+
+def test_a_taken_port_is_refused_before_anything_starts(run: Run, stages: Path) -> None:
+    command = [sys.executable, "-m", "cli.main", "up", "--model", "any", "--port", str(run.port)]
+    second = subprocess.run(command, cwd=stages, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False)
+    assert second.returncode == 1
+    assert f"--port {run.port}" in second.stderr
+
+
+def _connects(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0

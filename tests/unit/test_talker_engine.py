@@ -1,0 +1,226 @@
+"""The talker's engine says, code for code, what transformers' talker says: alone, together, and whatever comes late."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from reference import Reference, ReferenceAnswer
+
+from services.common.errors import InvalidInput, StageError
+from services.talker.engine import TalkerEngine
+from services.talker.model import TalkerModel, load_model
+from services.talker.prompt import ThinkerPrompt, is_media
+from services.talker.runner import TalkerRunner
+from services.talker.sampling import resolve
+from services.talker.speech import Speech, SpeechRequest
+
+MAX_TOKENS, MAX_FRAMES, POSITIONS = 12, 16, 1024
+
+
+def _image(size: int) -> Image.Image:
+    noise = np.random.default_rng(size).integers(0, 256, (size, size + 20, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+def _sound(seconds: float) -> np.ndarray:
+    t = np.arange(int(16000 * seconds)) / 16000
+    return (0.3 * np.sin(2 * np.pi * 440 * t * (1 + t))).astype(np.float32)
+
+
+def _video() -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
+
+
+def _turn(role: str, *parts: object) -> dict:
+    content = []
+    for part in parts:
+        kind = "text" if isinstance(part, str) else "image" if isinstance(part, Image.Image) else "audio"
+        kind = "video" if isinstance(part, np.ndarray) and part.ndim == 4 else kind
+        content.append({"type": kind, kind: part})
+    return {"role": role, "content": content}
+
+
+CONVERSATIONS = {
+    "text": [_turn("user", "Tell me about the sea.")],
+    "system": [_turn("system", "You are brief."), _turn("user", "Why is the sky blue?")],
+    "chinese": [_turn("user", "你好，请介绍一下你自己。")],
+    "image": [_turn("user", _image(60), "What is this?")],
+    "audio": [_turn("user", _sound(1.0), "What do you hear?")],
+    "video": [_turn("user", _video(), "What happens?")],
+    "image and audio": [_turn("user", _image(90), _sound(0.7), "Do they fit?")],
+    "turns with media": [
+        _turn("system", "You are kind."),
+        _turn("user", _image(60), "What is this?"),
+        _turn("assistant", "A picture of noise."),
+        _turn("user", _sound(0.5), _image(110), "And these?"),
+    ],
+}
+
+
+class Setup:
+    """A checkpoint in both implementations."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.reference = Reference(checkpoint)
+        self.model: TalkerModel = load_model(str(checkpoint), torch.device("cpu"), torch.float32)
+        self.spec = self.model.spec
+        self.answer = cache(self._answer)
+
+    def _answer(self, name: str) -> ReferenceAnswer:
+        layers = (self.spec.accept_hidden_layer,)
+        return self.reference.answer(CONVERSATIONS[name], MAX_TOKENS, MAX_FRAMES, layers=layers)
+
+    def request(self, name: str, first_tokens: int | None = None, **sampling: float | int) -> SpeechRequest:
+        answer = self.answer(name)
+        ids = torch.from_numpy(answer.prompt_ids)
+        states = answer.hidden_states[self.spec.accept_hidden_layer][: len(ids)][is_media(ids, self.spec)]
+        rules = resolve(self.spec.defaults, **{"temperature": 0, "max_frames": MAX_FRAMES, **sampling})
+        return SpeechRequest(
+            prompt=ThinkerPrompt(ids, states, answer.rope_positions),
+            text=tuple(answer.token_ids[:first_tokens]),
+            speaker=next(iter(self.spec.speakers)),
+            sampling=rules,
+        )
+
+    def engine(self, slots: int = 4, **arguments) -> TalkerEngine:
+        return TalkerEngine(TalkerRunner(self.model, slots, POSITIONS), **arguments)
+
+
+@pytest.fixture(scope="module", params=["tiny_checkpoint", "small_checkpoint"])
+def setup(request: pytest.FixtureRequest) -> Setup:
+    return Setup(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+async def engine(setup: Setup):
+    engine = setup.engine()
+    yield engine
+    engine.close()
+
+
+async def _codes(speech: Speech) -> np.ndarray:
+    async with asyncio.timeout(60):
+        frames = [frames.numpy() async for frames in speech.frames()]
+    return np.concatenate(frames) if frames else np.zeros((0, 0), np.int32)
+
+
+async def _next(frames: AsyncIterator[torch.Tensor]) -> AsyncIterator[torch.Tensor]:
+    """The next frames, or nothing once speech has ended."""
+    if (part := await anext(frames, None)) is not None:
+        yield part
+
+
+async def _say(engine: TalkerEngine, request: SpeechRequest) -> np.ndarray:
+    speech = engine.submit(request)
+    speech.finish_text()
+    return await _codes(speech)
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+async def test_codes_equal_the_references(setup: Setup, engine: TalkerEngine, name: str) -> None:
+    expected = setup.answer(name).codes
+    codes = await _say(engine, setup.request(name))
+    assert len(expected) > 0
+    np.testing.assert_array_equal(codes, expected)
+
+
+async def test_prefill_in_chunks_changes_nothing(setup: Setup) -> None:
+    engine = setup.engine(prefill_chunk=7)
+    np.testing.assert_array_equal(
+        await _say(engine, setup.request("turns with media")), setup.answer("turns with media").codes
+    )
+    engine.close()
+
+
+async def test_a_batch_with_late_joins_and_more_requests_than_slots(setup: Setup, engine: TalkerEngine) -> None:
+    async def join(index: int, name: str) -> np.ndarray:
+        await asyncio.sleep(0.02 * index)
+        return await _say(engine, setup.request(name))
+
+    said = await asyncio.gather(*[join(i, name) for i, name in enumerate(CONVERSATIONS)])
+    for name, codes in zip(CONVERSATIONS, said, strict=True):
+        np.testing.assert_array_equal(codes, setup.answer(name).codes, err_msg=name)
+    assert engine.free_slots == 4
+
+
+async def test_late_text_gives_the_same_codes_and_holds_nobody_up(setup: Setup, engine: TalkerEngine) -> None:
+    late = engine.submit(setup.request("image", first_tokens=1))
+    frames = late.frames()
+    first = await anext(frames)
+    assert len(first) == 1
+    np.testing.assert_array_equal(await _say(engine, setup.request("text")), setup.answer("text").codes)
+    parts = [first.numpy()]
+    for token in setup.answer("image").token_ids[1:]:
+        late.feed([token])
+        parts += [part.numpy() async for part in _next(frames)]
+    late.finish_text()
+    parts += [part.numpy() async for part in frames]
+    np.testing.assert_array_equal(np.concatenate(parts), setup.answer("image").codes)
+    assert late.waited_ms > 0
+
+
+async def test_seeded_codes_do_not_depend_on_the_batch(setup: Setup, engine: TalkerEngine) -> None:
+    rules = {"temperature": 0.9, "predictor_temperature": 1.0}
+    alone = [await _say(engine, setup.request("text", seed=seed, **rules)) for seed in (1, 2, 3)]
+    requests = [setup.request("text", seed=seed, **rules) for seed in (1, 2, 3)]
+    together = await asyncio.gather(_say(engine, setup.request("chinese")), *[_say(engine, r) for r in requests])
+    for one, other in zip(alone, together[1:], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(alone[0], alone[1])
+    np.testing.assert_array_equal(together[0], setup.answer("chinese").codes)
+
+
+async def test_cancel_frees_the_slot(setup: Setup) -> None:
+    engine = setup.engine(slots=1)
+    parked = engine.submit(setup.request("text", first_tokens=1))
+    await anext(parked.frames())
+    assert engine.free_slots == 0
+    parked.cancel()
+    np.testing.assert_array_equal(await _say(engine, setup.request("text")), setup.answer("text").codes)
+    assert engine.free_slots == 1
+    engine.close()
+
+
+async def test_max_frames_counts_frames(setup: Setup, engine: TalkerEngine) -> None:
+    speech = engine.submit(setup.request("text", max_frames=3))
+    speech.finish_text()
+    codes = await _codes(speech)
+    np.testing.assert_array_equal(codes, setup.answer("text").codes[:3])
+    assert speech.end == "length"
+
+
+async def test_a_full_slot_ends_speech_and_a_longer_prompt_is_refused(setup: Setup) -> None:
+    request = setup.request("text")
+    length = len(request.prompt.token_ids) + 6  # a text-only prompt of one user turn gains six rows
+    engine = TalkerEngine(TalkerRunner(setup.model, 1, length + 2))
+    speech = engine.submit(request)
+    speech.finish_text()
+    assert len(await _codes(speech)) == 3
+    assert speech.end == "length"
+    engine.close()
+    engine = TalkerEngine(TalkerRunner(setup.model, 1, length - 1))
+    with pytest.raises(InvalidInput, match="positions"):
+        engine.submit(request)
+    engine.close()
+
+
+async def test_a_broken_engine_tells_every_request(setup: Setup) -> None:
+    failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    engine = setup.engine(slots=1, on_failure=failure.set_result)
+    parked = engine.submit(setup.request("text", first_tokens=1))
+    await anext(parked.frames())
+    out_of_table = replace(setup.request("text"), text=(setup.model.text_table.shape[0],))
+    broken = engine.submit(out_of_table)
+    parked.feed([setup.model.text_table.shape[0]])
+    for speech in (parked, broken):
+        with pytest.raises(StageError, match="failed"):
+            await _codes(speech)
+    assert isinstance(await asyncio.wait_for(failure, 10), IndexError)
+    with pytest.raises(StageError, match="stopped"):
+        engine.submit(setup.request("text"))
