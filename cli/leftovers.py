@@ -9,7 +9,7 @@ from pathlib import Path
 
 PATIENCE_S = 5.0
 SHARED_MEMORY = Path("/dev/shm")
-# Intel's OpenMP runtime, preloaded into the thinker on a CPU, registers itself in such a file and leaves it when killed.
+# Intel's OpenMP runtime, preloaded into the thinker on a CPU, registers itself in such a file; killed, it leaves it.
 _OPENMP_FILE = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+")
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from importlib.metadata import version
 
 import torch
 
@@ -11,6 +10,7 @@ from services.code2wav.config import Code2WavSettings
 from services.code2wav.decoder import load_decoder
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.servicer import Code2WavServicer
+from services.code2wav.spec import Code2WavSpec
 from services.code2wav.stream import Event, Failed, Samples
 from services.common.server import StageServer, main
 
@@ -35,7 +35,9 @@ async def serve(settings: Code2WavSettings) -> None:
             on_fatal=lambda error: loop.call_soon_threadsafe(server.fatal, error),
         )
         warm_up(engine, settings.max_frames_per_step + 1)
-        return engine, server_info(settings, decoder.code_embedding.weight, engine)
+        weight = decoder.code_embedding.weight
+        info = code2wav_info(engine.spec, settings.sample_rate_hz)
+        return engine, server.describe(str(weight.dtype), str(weight.device), code2wav=info)
 
     async def start() -> server_info_pb2.GetServerInfoResponse:
         engine, info = await asyncio.to_thread(load)
@@ -71,24 +73,14 @@ def warm_up(engine: DecodeEngine, frames: int) -> None:
         raise last[0].error
 
 
-def server_info(
-    settings: Code2WavSettings, weight: torch.Tensor, engine: DecodeEngine
-) -> server_info_pb2.GetServerInfoResponse:
-    """What ServerInfoService tells; `weight` is any of the decoder's parameters."""
-    info = server_info_pb2.GetServerInfoResponse(
-        stage="code2wav",
-        model=settings.model_name,
-        version=version("quartet"),
-        dtype=str(weight.dtype).removeprefix("torch."),
-        device=str(weight.device),
-        max_running_requests=settings.max_running_requests,
-        max_queued_requests=settings.max_queued_requests,
+def code2wav_info(spec: Code2WavSpec, sample_rate_hz: int | None) -> server_info_pb2.Code2WavInfo:
+    """This stage's part of the server info."""
+    return server_info_pb2.Code2WavInfo(
+        sample_rate_hz=sample_rate_hz or spec.sample_rate_hz,
+        samples_per_frame=spec.samples_per_frame,
+        trimmed_samples=spec.trimmed_samples,
+        num_code_groups=spec.num_code_groups,
     )
-    info.code2wav.sample_rate_hz = settings.sample_rate_hz or engine.spec.sample_rate_hz
-    info.code2wav.samples_per_frame = engine.spec.samples_per_frame
-    info.code2wav.trimmed_samples = engine.spec.trimmed_samples
-    info.code2wav.num_code_groups = engine.spec.num_code_groups
-    return info
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from services.code2wav.layers import CausalConv, CausalTransposedConv, ConvNeXtB
 from services.code2wav.spec import Code2WavSpec, read_spec
 from services.code2wav.state import Batch, StreamStates
 from services.code2wav.transformer import Transformer
-from services.code2wav.weights import Checkpoint
+from services.common.weights import Checkpoint
+
+PREFIX = "code2wav."
 
 
 class Decoder(nn.Module):
@@ -113,9 +115,9 @@ def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decod
     Raises:
         ValueError: no such checkpoint, no code2wav in it, or tensors that are missing, unknown or of another shape.
     """
-    checkpoint = Checkpoint(model)
+    checkpoint = Checkpoint(model, wanted=lambda name: name.startswith(PREFIX))
     decoder = Decoder(read_spec(checkpoint.folder))
-    tensors = checkpoint.state_dict()
+    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in checkpoint.tensors()}
     try:
         decoder.load_state_dict(tensors)
     except RuntimeError as error:

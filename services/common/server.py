@@ -48,7 +48,6 @@ class StageServer:
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests)
         self.hub = StreamHub()
         self.port = 0
-        self.version = version("quartet")
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
         self._info = _ServerInfoServicer()
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -60,6 +59,19 @@ class StageServer:
             stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(self.hub, stage), self.grpc)
             names.append(stream_pb2.DESCRIPTOR.services_by_name["TensorStreamService"].full_name)
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
+
+    def describe(self, dtype: str, device: str, **facts: Any) -> server_info_pb2.GetServerInfoResponse:
+        """The stage's ServerInfo: what all stages have, and `facts`, the fields of its own."""
+        return server_info_pb2.GetServerInfoResponse(
+            stage=self.stage,
+            model=self.settings.model_name,
+            version=version("quartet"),
+            dtype=dtype.removeprefix("torch."),
+            device=device,
+            max_running_requests=self.settings.max_running_requests,
+            max_queued_requests=self.settings.max_queued_requests,
+            **facts,
+        )
 
     def fatal(self, error: BaseException) -> None:
         """The engine is beyond repair: the process ends with an error, so that whoever supervises it starts another."""

@@ -51,16 +51,12 @@ class Checkpoint:
 
     def _locate(self) -> dict[str, Path]:
         """Wanted tensor name -> file."""
-        if self._repository is None and not (self.folder / INDEX_FILE).is_file():
+        index = self._file(INDEX_FILE, required=False)
+        if not index.is_file():  # a checkpoint of one file has no index
             path = self._file(SINGLE_FILE)
             with safe_open(path, framework="pt") as file:
                 return {name: path for name in file.keys() if self._wanted(name)}  # noqa: SIM118, not a dict
-        try:
-            shards = json.loads(self._file(INDEX_FILE).read_text())["weight_map"]
-        except ValueError:  # a repository with a single file
-            path = self._file(SINGLE_FILE)
-            with safe_open(path, framework="pt") as file:
-                return {name: path for name in file.keys() if self._wanted(name)}  # noqa: SIM118
+        shards = json.loads(index.read_text())["weight_map"]
         return {name: self._file(shard) for name, shard in shards.items() if self._wanted(name)}
 
     def stored_dtype(self, name: str) -> torch.dtype:

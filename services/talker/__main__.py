@@ -16,8 +16,6 @@ from services.talker.servicer import TalkerServicer, talker_info
 from services.talker.spec import TalkerSpec
 from services.talker.speech import SpeechRequest
 
-VERSION = "0.1.0"
-
 
 async def serve(settings: TalkerSettings) -> None:
     """Serves until SIGTERM."""
@@ -33,17 +31,7 @@ async def serve(settings: TalkerSettings) -> None:
         await _warm_up(engine)
         servicer.bind(engine, len(model.text_table))
         rows, info = talker_info(engine, positions)
-        return server_info_pb2.GetServerInfoResponse(
-            stage="talker",
-            model=settings.model_name,
-            version=VERSION,
-            dtype=str(model.dtype).removeprefix("torch."),
-            device=str(model.device),
-            max_running_requests=settings.max_running_requests,
-            max_queued_requests=settings.max_queued_requests,
-            rows=rows,
-            talker=info,
-        )
+        return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
 
     servicer = TalkerServicer(stage.admission, stage.hub)
     talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, stage.grpc)

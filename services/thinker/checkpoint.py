@@ -9,6 +9,7 @@ class Checkpoint:
     """What config.json, the tokenizer and the processor say.
 
     Attributes:
+        dtype: that the weights are stored in, e.g. "bfloat16"; None where config.json does not say.
         hidden_size: elements of a hidden state.
         vocab_size: token ids are below it.
         accept_hidden_layer: layer whose states the talker reads.
@@ -18,6 +19,7 @@ class Checkpoint:
         processor: transformers' Qwen3OmniMoeProcessor: chat template, tokenizer, media processors.
     """
 
+    dtype: str | None
     hidden_size: int
     vocab_size: int
     accept_hidden_layer: int
@@ -43,7 +45,9 @@ class Checkpoint:
             raise ValueError(f"{model} is a {config.model_type} checkpoint; the thinker serves qwen3_omni_moe")
         processor = AutoProcessor.from_pretrained(model)
         thinker = config.thinker_config
+        dtype = config.dtype or thinker.dtype or thinker.text_config.dtype
         return cls(
+            dtype=str(dtype).removeprefix("torch.") if dtype else None,
             hidden_size=thinker.text_config.hidden_size,
             vocab_size=thinker.text_config.vocab_size,
             accept_hidden_layer=config.talker_config.accept_hidden_layer,

@@ -230,7 +230,7 @@ class _Pending:
 def _load(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: str) -> "AsyncLLM":
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(engine_args(settings, checkpoint.hidden_layers, row_address))
+    return AsyncLLM.from_engine_args(engine_args(settings, checkpoint, row_address))
 
 
 def _step(output: "RequestOutput") -> Step:

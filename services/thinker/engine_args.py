@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from services.thinker.checkpoint import Checkpoint
 from services.thinker.config import ThinkerSettings
 from services.thinker.sampling import MAX_TOP_LOGPROBS
 
@@ -11,12 +12,12 @@ if TYPE_CHECKING:
 KV_CACHE_BYTES_ON_CPU = 1024**3
 
 
-def engine_args(settings: ThinkerSettings, layers: tuple[int, ...], row_address: str) -> "AsyncEngineArgs":
+def engine_args(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: str) -> "AsyncEngineArgs":
     """Arguments for AsyncLLM.
 
     Args:
         settings: the thinker's settings.
-        layers: layers whose hidden states are kept.
+        checkpoint: facts of the model.
         row_address: where the plugin ships rows to.
     """
     import torch
@@ -36,7 +37,8 @@ def engine_args(settings: ThinkerSettings, layers: tuple[int, ...], row_address:
     }
     return AsyncEngineArgs(
         model=settings.model,
-        dtype=settings.dtype,
+        # vLLM's own "auto" would run a float32 checkpoint in bfloat16.
+        dtype=checkpoint.dtype or "auto" if settings.dtype == "auto" else settings.dtype,  # type: ignore[arg-type]
         max_num_seqs=settings.max_running_requests,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_bytes,
@@ -57,7 +59,7 @@ def engine_args(settings: ThinkerSettings, layers: tuple[int, ...], row_address:
             kv_connector=RowConnector.__name__,
             kv_connector_module_path=RowConnector.__module__,
             kv_role="kv_producer",
-            kv_connector_extra_config=PluginSettings(layers, row_address).to_extra_config(),
+            kv_connector_extra_config=PluginSettings(checkpoint.hidden_layers, row_address).to_extra_config(),
         ),
         max_logprobs=MAX_TOP_LOGPROBS,
         # Models with a grammar to follow are prone to endless whitespace.

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from importlib.metadata import version
 
 from quartet.v1 import server_info_pb2, stream_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.errors import Unavailable
@@ -41,7 +40,7 @@ async def serve(settings: ThinkerSettings) -> None:
             servicer.bind(engine, preprocessor)
             watch = asyncio.create_task(_end_with(engine, server))
             stack.callback(watch.cancel)
-            return _server_info(settings, engine)
+            return _server_info(server, engine)
 
         await server.run(start)
 
@@ -60,17 +59,12 @@ async def _end_with(engine: ThinkerEngine, server: StageServer) -> None:
     server.fatal(Unavailable("the thinker's engine died"))
 
 
-def _server_info(settings: ThinkerSettings, engine: ThinkerEngine) -> server_info_pb2.GetServerInfoResponse:
+def _server_info(server: StageServer, engine: ThinkerEngine) -> server_info_pb2.GetServerInfoResponse:
     checkpoint = engine.checkpoint
     widths = {hidden_states(layer): checkpoint.hidden_size for layer in checkpoint.hidden_layers} | {ROPE_POSITIONS: 3}
-    return server_info_pb2.GetServerInfoResponse(
-        stage=STAGE,
-        model=settings.model_name,
-        version=version("quartet"),
-        dtype=engine.dtype,
-        device=engine.device,
-        max_running_requests=settings.max_running_requests,
-        max_queued_requests=settings.max_queued_requests,
+    return server.describe(
+        engine.dtype,
+        engine.device,
         rows=[
             server_info_pb2.RowsInfo(name=name, width=widths.get(name, 1), transports=[stream_pb2.TRANSPORT_INLINE])
             for name in offered_rows(checkpoint)

@@ -176,12 +176,14 @@ def save_sharded(reference: Qwen3OmniMoeCode2Wav, folder: Path) -> None:
 
 
 def test_a_checkpoint_without_code2wav_is_refused(tiny_checkpoint, tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json does not exist"):
+        load_decoder(str(tmp_path))
+    AutoConfig.from_pretrained(tiny_checkpoint).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"model\.safetensors does not exist"):
         load_decoder(str(tmp_path))
     save_file({"talker.x": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"no tensors named code2wav\."):
+    with pytest.raises(ValueError, match="none of the tensors"):
         load_decoder(str(tmp_path))
-    AutoConfig.from_pretrained(tiny_checkpoint).save_pretrained(tmp_path)
     save_file({"code2wav.code_embedding.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="Missing key"):
         load_decoder(str(tmp_path))

@@ -9,7 +9,8 @@ from typing import Any
 import prometheus_client
 import pytest
 import torch
-from thinker_support import Answer, Reference, mp4, png, wav
+from media import mp4, png, wav
+from thinker_support import Answer, Reference
 
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings

@@ -5,8 +5,8 @@ import struct
 
 import numpy as np
 import pytest
+from media import mp4, png, wav
 from PIL import Image
-from thinker_support import mp4, png, wav
 
 from services.common.errors import InvalidInput
 from services.thinker.config import ThinkerSettings

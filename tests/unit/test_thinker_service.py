@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from thinker_support import png, wav
+from media import png, wav
 
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common import tensors

@@ -1,63 +1,10 @@
-"""Media and the reference implementation for the thinker's tests."""
+"""The reference implementation for the thinker's tests."""
 
-import io
-import wave
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
-import numpy as np
 import torch
-from PIL import Image
-
-
-def png(width: int = 96, height: int = 64, seed: int = 0) -> bytes:
-    """A PNG file of coloured noise blocks."""
-    blocks = np.random.default_rng(seed).integers(0, 255, (4, 4, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(blocks).resize((width, height), Image.Resampling.NEAREST).save(file, "PNG")
-    return file.getvalue()
-
-
-def tone(seconds: float, rate_hz: int, frequency_hz: float = 330.0) -> np.ndarray:
-    """(samples) int16: a tone that grows louder."""
-    t = np.arange(int(seconds * rate_hz)) / rate_hz
-    return (np.sin(2 * np.pi * frequency_hz * t) * np.linspace(0.1, 0.9, len(t)) * 32767).astype(np.int16)
-
-
-def wav(seconds: float = 1.0, rate_hz: int = 16000, frequency_hz: float = 330.0) -> bytes:
-    """A mono WAV file."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(rate_hz)
-        out.writeframes(tone(seconds, rate_hz, frequency_hz).tobytes())
-    return file.getvalue()
-
-
-def mp4(seconds: float = 2.0, sound: bool = True, fps: int = 8, size: tuple[int, int] = (64, 64)) -> bytes:
-    """An MP4 file (MPEG-4 video, AAC sound): a block that moves, and a tone."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        video = container.add_stream("mpeg4", rate=fps)
-        video.width, video.height = size
-        video.pix_fmt = "yuv420p"
-        audio = container.add_stream("aac", rate=24000, layout="mono") if sound else None
-        for i in range(int(seconds * fps)):
-            picture = np.full((size[1], size[0], 3), 40, dtype=np.uint8)
-            at = i * 4 % (size[0] - 16)
-            picture[8:24, at : at + 16] = (230, 60, 60 + i * 8 % 190)
-            container.mux(video.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(video.encode())
-        if audio:
-            frame = av.AudioFrame.from_ndarray(tone(seconds, 24000)[None], format="s16", layout="mono")
-            frame.rate, frame.time_base, frame.pts = 24000, Fraction(1, 24000), 0
-            container.mux(audio.encode(frame))
-            container.mux(audio.encode())
-    return file.getvalue()
 
 
 @dataclass
