@@ -35,6 +35,8 @@ def main() -> None:
     processor = Qwen3OmniMoeProcessor.from_pretrained(directory)
     model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(directory, dtype="auto").eval()
 
+    voices = model.config.talker_config.speaker_id
+
     def speak(prompt: str, tokens: int, frames: int, sent_s: float) -> dict:
         conversation = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
         text = processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
@@ -46,6 +48,7 @@ def main() -> None:
             thinker_do_sample=False,
             thinker_max_new_tokens=tokens + 1,  # it never speaks its last token
             thinker_eos_token_id=model.config.im_end_token_id,
+            speaker="ethan" if "ethan" in voices else min(voices),
             talker_do_sample=False,
             talker_max_new_tokens=frames + 1,  # it makes one frame less than that
         )

@@ -45,6 +45,11 @@ class ReferenceAnswer:
     inputs: dict[str, torch.Tensor]
 
 
+def default_voice(voices: dict[str, int]) -> str:
+    """The default of transformers' `generate`, which a random checkpoint need not have."""
+    return "ethan" if "ethan" in voices else min(voices)
+
+
 class _NothingToSay(Exception):
     pass
 
@@ -77,7 +82,7 @@ class Reference:
                 {"type": "video", "video": frames (n, h, w, 3) uint8}.
             max_tokens: most tokens of the answer.
             max_frames: most codec frames.
-            speaker: voice; by default the alphabetically first.
+            speaker: voice; by default transformers' own, where the checkpoint has it, else the alphabetically first.
             layers: whose hidden states are wanted; 0 is the embeddings.
             use_audio_in_video: whether the audio parts are the sound of the video parts, in order.
             processor_arguments: passed on, e.g. `fps`.
@@ -104,7 +109,7 @@ class Reference:
         try:
             _, wave = self.model.generate(
                 **inputs,
-                speaker=speaker or sorted(self.config.talker_config.speaker_id)[0],
+                speaker=speaker or default_voice(self.config.talker_config.speaker_id),
                 use_audio_in_video=use_audio_in_video,
                 thinker_max_new_tokens=max_tokens + 1,
                 thinker_eos_token_id=eos,

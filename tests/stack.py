@@ -16,6 +16,7 @@ import httpx
 
 START_TIMEOUT_S = 180
 STAGES = ("thinker", "talker", "code2wav")
+KV_BLOCK_TOKENS = 32  # vLLM's least on a CPU, so that short prompts have whole blocks to find in the prefix cache
 IN_FLIGHT = re.compile(r'^quartet_requests_in_flight\{stage="\w+"\} (\S+)$', re.MULTILINE)
 
 
@@ -69,8 +70,9 @@ def running(checkpoint: Path, run_directory: Path, *flags: str) -> Iterator[Stac
     """Runs `quartet up` around a block, and checks that it leaves nothing behind."""
     shared_memory = set(os.listdir("/dev/shm"))
     command = [sys.executable, "-m", "cli.main", "up", "--model", str(checkpoint), "--port", str(free_port())]
+    small_blocks = f"--thinker-arg=--block-size={KV_BLOCK_TOKENS}"
     process = subprocess.Popen(
-        [*command, "--run-dir", str(run_directory), *flags],
+        [*command, "--run-dir", str(run_directory), small_blocks, *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

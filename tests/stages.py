@@ -74,7 +74,7 @@ async def speak(address: str, source: stream_pb2.StreamSource, max_frames: int, 
     async for response in talker_pb2_grpc.TalkerServiceStub(channel(address)).Speak(request):
         if response.HasField("frames"):
             frames.append(to_torch(response.frames.tensor).numpy())
-    return np.concatenate(frames) if frames else np.zeros((0, 0), np.int32)
+    return np.concatenate(frames) if frames else np.zeros((0, 1), np.int32)
 
 
 async def decode(address: str, codes: np.ndarray) -> np.ndarray:
@@ -110,5 +110,5 @@ async def converse(
         think(addresses["thinker"], start), speak(addresses["talker"], source, max_frames)
     )
     spoken.codes = codes
-    spoken.samples = await decode(addresses["code2wav"], codes)
+    spoken.samples = await decode(addresses["code2wav"], codes) if len(codes) else np.zeros(0, np.float32)
     return spoken

@@ -10,6 +10,8 @@ from transformers import AutoConfig
 # The reference never samples the last 1,024 ids of the codec vocabulary (but its end-of-speech): they are control ids.
 # Source: transformers' Qwen3OmniMoeForConditionalGeneration.generate.
 CONTROL_IDS = 1024
+# Its default, used where a request names no voice and the checkpoint has this one.
+DEFAULT_VOICE = "ethan"
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class TalkerSpec:
     def suppressed_codes(self) -> list[int]:
         """Codec ids that are never sampled in group 0."""
         vocab = self.talker.vocab
-        return [code for code in range(vocab - CONTROL_IDS, vocab) if code != self.codec_eos_id]
+        return [code for code in range(max(0, vocab - CONTROL_IDS), vocab) if code != self.codec_eos_id]
 
 
 def read_spec(folder: Path) -> TalkerSpec:
@@ -122,7 +124,7 @@ def read_spec(folder: Path) -> TalkerSpec:
         thinker_hidden=talker.thinker_hidden_size,
         accept_hidden_layer=talker.accept_hidden_layer,
         max_positions=text.max_position_embeddings,
-        speakers=dict(sorted(talker.speaker_id.items())),
+        speakers=dict(sorted(talker.speaker_id.items(), key=lambda voice: (voice[0].lower() != DEFAULT_VOICE, voice))),
         im_start_id=config.im_start_token_id,
         user_id=config.user_token_id,
         assistant_id=config.assistant_token_id,

@@ -11,6 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
+LONG_SPEECH = {"temperature": 1, "seed": 3, "max_frames": 2000}  # on the tiny checkpoint: more than a hundred frames
 STAGES = ("thinker", "talker", "code2wav")
 
 
@@ -24,7 +25,7 @@ def speech(model: str, **change) -> dict:
         "temperature": 0,
         "max_tokens": 2000,
         "ignore_eos": True,
-        "quartet": {"talker": {"temperature": 0, "max_frames": 2000}},
+        "quartet": {"talker": LONG_SPEECH},
         **change,
     }
 
@@ -66,9 +67,8 @@ def test_a_disconnect_frees_all_stages_within_a_second(stack, model, moment):
     else:
         wanted = "text" if moment == "decode" else "audio"
         with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=speech(model), timeout=60) as response:
-            for event in events(response):
-                if kind(event) == wanted:
-                    break
+            arriving = events(response)
+            assert any(kind(event) == wanted for event in arriving)
             assert stack.in_flight()["thinker"] + stack.in_flight()["talker"] > 0
     # one second, and what a scrape of three metrics pages takes on a busy machine
     until(lambda: sum(stack.in_flight().values()) == 0, 2, f"free after {stack.in_flight()}")
@@ -78,12 +78,11 @@ def test_a_disconnect_frees_all_stages_within_a_second(stack, model, moment):
 def test_a_killed_stage_is_a_typed_error_at_once_and_comes_back(stack, model, stage):
     until(stack.ready, 60, "ready before the test")
     with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=speech(model), timeout=60) as response:
-        for event in events(response):
-            if kind(event) == "audio":
-                killed = time.monotonic()
-                os.kill(stack.pid(stage), signal.SIGKILL)
-                break
-        error = next((e["error"] for e in events(response) if "error" in e), None)
+        arriving = events(response)
+        assert any(kind(event) == "audio" for event in arriving)
+        killed = time.monotonic()
+        os.kill(stack.pid(stage), signal.SIGKILL)
+        error = next((event["error"] for event in arriving if "error" in event), None)
         noticed_s = time.monotonic() - killed
     assert error
     assert error["code"] == "stage_unavailable" or error["type"] == "service_unavailable_error", error
