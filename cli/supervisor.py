@@ -86,7 +86,7 @@ class Supervisor:
         """Starts everything and returns when the gateway is ready. From then on a process that dies is restarted.
 
         Raises:
-            StartError: a process ended before it was ready, or the port is taken.
+            StartError: a process ended before all were ready, or the port is taken.
         """
         _check_port(self.options.host, self.options.port)
         for child in self._children.values():
@@ -116,8 +116,9 @@ class Supervisor:
 
     async def _until_ready(self, child: ChildProcess) -> None:
         while not await self._is_ready(child.name):
-            if child.exit_status is not None:
-                raise StartError(f"{child.name} ended with status {child.exit_status}:\n{child.log_tail()}")
+            for each in self._children.values():  # one that was ready may die too, and the gateway would wait for it
+                if each.exit_status is not None:
+                    raise StartError(f"{each.name} ended with status {each.exit_status}:\n{each.log_tail()}")
             await asyncio.sleep(0.1)
         self._progress(child.name, "ready")
 

@@ -69,10 +69,12 @@ def running(options: Options) -> Iterator[RunningStack]:
     thread = threading.Thread(target=loop.run_forever, name="supervisor", daemon=True)
     thread.start()
     supervisor = Supervisor(options, progress=say)
+    starting = asyncio.run_coroutine_threadsafe(supervisor.start(), loop)
     try:
-        asyncio.run_coroutine_threadsafe(supervisor.start(), loop).result()
+        starting.result()
         yield RunningStack(supervisor.url, options)
     finally:
+        starting.cancel()  # ctrl-C may come while it starts
         asyncio.run_coroutine_threadsafe(supervisor.stop(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-HOOK = '''"""Written by Quartet's scripts/cpu_torch_env.py: operators that a CUDA torchvision misses beside CPU torch."""
+HOOK = '''"""By Quartet's scripts/cpu_torch_env.py: operators that a CUDA torchvision misses beside CPU torch."""
 
 import sys
 from importlib.abc import MetaPathFinder

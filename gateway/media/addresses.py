@@ -16,6 +16,7 @@ _EMBEDDED_IPV4 = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),  # NAT64
     (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4
 )
+_IPV6_UNICAST = ipaddress.IPv6Network("2000::/3")  # all that is given out; site-local addresses, say, are outside
 
 
 def is_public(address: str) -> bool:
@@ -25,6 +26,8 @@ def is_public(address: str) -> bool:
         for network, shift in _EMBEDDED_IPV4:
             if ip in network:
                 return is_public(str(ipaddress.IPv4Address(int(ip) >> shift & 0xFFFFFFFF)))
+        if ip not in _IPV6_UNICAST:
+            return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from urllib.parse import unquote_to_bytes
 
 import httpx
@@ -27,6 +28,7 @@ class Fetcher:
         self._client = httpx.AsyncClient(
             follow_redirects=False,  # each hop is checked first
             trust_env=False,  # a proxy would resolve names by itself
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none from one request to the next
             timeout=settings.media_fetch_timeout_s,
             # A connection is pinned to an address that was checked for one host: none is kept for another.
             limits=httpx.Limits(max_connections=100, max_keepalive_connections=0),
@@ -95,7 +97,7 @@ class _Pinned:
     async def __aenter__(self) -> httpx.Response:
         port = self._url.port or (443 if self._url.scheme == "https" else 80)
         try:
-            address = await resolve(self._url.host, port, self._private_allowed)
+            address = await resolve(self._url.raw_host.decode(), port, self._private_allowed)
         except ForbiddenAddress as error:
             raise MediaError(str(error)) from None
         request = self._client.build_request(
@@ -103,7 +105,8 @@ class _Pinned:
             self._url.copy_with(host=address),
             # Uncompressed only: a small file must not unfold into a large one.
             headers={"host": self._url.netloc.decode(), "accept-encoding": "identity", "accept": "*/*"},
-            extensions={"sni_hostname": self._url.host},  # the certificate is the host's, not the address's
+            # The certificate is the host's, not the address's.
+            extensions={"sni_hostname": self._url.raw_host.decode()},
         )
         self._response = await self._client.send(request, stream=True)
         return self._response
@@ -119,6 +122,8 @@ def _parse(url: str) -> httpx.URL:
         raise MediaError("not a valid URL") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise MediaError("only https, http and data URLs are read")
+    if (parsed.port or 0) > 65535:
+        raise MediaError("not a valid URL")
     return parsed.copy_with(username=None, password=None) if parsed.userinfo else parsed
 
 

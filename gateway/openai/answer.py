@@ -11,6 +11,7 @@ FINISH_REASON = {
     thinker_pb2.FINISH_REASON_LENGTH: "length",
     thinker_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
 }
+_LEAST_LOGPROB = -9999.0  # OpenAI's value for impossible tokens: JSON has no infinity
 
 
 @dataclass
@@ -119,6 +120,7 @@ def logprobs(delta: thinker_pb2.GenerateDelta) -> list[dict[str, Any]]:
     """OpenAI's form of the log-probabilities of a delta."""
 
     def entry(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
-        return {"token": token.token, "logprob": token.logprob, "bytes": list(token.token_bytes)}
+        logprob = max(token.logprob, _LEAST_LOGPROB)
+        return {"token": token.token, "logprob": logprob, "bytes": list(token.token_bytes)}
 
     return [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in delta.logprobs]

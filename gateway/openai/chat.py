@@ -15,7 +15,7 @@ from gateway import metrics
 from gateway.gateway import Gateway
 from gateway.openai.answer import Answer, usage
 from gateway.openai.connection import EventStream, while_connected
-from gateway.openai.errors import from_failure, from_validation
+from gateway.openai.errors import ApiError, from_failure, from_validation
 from gateway.openai.jobs import to_jobs
 from gateway.openai.openapi import CHAT_OPENAPI
 from gateway.openai.schema import ChatCompletionRequest
@@ -28,6 +28,7 @@ from services.common.errors import DeadlineExceeded, InvalidInput, QueueFull
 router = APIRouter(tags=["chat"])
 
 _LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
+_LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error that ends its stream
 
 
 async def _admitted(http: Request) -> AsyncIterator[Gateway]:
@@ -43,12 +44,22 @@ async def _admitted(http: Request) -> AsyncIterator[Gateway]:
 @router.post("/v1/chat/completions", openapi_extra=CHAT_OPENAPI, response_model=None)
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(_admitted)]) -> Response:
     """Answers a conversation with text and, if asked for, speech."""
-    request = await _parse(await http.body())
+    limit_s = gateway.settings.request_timeout_s
+    request = await _parse(await _body(http, limit_s))
     gateway.require_model(request.model)
     exchange = Exchange(gateway, request, http.state.request_id, http.state.log)
     if request.stream:
-        return EventStream(exchange.stream())
+        return EventStream(exchange.stream(), limit_s + _LAST_WORD_S)
     return JSONResponse(await while_connected(http.receive, exchange.whole()))
+
+
+async def _body(http: Request, limit_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await http.body()
+    except TimeoutError:
+        message = f"the body took longer to arrive than the {limit_s:g} s allowed"
+        raise ApiError(408, message, None, "request_timeout", "timeout_error") from None
 
 
 async def _parse(body: bytes) -> ChatCompletionRequest:

@@ -49,18 +49,25 @@ class EventStream(Response):
 
     Args:
         events: yields encoded events; may raise ApiError.
+        limit_s: a client that has not read the stream to its end by then counts as gone.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], limit_s: float) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"cache-control": "no-cache", "x-accel-buffering": "no"}
         )
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._limit_s = events, limit_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
-            await while_connected(receive, self._send(scope, receive, send))
+            try:
+                async with asyncio.timeout(self._limit_s) as limit:
+                    await while_connected(receive, self._send(scope, receive, send))
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise ClientGone from None
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -66,7 +66,8 @@ def from_failure(failure: StageFailure) -> ApiError:
     match failure.error:
         case InvalidInput() as error:
             param = request_field(failure.stage, error.field)
-            code = "context_length_exceeded" if "context" in error.reason else "invalid_value"
+            too_long = re.search(r"\bcontext\b|tokens; the limit is", error.reason)
+            code = "context_length_exceeded" if too_long else "invalid_value"
             return ApiError(400, f"{param}: {error.reason}", param, code)
         case QueueFull() as error:
             retry_after_s = error.retry_after_s
@@ -95,7 +96,11 @@ _THINKER_FIELDS = (
     (r"^tool_choice\.name", "tool_choice.function.name"),
     (r"\.arguments_json", ".function.arguments"),
 )
-_TALKER_FIELDS = ((r"^speaker$", "audio.voice"), (r"^sampling\.", "quartet.talker."))
+_TALKER_FIELDS = (
+    (r"^speaker$", "audio.voice"),
+    (r"^sampling\.", "quartet.talker."),
+    (r"^token_ids$", "messages"),
+)
 
 
 def request_field(stage: str, field: str) -> str:
@@ -131,6 +136,8 @@ def from_validation(errors: Sequence[Any]) -> ApiError:
             return invalid(param, "required, but missing", "missing_required_parameter")
         case "value_error":
             return invalid(param, str(error["ctx"]["error"]))
+        case "union_tag_invalid" | "union_tag_not_found":
+            return invalid(f"{param}.{error['ctx']['discriminator'].strip(chr(39))}", error["msg"])
         case _:
             return invalid(param, error["msg"])
 
@@ -141,7 +148,8 @@ def _path(location: Sequence[str | int]) -> str:
         before = location[i - 1] if i else None
         if part == "[key]":  # a mapping's key is at fault, and it is the part before
             continue
-        if (isinstance(before, int) and part in _TAGS_AFTER_INDEX) or (
+        is_last = i == len(location) - 1  # then it is a member: a tag has the member at fault after it
+        if (isinstance(before, int) and part in _TAGS_AFTER_INDEX and not is_last) or (
             before == "response_format" and i == 1 and part in _FORMAT_TAGS
         ):
             continue

@@ -12,7 +12,9 @@ from gateway.openai.errors import ApiError, invalid
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
 from gateway.pipeline.job import Job, Speech
 from quartet.v1 import thinker_pb2
+from services.common.channels import MAX_MESSAGE_BYTES
 
+_MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is beyond follows in chunks
 _PARALLEL_FETCHES = 8
 _KINDS = {
@@ -62,6 +64,8 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
     if request.quartet.thinker.chat_template_kwargs:
         start.chat_template_kwargs_json = json.dumps(request.quartet.thinker.chat_template_kwargs)
     late_media = await _attach_media(gateway, pending)
+    if start.ByteSize() > _MAX_START_BYTES:
+        raise invalid("messages", "more text than a request can have", "context_length_exceeded")
 
     jobs = []
     for i in range(request.n or 1):

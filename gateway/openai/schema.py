@@ -147,7 +147,7 @@ class ChatCompletionRequest(MeaninglessHere, ThinkerSampling):
     audio: AudioOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1)] | None = Field(
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(
         default=None, description="answers, each its own run with seed + index"
     )
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(

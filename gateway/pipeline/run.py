@@ -1,6 +1,7 @@
 """Runs a request through its stages: opens all of them at once, merges their outputs, ends them together."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -79,6 +80,8 @@ class _Answer:
         self._stages, self._job, self._index = stages, job, index
         self._queue, self._deadline = queue, deadline
         self._request_id = job.start.request_id
+        # Not the request's id: a client may use that again while a stage still ends the request before.
+        self._stream_id = f"{self._request_id}-{uuid.uuid4().hex[:8]}"
 
     async def run(self) -> None:
         thinker, talker, code2wav = self._stages.thinker, self._stages.talker, self._stages.code2wav
@@ -90,7 +93,7 @@ class _Answer:
         assert code2wav is not None
         for stage in (thinker, talker, code2wav):
             _require_serving(stage)
-        self._job.start.output_stream_id = self._request_id
+        self._job.start.output_stream_id = self._stream_id
         summaries = await all_or_none(
             [
                 self._think(thinker),
@@ -126,10 +129,10 @@ class _Answer:
     async def _speak(self, stage: Stage, thinker_address: str, speech: Speech) -> talker_pb2.SpeakSummary:
         request = talker_pb2.SpeakRequest(
             request_id=self._request_id,
-            source=stream_pb2.StreamSource(address=thinker_address, stream_id=self._request_id),
+            source=stream_pb2.StreamSource(address=thinker_address, stream_id=self._stream_id),
             speaker=speech.speaker,
             sampling=speech.sampling,
-            output_stream_id=self._request_id,
+            output_stream_id=self._stream_id,
         )
         call = talker_pb2_grpc.TalkerServiceStub(stage.channel).Speak(request, timeout=self._time_left_s())
         summary = None
@@ -142,7 +145,7 @@ class _Answer:
     async def _decode(self, stage: Stage, talker_address: str) -> code2wav_pb2.DecodeSummary:
         request = code2wav_pb2.DecodeRequest(
             request_id=self._request_id,
-            source=stream_pb2.StreamSource(address=talker_address, stream_id=self._request_id),
+            source=stream_pb2.StreamSource(address=talker_address, stream_id=self._stream_id),
             sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16,
         )
         call = code2wav_pb2_grpc.Code2WavServiceStub(stage.channel).Decode(request, timeout=self._time_left_s())

@@ -1,7 +1,8 @@
 """gRPC side of code2wav: frames in from a talker or inline, samples out. No model code."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 import grpc
 
@@ -42,12 +43,13 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
         async with serve_call("code2wav", request.request_id, context, self._admission) as call:
             if self._engine is None:
                 raise Unavailable("code2wav is loading its model; retry later")
-            async for response in self._decode(self._engine, request, call):
-                yield response
+            async with aclosing(self._decode(self._engine, request, call)) as responses:
+                async for response in responses:
+                    yield response
 
     async def _decode(
         self, engine: DecodeEngine, request: code2wav_pb2.DecodeRequest, call: Call
-    ) -> AsyncIterator[code2wav_pb2.DecodeResponse]:
+    ) -> AsyncGenerator[code2wav_pb2.DecodeResponse]:
         if request.sample_format not in code2wav_pb2.SampleFormat.values():
             raise InvalidInput("sample_format", f"{request.sample_format} is not a SampleFormat")
         frames_in = _frames(engine, request)

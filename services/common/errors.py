@@ -35,6 +35,10 @@ class NotFound(StageError):
     """What the request names does not exist."""
 
 
+class AlreadyExists(StageError):
+    """What the request asks for has been given to another."""
+
+
 class RequestCancelled(StageError):
     """The caller, or the stage before, gave the request up."""
 

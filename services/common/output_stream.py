@@ -131,11 +131,10 @@ class OutputStream:
                 header_sent = True
                 yield stream_pb2.SubscribeResponse(header=self._header)
             prompt_positions = self._header.prompt_positions if self._header else 0
-            while self._pending and self._credits:
+            while self._has_wanted(wanted, prompt_positions) and self._credits:
                 chunk = _take(self._pending, limit_bytes, wanted, prompt_positions)
-                if chunk.rows:
-                    self._credits -= 1
-                    yield stream_pb2.SubscribeResponse(chunk=chunk)
+                self._credits -= 1
+                yield stream_pb2.SubscribeResponse(chunk=chunk)
                 if self._error:
                     raise self._error
             if self._end and not self._pending:
@@ -145,6 +144,12 @@ class OutputStream:
                 raise InvalidInput("credit.chunks", "the stream has more chunks than were ever granted")
             await self._changed.wait()
 
+    def _has_wanted(self, wanted: dict[str, stream_pb2.Positions], prompt_positions: int) -> bool:
+        """Whether a chunk can be made. Drops what nobody asked for: it must neither cost credit nor wait for some."""
+        while self._pending and not _wanted(self._pending[0], wanted, prompt_positions):
+            self._pending.popleft()
+        return bool(self._pending)
+
 
 def _take(
     pending: deque[stream_pb2.Rows], limit_bytes: int, wanted: dict[str, stream_pb2.Positions], prompt_positions: int
@@ -153,7 +158,7 @@ def _take(
     chunk, room_bytes = stream_pb2.StreamChunk(), limit_bytes
     while pending:
         rows = pending[0]
-        if wanted and (rows.name not in wanted or not _wanted(rows, wanted[rows.name], prompt_positions)):
+        if not _wanted(rows, wanted, prompt_positions):
             pending.popleft()
             continue
         count = rows.tensor.shape[0]
@@ -172,9 +177,14 @@ def _take(
     return chunk
 
 
-def _wanted(rows: stream_pb2.Rows, positions: stream_pb2.Positions, prompt_positions: int) -> bool:
-    """Whether `rows` holds positions of the wanted part. Engines put prompt and output rows apart, and select the
-    multimodal positions themselves."""
+def _wanted(rows: stream_pb2.Rows, wanted: dict[str, stream_pb2.Positions], prompt_positions: int) -> bool:
+    """Whether `rows` is of a wanted kind and part; of an empty `wanted` all are. Engines put prompt and output rows
+    apart, and select the multimodal positions themselves."""
+    if not wanted:
+        return True
+    if rows.name not in wanted:
+        return False
+    positions = wanted[rows.name]
     in_prompt = rows.first_position < prompt_positions
     if positions in (stream_pb2.POSITIONS_PROMPT, stream_pb2.POSITIONS_PROMPT_MULTIMODAL):
         return in_prompt

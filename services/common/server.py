@@ -1,6 +1,7 @@
 """A stage's gRPC server: health, reflection, server info, drain."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
@@ -103,11 +104,12 @@ class StageServer:
         starting = asyncio.ensure_future(start())
         try:
             await asyncio.wait({starting, self._stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._stop.done():
-                self._info.info = starting.result()
-                self.admission.open()
-                await self._health.set(self.service_name, SERVING)
-                log.info("serving", model=settings.model_name, device=self._info.info.device)
+            if self._stop.done():
+                await self._abandon_loading()
+            self._info.info = starting.result()
+            self.admission.open()
+            await self._health.set(self.service_name, SERVING)
+            log.info("serving", model=settings.model_name, device=self._info.info.device)
             await self._stop
             await self._drain()
         finally:
@@ -120,6 +122,12 @@ class StageServer:
     def _request_stop(self) -> None:
         if not self._stop.done():
             self._stop.set_result(None)
+
+    async def _abandon_loading(self) -> None:
+        """Ends the process: loading goes on in a thread, which nothing can stop and the interpreter would wait for."""
+        log.info("stopped while loading")
+        await self.grpc.stop(grace=0)
+        os._exit(1 if self._stop.exception() else 0)
 
     async def _drain(self) -> None:
         await self._health.set(self.service_name, NOT_SERVING)

@@ -6,6 +6,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from services.common.errors import (
+    AlreadyExists,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
@@ -21,6 +22,7 @@ _CODES: dict[type[StageError], int] = {
     QueueFull: code_pb2.RESOURCE_EXHAUSTED,
     Unavailable: code_pb2.UNAVAILABLE,
     NotFound: code_pb2.NOT_FOUND,
+    AlreadyExists: code_pb2.ALREADY_EXISTS,
     RequestCancelled: code_pb2.CANCELLED,
     DeadlineExceeded: code_pb2.DEADLINE_EXCEEDED,
     InternalError: code_pb2.INTERNAL,

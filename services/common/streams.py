@@ -8,7 +8,7 @@ import structlog
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common import metrics
-from services.common.errors import InvalidInput, NotFound, StageError
+from services.common.errors import AlreadyExists, DeadlineExceeded, InvalidInput, NotFound, StageError
 from services.common.output_stream import OutputStream
 from services.common.status import abort
 
@@ -24,7 +24,7 @@ class StreamHub:
 
     def __init__(self) -> None:
         self._streams: dict[str, OutputStream] = {}
-        self._awaited: dict[str, asyncio.Event] = {}
+        self._awaited: dict[str, set[asyncio.Event]] = {}
         self._consumers = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -38,7 +38,7 @@ class StreamHub:
         if stream_id in self._streams:
             raise InvalidInput("output_stream_id", f"'{stream_id}' is in use; ids must be unique")
         stream = self._streams[stream_id] = OutputStream(stream_id, rows, on_exit=self._request_ended)
-        if arrived := self._awaited.get(stream_id):
+        for arrived in self._awaited.get(stream_id, ()):
             arrived.set()
         return stream
 
@@ -47,21 +47,24 @@ class StreamHub:
 
         Raises:
             NotFound: it was not opened within `timeout_s`.
-            InvalidInput: it has a consumer already, or does not offer what is asked for.
+            AlreadyExists: it has a consumer already.
+            InvalidInput: it does not offer what is asked for.
         """
         stream_id = subscription.stream_id
         if stream_id not in self._streams:
-            arrived = self._awaited.setdefault(stream_id, asyncio.Event())
+            arrived = asyncio.Event()
+            self._awaited.setdefault(stream_id, set()).add(arrived)
             try:
                 await asyncio.wait_for(arrived.wait(), timeout_s)
             except TimeoutError:
                 raise NotFound(f"stream {stream_id} was not opened within {timeout_s:g} s") from None
             finally:
-                if self._awaited.get(stream_id) is arrived:
+                self._awaited[stream_id].discard(arrived)
+                if not self._awaited[stream_id]:
                     del self._awaited[stream_id]
         stream = self._streams.get(stream_id)
         if stream is None or stream.taken:
-            raise InvalidInput("stream_id", f"'{stream_id}' has a consumer already")
+            raise AlreadyExists(f"stream {stream_id} has a consumer already")
         stream.accept(subscription)
         return stream
 
@@ -113,7 +116,8 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
         try:
             # At once, so that the consumer can tell a producer that is there from one that is not.
             await context.send_initial_metadata(())
-            subscription = await _first_message(request_iterator)
+            async with asyncio.timeout(CLAIM_TIMEOUT_S):
+                subscription = await _first_message(request_iterator)
             stream = await self._hub.claim(subscription, CLAIM_TIMEOUT_S)
             credit_reader = asyncio.create_task(_read_credit(request_iterator, stream))
             async for response in stream.responses():
@@ -122,6 +126,8 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
                 yield response
             # The consumer may be granting credit at this moment, and a write on an ended call would fail there.
             await asyncio.wait({credit_reader}, timeout=CLAIM_TIMEOUT_S)
+        except TimeoutError:
+            await abort(context, DeadlineExceeded(f"no subscription came within {CLAIM_TIMEOUT_S:g} s"))
         except StageError as error:
             await abort(context, error)
         finally:
@@ -151,6 +157,6 @@ async def _read_credit(requests: AsyncIterator[stream_pb2.SubscribeRequest], str
     async for request in requests:
         if request.WhichOneof("message") != "credit" or not request.credit.chunks:
             stream.fail(InvalidInput("credit.chunks", "every message after the first must grant at least 1 chunk"))
-            return
+            break
         stream.grant(request.credit.chunks)
     stream.close_credit()

@@ -49,6 +49,9 @@ def to_torch(message: tensor_pb2.Tensor, field: str = "tensor") -> torch.Tensor:
             f"{field}.inline",
             f"has {len(message.inline)} bytes, but shape {list(message.shape)} of {dtype} needs {size_bytes}",
         )
-    if not message.inline:
-        return torch.empty(tuple(message.shape), dtype=dtype)
-    return torch.frombuffer(bytearray(message.inline), dtype=dtype).view(tuple(message.shape))
+    try:
+        if not message.inline:
+            return torch.empty(tuple(message.shape), dtype=dtype)
+        return torch.frombuffer(bytearray(message.inline), dtype=dtype).view(tuple(message.shape))
+    except RuntimeError as error:  # no elements, but dimensions that torch cannot count
+        raise InvalidInput(f"{field}.shape", f"{list(message.shape)}: {error}") from None

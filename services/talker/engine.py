@@ -127,9 +127,10 @@ class TalkerEngine:
         outputs: list[_Output] = []
         with self.changed:
             self._drop_cancelled()
-            admitted = [self._waiting.popleft() for _ in range(min(len(self._free), len(self._waiting)))]
-        for speech in admitted:
-            self._admit(speech, outputs)
+        while self._free and self._waiting:
+            self._admit(self._waiting[0], outputs)
+            with self.changed:
+                self._waiting.popleft()  # not before: were the engine to fail at it, it would never be told
         self._prefill()
         texts = self._texts()
         if texts:
@@ -157,6 +158,8 @@ class TalkerEngine:
         try:
             positions = rope_positions(request.prompt, self.spec)
             state.rows = prompt_rows(request.prompt, state.text[0], request.speaker, self._runner.model, positions)
+            if not state.rows.embeddings.isfinite().all():  # in the cache, they would spoil the slot's next requests
+                raise InvalidInput(f"hidden_states.{self.spec.accept_hidden_layer}", "must be finite numbers")
         except StageError as error:
             outputs.append((speech, error))
             return

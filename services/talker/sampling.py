@@ -99,7 +99,8 @@ def draw(logits: torch.Tensor, rules: SamplingRows, noise: torch.Tensor | None, 
     if not width or noise is None:
         return best
     greedy = rules.temperature == 0
-    scaled = logits / torch.where(greedy, 1.0, rules.temperature).unsqueeze(-1)
+    # Less the best one: however small the temperature, nothing overflows.
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / torch.where(greedy, 1.0, rules.temperature).unsqueeze(-1)
     values, codes = scaled.topk(min(width, logits.shape[-1]), dim=-1)
     ranks = torch.arange(values.shape[-1], device=logits.device)
     values = values.masked_fill(ranks >= rules.top_k.unsqueeze(-1), -torch.inf)
@@ -109,13 +110,16 @@ def draw(logits: torch.Tensor, rules: SamplingRows, noise: torch.Tensor | None, 
     sums = shares.cumsum(dim=-1)
     picked = (sums <= noise.unsqueeze(-1) * sums[:, -1:]).sum(dim=-1)
     picked = torch.minimum(picked, (shares > 0).sum(dim=-1) - 1)  # rounding must not pick a code that was cut off
+    picked = picked.clamp_min(0)  # a row whose logits are not numbers must not fail the whole batch
     return torch.where(greedy, best, codes.gather(-1, picked.unsqueeze(-1)).squeeze(-1))
 
 
 def penalize(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
-    """Repetition penalty (Keskar et al., 2019): makes the codes `seen` (rows, codes) less likely."""
+    """Repetition penalty (Keskar et al., 2019): makes the codes `seen` (rows, codes) less likely. Stays finite."""
     penalty = penalty.unsqueeze(-1)
-    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+    most = torch.finfo(logits.dtype).max
+    penalized = torch.where(logits < 0, logits * penalty, logits / penalty).clamp(-most, most)
+    return torch.where(seen, penalized, logits)
 
 
 def uniform(seeds: torch.Tensor, frames: torch.Tensor, groups: int) -> torch.Tensor:

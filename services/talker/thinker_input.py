@@ -8,6 +8,7 @@ from services.talker.spec import TalkerSpec
 
 TOKEN_IDS = "token_ids"
 ROPE_POSITIONS = "rope_positions"
+_MOST_ROPE_POSITION = torch.iinfo(torch.int32).max
 
 
 class ThinkerInput:
@@ -43,7 +44,7 @@ class ThinkerInput:
         """Rows of kind `name` for the positions from `first_position` on.
 
         Raises:
-            InvalidInput: an unknown kind, a wrong shape or dtype, rows out of order, or ids outside the vocabulary.
+            InvalidInput: an unknown kind, a wrong shape or dtype, rows out of order, or values out of range.
         """
         if self._prompt_positions is None:
             raise InvalidInput("header", "must come before the rows")
@@ -58,6 +59,8 @@ class ThinkerInput:
             self._check(name, rows, (3,), is_float=False)
             if first_position != sum(map(len, self._rope)):
                 raise InvalidInput(name, f"positions before {first_position} are missing")
+            if len(rows) and not (rows.min() >= 0 and rows.max() <= _MOST_ROPE_POSITION):
+                raise InvalidInput(name, f"must be 0 to {_MOST_ROPE_POSITION}")
             self._rope.append(rows)
         else:
             self._check(name, rows, (self._spec.thinker_hidden,), is_float=True)

@@ -21,13 +21,13 @@ class DeltaWriter:
 
     Args:
         tokenizer: the checkpoint's, for the text of single tokens.
-        with_logprobs: whether the caller asked for log-probabilities.
+        top_logprobs: alternatives to report for each token, or None where no log-probabilities were asked for.
         tool_calls: finds calls in the text, or None where there are no tools.
     """
 
-    def __init__(self, tokenizer: Any, with_logprobs: bool, tool_calls: ToolCallParser | None) -> None:
+    def __init__(self, tokenizer: Any, top_logprobs: int | None, tool_calls: ToolCallParser | None) -> None:
         self._tokenizer = tokenizer
-        self._with_logprobs = with_logprobs
+        self._top_logprobs = top_logprobs
         self._tool_calls = tool_calls
 
     def delta(self, step: Step) -> thinker_pb2.GenerateDelta:
@@ -39,8 +39,9 @@ class DeltaWriter:
             _add_calls(message, parsed)
             if step.finish_reason:
                 message.text += self._tool_calls.finish().text
-        if self._with_logprobs:
-            message.logprobs.extend(self._logprob(entry[0], entry[1:]) for entry in step.logprobs)
+        if self._top_logprobs is not None:  # vLLM adds the sampled token to the alternatives where it is not among them
+            most = 1 + self._top_logprobs
+            message.logprobs.extend(self._logprob(entry[0], entry[1:most]) for entry in step.logprobs)
         return message
 
     def finish_reason(self, reason: str) -> thinker_pb2.FinishReason:

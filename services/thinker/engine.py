@@ -188,8 +188,8 @@ class ThinkerEngine:
             raise InternalError(f"the thinker's engine failed at request {request_id}") from error
 
     async def died(self) -> None:
-        """Returns when the engine is dead."""
-        while not self._llm.errored:  # noqa: ASYNC110  vLLM has no event for it
+        """Returns when the engine is dead, or deaf to its own rows."""
+        while not (self._llm.errored or self._rows.failed):  # noqa: ASYNC110  vLLM has no event for it
             await asyncio.sleep(HEALTH_PERIOD_S)
 
     async def close(self) -> None:

@@ -78,6 +78,8 @@ async def read_conversation(
     template_kwargs: dict[str, Any] = {}
     if start.chat_template_kwargs_json:
         template_kwargs = check_json_object("chat_template_kwargs_json", start.chat_template_kwargs_json)
+        if "chat_template" in template_kwargs:  # a template is a program, and nothing limits the time it takes
+            raise InvalidInput("chat_template_kwargs_json", "may set the template's variables, not the template")
     tools = [] if tool_choice(start).mode == "none" else read_tools(start)
     return Conversation(messages, tools, start.use_audio_in_video, template_kwargs)
 

@@ -86,7 +86,8 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         if capture and schema is not None:
             capture.close()  # the answer is a call: there is nothing to speak
         parser = ToolCallParser(forced=schema is not None) if choice.mode != "none" else None
-        deltas = DeltaWriter(checkpoint.tokenizer, start.sampling.HasField("top_logprobs"), parser)
+        top_logprobs = start.sampling.top_logprobs if start.sampling.HasField("top_logprobs") else None
+        deltas = DeltaWriter(checkpoint.tokenizer, top_logprobs, parser)
         opening = checkpoint.token_id(OPENING) if parser else None
         completion_tokens = 0
         tap = capture.tap() if capture else None

@@ -67,7 +67,9 @@ class Parsed:
     calls: list[ToolCallPiece] = field(default_factory=list)
 
 
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\S)', re.DOTALL)
+# A name with an escape that JSON lacks, or with half a surrogate pair, is none.
+_NAME = r'"(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*"'
+_HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_NAME})\s*,\s*"arguments"\s*:\s*(?=\S)', re.DOTALL)
 
 
 class ToolCallParser:

@@ -32,7 +32,7 @@ def decoder(tiny_checkpoint) -> Decoder:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(GUARD_S):
-        while not condition():  # noqa: ASYNC110, what is waited for has no event
+        while not condition():
             await asyncio.sleep(0.005)
 
 

@@ -16,6 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from scripted_stages import PCM16, PIECES, SAMPLE_RATE_HZ, VOICES, scripted_stages
 
 from gateway.app import create_app
+from gateway.openai.connection import ClientGone, EventStream
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from services.common.errors import InvalidInput, QueueFull, RequestCancelled, Unavailable
@@ -55,7 +56,7 @@ class Running:
 
     async def until(self, condition) -> None:
         async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110 - nothing announces these
+            while not condition():
                 await asyncio.sleep(0.01)
 
 
@@ -67,7 +68,7 @@ async def running(**settings):
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none"))
         server.capture_signals = contextlib.nullcontext  # signals are pytest's
         serving = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110 - nothing announces it
+        while not server.started:
             await asyncio.sleep(0.01)
         gateway = Running(app, stages, server.servers[0].sockets[0].getsockname()[1])
         await gateway.until(lambda: app.state.gateway.stages.ready)
@@ -230,6 +231,9 @@ async def test_large_media_follow_in_chunks(gateway):
         ({"temperature": "1"}, 400, "temperature"),
         ({"top_logprobs": 2}, 400, "top_logprobs"),
         ({"n": 9}, 400, "n"),
+        ({"n": 10**12}, 400, "n"),
+        ({"messages": [{"role": "system", "content": [{"type": "text"}]}]}, 400, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": "x" * 17_000_000}]}, 400, "messages"),
         ({"modalities": ["audio"]}, 400, "modalities"),
         ({"modalities": ["text", "smell"]}, 400, "modalities[1]"),
         ({"modalities": ["text", "audio"], "audio": {"voice": "nobody"}}, 400, "audio.voice"),
@@ -239,7 +243,7 @@ async def test_large_media_follow_in_chunks(gateway):
         ({"quartet": {"talker": {"top_p": 0}}}, 400, "quartet.talker.top_p"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages[0].content[0].text"),
-        ({"messages": [{"role": "judge", "content": "x"}]}, 400, "messages[0]"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, 400, "messages[0].role"),
     ],
 )
 async def test_bad_requests_name_the_field(gateway, changes, status, param):
@@ -280,6 +284,8 @@ async def test_stage_errors_reach_the_client(gateway):
     thinker = gateway.scripts["thinker"]
     thinker.error = InvalidInput("sampling.top_p", "too low")
     assert (await gateway.refusal(ASK))[1]["param"] == "top_p"
+    thinker.error = InvalidInput("messages", "the prompt has 9 tokens; the limit is 8 with the answer included")
+    assert (await gateway.refusal(ASK))[1]["code"] == "context_length_exceeded"
     thinker.error = QueueFull("full", retry_after_s=3)
     response = await gateway.chat(ASK)
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")
@@ -345,6 +351,33 @@ async def test_deadline():
         status, error = await gateway.refusal(ASK)
         assert (status, error["code"]) == (504, "deadline_exceeded")
         await gateway.until(lambda: gateway.scripts["thinker"].ended == ["cancelled"])
+
+
+async def test_a_client_that_stalls_gives_its_place_up():
+    async with running(request_timeout_s=0.5) as gateway:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))
+        writer.write(head)
+        assert b" 408 " in await reader.readline()
+        writer.close()
+        await gateway.until(lambda: gateway.app.state.gateway.admission.in_flight == 0)
+
+
+async def test_a_stream_nobody_reads_ends():
+    async def events():
+        while True:
+            yield b"data: {}\n\n"
+
+    async def send(_message):
+        await asyncio.Event().wait()
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    made = events()
+    with pytest.raises(ClientGone):
+        await EventStream(made, 0.1)({"type": "http"}, receive, send)
+    assert [event async for event in made] == []  # it was closed
 
 
 async def test_admission_is_bounded():

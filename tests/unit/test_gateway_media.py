@@ -100,6 +100,9 @@ async def test_each_redirect_is_checked(monkeypatch):
         assert await get(f"{origin}/ok", media_private_addresses=True) == b"abc"
         with pytest.raises(MediaError, match="more than 3 times"):
             await get(f"{origin}/loop", media_private_addresses=True)
+        pages["/broken"] = redirect("http://[::1")
+        with pytest.raises(MediaError, match="cannot be fetched"):
+            await get(f"{origin}/broken", media_private_addresses=True)
         with pytest.raises(MediaError, match="only https, http"):
             await get(f"{origin}/file", media_private_addresses=True)
         pages["/out"] = redirect(f"{origin.replace('127.0.0.1', '127.0.0.2')}/a")
@@ -134,8 +137,27 @@ async def test_size_time_type_and_status():
         assert await get(f"{origin}/octets", **limits) == b"abc"
 
 
+async def test_no_cookies_are_kept():
+    pages = {"/a": page(b"abc").replace(b"connection:", b"set-cookie: a=b; path=/\r\nconnection:")}
+    async with site(pages) as (origin, requests):
+        fetcher = Fetcher(settings(media_private_addresses=True))
+        for _ in range(2):
+            await fetcher.get(f"{origin}/a", "image")
+        await fetcher.close()
+    assert "cookie" not in "".join(requests).lower()
+
+
 @pytest.mark.parametrize(
-    "url", ["ftp://example.com/x", "file:///etc/passwd", "x", "http://", "http://[::1", "data:image"]
+    "url",
+    [
+        "http://example.com:70000/x",
+        "ftp://example.com/x",
+        "file:///etc/passwd",
+        "x",
+        "http://",
+        "http://[::1",
+        "data:image",
+    ],
 )
 async def test_other_urls_are_refused(url):
     with pytest.raises(MediaError):
@@ -157,6 +179,7 @@ async def test_other_urls_are_refused(url):
         ("::1", False),
         ("fe80::1%eth0", False),
         ("fd00::1", False),
+        ("fec0::1", False),
         ("::ffff:10.0.0.1", False),
         ("64:ff9b::10.0.0.1", False),
         ("2002:a00:1::", False),

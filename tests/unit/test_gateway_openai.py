@@ -9,11 +9,13 @@ import av
 import numpy as np
 import pytest
 
+from gateway.openai.answer import logprobs
 from gateway.openai.audio import encode
 from gateway.openai.errors import request_field
 from gateway.openai.schema import ChatCompletionRequest
 from gateway.openai.streamed import sse
 from gateway.openai.transcripts import Transcripts
+from quartet.v1 import thinker_pb2
 
 
 def test_the_gateway_needs_no_engine():
@@ -65,11 +67,17 @@ def test_sse_events_are_one_line_whatever_the_text():
         ("thinker", "tools[1].parameters_json", "tools[1].function.parameters"),
         ("thinker", "chat_template_kwargs_json", "quartet.thinker.chat_template_kwargs"),
         ("talker", "speaker", "audio.voice"),
+        ("talker", "token_ids", "messages"),
         ("talker", "sampling.max_frames", "quartet.talker.max_frames"),
     ],
 )
 def test_stage_fields_are_named_as_in_the_request(stage, field, expected):
     assert request_field(stage, field) == expected
+
+
+def test_logprobs_are_json_numbers():
+    delta = thinker_pb2.GenerateDelta(logprobs=[thinker_pb2.TokenLogprob(token="a", logprob=-float("inf"))])
+    assert logprobs(delta)[0]["logprob"] == -9999
 
 
 def test_what_clients_send_back_is_read():

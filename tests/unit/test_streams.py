@@ -10,7 +10,7 @@ import torch
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common import channels
-from services.common.errors import InvalidInput, QueueFull, RequestCancelled, Unavailable
+from services.common.errors import AlreadyExists, InvalidInput, QueueFull, RequestCancelled, Unavailable
 from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.subscribe import CREDITS, subscribe
 from services.common.tensors import to_message, to_torch
@@ -97,6 +97,56 @@ async def test_a_consumer_that_stops_reading_gets_no_more_than_its_credit():
         call.cancel()
 
 
+async def test_rows_that_were_not_asked_for_need_no_credit():
+    async with serving() as (hub, address, _):
+        call = stream_pb2_grpc.TensorStreamServiceStub(channels.channel(address)).Subscribe()
+        first = stream_pb2.Subscription(stream_id="s", request_id="r", initial_credits=1)
+        first.rows.add(name="hidden_states.0")
+        await call.write(stream_pb2.SubscribeRequest(subscription=first))
+        await call.done_writing()  # as grpcurl does: no credit is to come
+        with hub.open("s", ["token_ids", "hidden_states.0"]) as stream:
+            await stream.subscription(5)
+            stream.start(2)
+            stream.put([rows("hidden_states.0", 0, torch.zeros(2, 8))])
+            received = [(await asyncio.wait_for(call.read(), 5)).WhichOneof("message") for _ in range(2)]
+            stream.put([rows("token_ids", 0, torch.zeros(2, dtype=torch.int32))])
+            stream.finish(2)
+        assert received == ["header", "chunk"]
+        assert (await asyncio.wait_for(call.read(), 5)).HasField("end")
+
+
+async def test_a_grant_of_nothing_ends_even_a_finished_stream():
+    async with serving() as (hub, address, _):
+        call = stream_pb2_grpc.TensorStreamServiceStub(channels.channel(address)).Subscribe()
+        first = stream_pb2.Subscription(stream_id="s", request_id="r", initial_credits=1)
+        first.capabilities.max_chunk_bytes = 1024
+        await call.write(stream_pb2.SubscribeRequest(subscription=first))
+        with hub.open("s", ["codes"]) as stream:
+            await stream.subscription(5)
+            stream.start(0)
+            stream.put([rows("codes", 0, torch.zeros(2, 256, dtype=torch.int32))])
+            stream.finish(2)
+        await call.write(stream_pb2.SubscribeRequest(credit=stream_pb2.Credit(chunks=0)))
+        async with asyncio.timeout(5):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in call:
+                    pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await asyncio.wait_for(hub.drain(), 5)
+
+
+async def test_a_consumer_that_gives_up_waiting_leaves_the_next_one_waiting():
+    hub, subscription = StreamHub(), stream_pb2.Subscription(stream_id="s", initial_credits=1)
+    first = asyncio.create_task(hub.claim(subscription, 5))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(hub.claim(subscription, 5))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    stream = hub.open("s", ["codes"])
+    assert await asyncio.wait_for(second, 1) is stream
+
+
 async def test_more_chunks_than_the_first_credit_flow_while_they_are_read():
     count = CREDITS * 5
     async with serving() as (hub, address, _), subscribe(source(address), "r", []) as messages:
@@ -151,7 +201,7 @@ async def test_rows_that_are_not_offered_and_a_second_consumer_are_refused():
             async with subscribe(source(address), "r", []) as first, subscribe(source(address), "r", []) as second:
                 reading = asyncio.create_task(collect(first))
                 await stream.subscription(5)
-                with pytest.raises(InvalidInput, match="consumer already"):
+                with pytest.raises(AlreadyExists, match="consumer already"):
                     await asyncio.wait_for(collect(second), 5)
                 stream.start(0)
                 stream.finish(0)
@@ -171,6 +221,10 @@ def test_tensors_that_contradict_themselves_are_refused():
         to_torch(message, "codes")
     message.shape[:] = [-2, -3]
     with pytest.raises(InvalidInput, match="negative"):
+        to_torch(message)
+    message.shape[:] = [0, 2**62, 2**62]
+    message.inline = b""
+    with pytest.raises(InvalidInput, match="shape"):
         to_torch(message)
     message.dtype = 0
     with pytest.raises(InvalidInput, match="dtype"):

@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).parents[2]
 HANG_GUARD_S = 60.0
 
 STAGE = """
-import argparse, os, subprocess, sys
+import argparse, os, subprocess, sys, time
 from concurrent import futures
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -44,6 +44,9 @@ health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
 servicer.set("quartet.v1." + NAMES[stage], health_pb2.HealthCheckResponse.SERVING)
 server.add_insecure_port("127.0.0.1:" + arguments.port)
 server.start()
+if arguments.model == "dies" and stage == "talker":
+    time.sleep(1)  # ready by then
+    os._exit(7)
 server.wait_for_termination()
 """
 
@@ -54,12 +57,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 flags = argparse.ArgumentParser(allow_abbrev=False)
 flags.add_argument("--host")
 flags.add_argument("--port", type=int)
+flags.add_argument("--pipeline")
 arguments, _ = flags.parse_known_args()
 
 
 class Ready(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200)
+        self.send_response(503 if arguments.pipeline == "never" else 200)
         self.end_headers()
 
 
@@ -70,12 +74,12 @@ ThreadingHTTPServer((arguments.host, arguments.port), Ready).serve_forever()
 class Run:
     """A running `quartet up`: its process, its run directory and the port of its gateway."""
 
-    def __init__(self, directory: Path, model: str = "any") -> None:
+    def __init__(self, directory: Path, model: str = "any", *more: str) -> None:
         self.run_directory = directory / "run"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        flags = ["--model", model, "--port", str(self.port), "--run-dir", str(self.run_directory)]
+        flags = ["--model", model, "--port", str(self.port), "--run-dir", str(self.run_directory), *more]
         self._errors = directory / "stderr.txt"
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -178,6 +182,12 @@ def test_a_stage_that_cannot_start_is_named_with_its_log(stages: Path) -> None:
     assert broken.process.wait(HANG_GUARD_S) == 1
     assert "talker: no such checkpoint: broken" in broken.errors()
     assert all_gone([psutil.Process(p["pid"]) for p in broken.state().values() if psutil.pid_exists(p["pid"])])
+
+
+def test_a_stage_that_dies_while_others_start_is_named(stages: Path) -> None:
+    dying = Run(stages, "dies", "--pipeline", "never")  # the gateway waits for the stage
+    assert dying.process.wait(HANG_GUARD_S) == 1
+    assert "talker ended with status 7" in dying.errors()
 
 
 def test_a_taken_port_is_refused_before_anything_starts(run: Run, stages: Path) -> None:

@@ -50,6 +50,26 @@ def test_greedy_rows_and_sampled_rows_share_a_batch() -> None:
     assert torch.equal(draw(logits, rules, torch.tensor([0.99, 0.99]), CODES), logits.argmax(dim=-1))
 
 
+@pytest.mark.parametrize(("temperature", "penalty"), [(1e-40, 1.0), (1.0, 1e-40), (2.0, 3e38)])
+def test_extreme_rules_still_give_codes(temperature: float, penalty: float) -> None:
+    logits = torch.randn(2, CODES, generator=torch.Generator().manual_seed(1))
+    logits[:, 5:9] = -torch.inf
+    seen = torch.zeros(2, CODES, dtype=torch.bool)
+    seen[:, ::2] = True
+    penalized = penalize(logits, seen, torch.full((2,), penalty))
+    codes = draw(penalized, _rules(temperature, 0, 0.8, 2), torch.tensor([0.0, 0.99]), CODES)
+    if temperature < 1:
+        assert torch.equal(codes, logits.argmax(dim=-1))
+    assert penalized.gather(-1, codes[:, None]).isfinite().all()
+
+
+def test_a_row_that_is_not_numbers_leaves_the_others_alone() -> None:
+    logits = torch.randn(2, CODES, generator=torch.Generator().manual_seed(1))
+    logits[0] = torch.nan
+    codes = draw(logits, _rules(1.0, 1, 1.0, 2), torch.tensor([0.5, 0.5]), CODES)
+    assert codes[1] == logits[1].argmax()
+
+
 def test_repetition_penalty_equals_transformers() -> None:
     logits = torch.randn(1, CODES, generator=torch.Generator().manual_seed(2))
     earlier = torch.tensor([[3, 7, 7, 20]])

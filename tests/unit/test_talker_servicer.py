@@ -176,6 +176,22 @@ async def test_ids_outside_the_vocabulary_are_refused(service: Service) -> None:
         await service.speak(request)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("rope_positions", 2**63 - 1), ("rope_positions", -1), ("hidden_states", torch.nan)]
+)
+async def test_rows_of_hostile_values_are_refused_and_hurt_nobody(service: Service, name: str, value: float) -> None:
+    request = service.inline(sampling=talker_pb2.TalkerSampling(temperature=1, predictor_temperature=1))
+    for rows in request.inline.rows:
+        if rows.name.startswith(name):
+            tensor = to_torch(rows.tensor).to(torch.float32 if name == "hidden_states" else torch.int64)
+            tensor.flatten()[-1] = value
+            rows.tensor.CopyFrom(to_message(tensor))
+    with pytest.raises(InvalidInput, match=name):
+        await service.speak(request)
+    codes, _ = await service.speak(service.inline())
+    np.testing.assert_array_equal(codes, service.answer.codes)
+
+
 async def test_missing_rows_are_refused(service: Service) -> None:
     request = service.inline()
     del request.inline.rows[-1]
@@ -214,7 +230,7 @@ async def test_cancelled_calls_free_their_slots_and_excess_is_refused(service: S
 
 async def _all_free(service: Service) -> None:
     async with asyncio.timeout(5):
-        while service.engine.free_slots < 2:  # noqa: ASYNC110, the engine's thread frees them
+        while service.engine.free_slots < 2:
             await asyncio.sleep(0.01)
 
 

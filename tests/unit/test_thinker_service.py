@@ -91,7 +91,7 @@ async def serving(checkpoint: Path) -> AsyncIterator[Client]:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     flags = f"--model {checkpoint} --port {address.rpartition(':')[2]} --dtype float32 --block-size 32"
     flags += f" --kv-cache-bytes {48 << 20} --max-running-requests 8 --max-context-tokens 1024 --max-audio-s 5"
-    process = subprocess.Popen([sys.executable, "-m", "services.thinker", *flags.split()])  # noqa: ASYNC220
+    process = subprocess.Popen([sys.executable, "-m", "services.thinker", *flags.split()])
     client = Client(address, process)
     try:
         info = server_info_pb2_grpc.ServerInfoServiceStub(client.channel)

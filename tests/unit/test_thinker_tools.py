@@ -11,6 +11,7 @@ ANSWER = (
     'Let me see.<tool_call>\n{"name": "weather", "arguments": {"city": "S\\u00e3o {Paulo}", "days": [1, {"n": 2}]}}\n'
     '</tool_call>\n<tool_call>{"name":"time","arguments":{}}</tool_call> Done < 3.'
 )
+BAD_NAME = r'<tool_call>{"name": "\q", "arguments": {}}</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}]
 
 
@@ -41,7 +42,9 @@ def test_calls_are_separated_from_text(piece: int) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 5, 1000])
-@pytest.mark.parametrize("answer", ["a < b, <tool", "<tool_call>nonsense</tool_call> and on", "<tool_call>cut"])
+@pytest.mark.parametrize(
+    "answer", ["a < b, <tool", "<tool_call>nonsense</tool_call> and on", "<tool_call>cut", BAD_NAME]
+)
 def test_what_is_no_call_stays_text(answer: str, piece: int) -> None:
     assert parse(answer, piece) == (answer, [])
 

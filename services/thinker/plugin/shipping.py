@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import logging
+import os
 import queue
 import threading
 import uuid
@@ -16,6 +18,8 @@ import zmq.asyncio
 LINGER_MS = 1000
 # A front end's event loop handles a message of this size in well under a millisecond.
 MESSAGE_BYTES = 1024 * 1024
+
+log = logging.getLogger(__name__)
 
 Part = tuple[int, int, int]
 """Key of a request, position of the first row, number of rows."""
@@ -90,6 +94,14 @@ class Shipper:
         self._thread.join(timeout=LINGER_MS / 1000)
 
     def _run(self) -> None:
+        try:
+            self._send()
+        except BaseException:
+            # Without its rows every spoken request would wait in vain: the engine ends, and is started anew.
+            log.exception("sending rows failed")
+            os._exit(1)
+
+    def _send(self) -> None:
         with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
             socket.set(zmq.SNDHWM, 0)  # what is in flight is bounded by the requests' contexts
             socket.set(zmq.LINGER, LINGER_MS)
@@ -150,6 +162,11 @@ class RowReceiver:
 
     def __len__(self) -> int:
         return len(self._sinks)
+
+    @property
+    def failed(self) -> bool:
+        """Whether rows are no longer received."""
+        return self._task.done()
 
     async def _run(self) -> None:
         decoder = msgspec.msgpack.Decoder(_Header)
