@@ -45,7 +45,7 @@ def tiny(
     out: Annotated[Path, typer.Option(help="directory to write; made if needed")],
     arch: Annotated[Arch, typer.Option(help="architecture")] = Arch.qwen3_omni,
     seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
-    size: Annotated[Size, typer.Option(help="tiny: about 3 M parameters; small: about 12 M")] = Size.tiny,
+    size: Annotated[Size, typer.Option(help="tiny: 3 M parameters; small: 7 M, other dimensions")] = Size.tiny,
 ) -> None:
     """Make a small random checkpoint with the real architecture, config keys, weight names and tokenizer."""
     from cli.tiny import make_checkpoint
@@ -103,6 +103,8 @@ def chat(
     """Ask a running server; the text streams to the terminal, the speech to --out."""
     from cli.chat import ChatError, ask, part, write_wav
 
+    if voice and not out:
+        raise typer.BadParameter("needs --out, the file for the speech", param_hint="--voice")
     media = [("image", image), ("audio", audio), ("video", video)]
     content: list[dict[str, Any]] = [part(kind, file) for kind, files in media for file in files or ()]
     content.append({"type": "text", "text": question})

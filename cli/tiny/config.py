@@ -130,6 +130,7 @@ def _moe(transformer: Transformer) -> dict[str, Any]:
         "num_experts": transformer.experts,
         "num_experts_per_tok": transformer.experts_per_token,
         "norm_topk_prob": True,
+        "tie_word_embeddings": False,
         "max_position_embeddings": CONTEXT_TOKENS,
         "rope_theta": 1_000_000.0,
         "rope_scaling": {

@@ -17,6 +17,10 @@ SERVICE = {
     "code2wav": "quartet.v1.Code2WavService",
 }
 
+# Health checks in a row without an answer before a stage that was serving counts as down: a busy machine may be late.
+# A stage whose connection is refused or reset is down at once.
+LATE_CHECKS = 3
+
 log = structlog.get_logger()
 
 
@@ -36,6 +40,7 @@ class Stage:
         self.state = "not checked yet"
         self.info: server_info_pb2.GetServerInfoResponse | None = None
         self._check_now = asyncio.Event()
+        self._late = 0
 
     @property
     def serving(self) -> bool:
@@ -75,7 +80,12 @@ class Stage:
                 request = server_info_pb2.GetServerInfoRequest()
                 self.info = await server.GetServerInfo(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
+            self._late = self._late + 1 if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else LATE_CHECKS
+            if was_serving and self._late < LATE_CHECKS:
+                return
             state = f"{error.code().name} at {self.address}"
+        else:
+            self._late = 0
         self._set_state(state)
 
     def _set_state(self, state: str) -> None:

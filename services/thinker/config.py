@@ -11,7 +11,9 @@ class ThinkerSettings(StageSettings):
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_THINKER_")
 
-    max_context_tokens: int | None = Field(None, ge=2, description="longest prompt plus output; default: the model's")
+    max_context_tokens: int | None = Field(
+        None, ge=2, description="longest prompt plus output; default: the model's, or what the KV cache holds"
+    )
     max_batched_tokens: int | None = Field(
         None, ge=1, description="tokens of one engine step; longer prompts are prefilled in chunks; default: vLLM's"
     )

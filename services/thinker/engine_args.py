@@ -31,7 +31,6 @@ def engine_args(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: 
     # Compiled M-RoPE changes what the model hears, so vLLM's own kernel is used (as vLLM-Omni does).
     compilation: dict[str, Any] = {} if on_cpu else {"custom_ops": ["+rotary_embedding"]}
     optional: dict[str, Any] = {
-        "max_model_len": settings.max_context_tokens,
         "max_num_batched_tokens": settings.max_batched_tokens,
         "block_size": settings.block_size,
     }
@@ -39,6 +38,8 @@ def engine_args(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: 
         model=settings.model,
         # vLLM's own "auto" would run a float32 checkpoint in bfloat16.
         dtype=checkpoint.dtype or "auto" if settings.dtype == "auto" else settings.dtype,  # type: ignore[arg-type]
+        # -1: the model's, or what the KV cache holds if that is less
+        max_model_len=settings.max_context_tokens or -1,
         max_num_seqs=settings.max_running_requests,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_bytes,
