@@ -11,7 +11,6 @@ import asyncio
 import base64
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from cli.supervisor import Options
+from cli.supervisor import Options, free_ports
 from cli.tiny import make_checkpoint
 from cli.up import running
 
@@ -140,12 +139,6 @@ def report(rows: dict[int, tuple[dict[str, float], dict[str, float]]]) -> Table:
     return table
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="checkpoint directory; default: a new `quartet tiny` one")
@@ -158,7 +151,7 @@ def main() -> None:
     loads = [Load(PROMPTS[:n], arguments.rounds, arguments.tokens, arguments.frames) for n in arguments.concurrency]
     with tempfile.TemporaryDirectory(prefix="quartet-bench-") as scratch:
         model = arguments.model or make_checkpoint(Path(scratch) / "tiny", seed=0, size="tiny")
-        with running(Options(str(model), port=free_port(), run_directory=Path(scratch) / "run")) as stack:
+        with running(Options(str(model), port=free_ports(1)[0], run_directory=Path(scratch) / "run")) as stack:
             facts: dict[str, Any] = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["quartet"]
             asyncio.run(measure_quartet(stack.url, Load(PROMPTS, 1, arguments.tokens, arguments.frames)))  # warm-up
             quartet = []

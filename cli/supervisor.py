@@ -64,7 +64,7 @@ class Supervisor:
         self._watchers: list[asyncio.Task[None]] = []
         self._guard = Guard()
         options.run_directory.mkdir(parents=True, exist_ok=True)
-        ports = _free_ports(2 * len(READINESS))
+        ports = free_ports(2 * len(READINESS))
         for stage in READINESS:
             port, metrics_port = ports.pop(), ports.pop()
             self._addresses[stage] = f"127.0.0.1:{port}"
@@ -178,7 +178,7 @@ def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that are free now. All are held until all are found, so that they differ."""
     sockets = [socket.socket() for _ in range(count)]
     try:

@@ -15,17 +15,9 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(SamplingDefaults):
     """Rules of one request. Temperature 0 is greedy, top_k 0 keeps all codes, `max_frames` is in codec frames."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    repetition_penalty: float
-    max_frames: int
-    predictor_temperature: float
-    predictor_top_k: int
-    predictor_top_p: float
     seed: int
 
 
