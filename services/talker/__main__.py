@@ -8,7 +8,8 @@ from quartet.v1 import server_info_pb2, talker_pb2_grpc
 from services.common import server
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
-from services.talker.model import TalkerModel, load_model
+from services.talker.loading import load_model
+from services.talker.model import TalkerModel
 from services.talker.prompt import ThinkerPrompt
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve

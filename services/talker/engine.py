@@ -12,7 +12,7 @@ import torch
 
 from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.talker.prompt import answer_head, is_media, prompt_length, prompt_rows, rope_positions
-from services.talker.runner import FrameInput, TalkerRunner, TextInput
+from services.talker.runner import Advance, PromptChunk, StepInput, TalkerRunner
 from services.talker.speech import End, Speech, SpeechRequest, SpeechState
 
 log = structlog.get_logger()
@@ -23,12 +23,13 @@ _Output = tuple[Speech, torch.Tensor | End | StageError]
 class TalkerEngine:
     """Speaks many answers at a time.
 
-    A step admits new requests to free slots, runs one chunk of one request's prefill, then moves every request that
-    has its next text by one frame. A request whose text is late keeps its slot and sits out; nobody waits for it.
+    A step admits new requests to free slots, runs a bounded piece of the prompts that are not done, then moves every
+    request that has its next text by one frame. A request whose text is late keeps its slot and sits out; nobody waits
+    for it.
 
     Args:
         runner: model and slots.
-        prefill_chunk: most prompt positions run in a step, so that a long prompt does not hold up frames.
+        prefill_chunk: most prompt positions run in a step, of all prompts, so that long prompts do not hold up frames.
         on_failure: called on the event loop with what broke the engine, after every request was told.
     """
 
@@ -132,10 +133,7 @@ class TalkerEngine:
             with self.changed:
                 self._waiting.popleft()  # not before: were the engine to fail at it, it would never be told
         self._prefill()
-        texts = self._texts()
-        if texts:
-            self._runner.advance(texts)
-        self._make_frames(outputs)
+        self._speak(outputs)
         if outputs:
             self._call(_deliver, outputs)
 
@@ -169,44 +167,32 @@ class TalkerEngine:
         self._running.append(speech)
 
     def _prefill(self) -> None:
-        """Runs the next chunk of the oldest prompt that is not done."""
-        speech = next((speech for speech in self._running if speech.state.rows), None)
-        if speech is None:
-            return
-        state = speech.state
-        assert state.rows is not None
-        assert state.slot is not None
-        total = len(state.rows.embeddings)
-        end = min(state.prefilled + self._prefill_chunk, total)
-        self._runner.prefill(state.slot, state.rows, state.prefilled, end)
-        state.prefilled = state.length = end
-        if end == total:
-            state.rows, state.ready = None, True
-            if speech.request.marks:
-                speech.request.marks.mark_prefilled()
+        """Runs the oldest prompts that are not done, as much of them as a step may take, in one pass."""
+        chunks, room = [], self._prefill_chunk
+        for speech in self._running:
+            state = speech.state
+            if state.rows is None or state.slot is None or not room:
+                continue
+            begin, total = state.prefilled, len(state.rows.embeddings)
+            end = min(begin + room, total)
+            chunks.append(PromptChunk(state.slot, state.rows, begin, end))
+            room -= end - begin
+            state.prefilled = state.length = end
+            if end == total:
+                state.rows, state.ready = None, True
+        if chunks:
+            self._runner.prefill(chunks)
+            for speech in self._running:
+                if speech.state.ready and speech.request.marks:
+                    speech.request.marks.mark_prefilled()
 
-    def _texts(self) -> list[TextInput]:
-        """The next talker step: of every request that has spoken its last frame and knows its next text."""
-        batch = []
-        with self.changed:
-            for state in [speech.state for speech in self._running]:
-                if state.rows or state.ready or state.slot is None:
-                    continue
-                if not state.text_ready:
-                    state.waiting_since = state.waiting_since or time.monotonic()
-                    continue
-                batch.append(TextInput(state.slot, state.text_id, state.length, state.rope_position))
-                state.length += 1
-                state.rope_position += 1
-                state.ready = True
-        return batch
-
-    def _make_frames(self, outputs: list[_Output]) -> None:
-        """Draws a frame for every request whose state is ready, and ends those that are done."""
-        speaking = [speech for speech in self._running if speech.state.ready]
+    def _speak(self, outputs: list[_Output]) -> None:
+        """Draws a frame for every request that has its state or the text for its next one; ends those that are done."""
+        speaking = self._runnable()
         if not speaking:
             return
-        frames = self._runner.frames([self._frame_input(speech) for speech in speaking])
+        self._compact(speaking)
+        frames = self._runner.step([self._step_input(speech) for speech in speaking])
         for speech, frame, is_end in zip(speaking, frames, frames[:, 0] == self.spec.codec_eos_id, strict=True):
             state = speech.state
             state.ready = False
@@ -221,12 +207,43 @@ class TalkerEngine:
                 outputs.append((speech, end))
                 self._release(speech)
 
-    def _frame_input(self, speech: Speech) -> FrameInput:
+    def _runnable(self) -> list[Speech]:
+        """Requests that can have a frame now. The clock starts for those whose text is late."""
+        runnable = []
+        with self.changed:
+            for speech in self._running:
+                state = speech.state
+                if state.rows or state.slot is None:
+                    continue
+                if state.ready or state.text_ready:
+                    runnable.append(speech)
+                else:
+                    state.waiting_since = state.waiting_since or time.monotonic()
+        return runnable
+
+    def _compact(self, speaking: list[Speech]) -> None:
+        """Moves requests from high slots to free low ones where that halves what a step computes."""
+        while self._free:
+            last = max(speaking, key=lambda speech: speech.state.slot or 0)
+            state, rows = last.state, len(self._running)
+            assert state.slot is not None
+            if state.slot < 2 * rows or self._free[0] > state.slot:
+                return
+            target = heapq.heapreplace(self._free, state.slot)
+            self._runner.move(state.slot, target, state.length)
+            state.slot = target
+
+    def _step_input(self, speech: Speech) -> StepInput:
         sampling, state, spec = speech.request.sampling, speech.state, self.spec
         assert state.slot is not None
         width = sampling.temperature and (sampling.top_k or spec.talker.vocab)
         predictor_width = sampling.predictor_temperature and (sampling.predictor_top_k or spec.predictor.vocab)
-        return FrameInput(state.slot, state.frames, int(width), int(predictor_width))
+        advance = None
+        if not state.ready:
+            advance = Advance(state.text_id, state.length, state.rope_position)
+            state.length += 1
+            state.rope_position += 1
+        return StepInput(state.slot, state.frames, int(width), int(predictor_width), advance)
 
     def _end_all(self, error: StageError) -> None:
         with self.changed:

@@ -1,11 +1,16 @@
-"""The building blocks of talker and code predictor. Module and parameter names are those of the published weights."""
+"""The building blocks of talker and code predictor. Names are those of the published weights, except where several of
+them are one matrix here: `loading.py` knows which."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
+from services.talker.attend import Attend
 from services.talker.spec import MoeSpec, TransformerSpec
+
+# cos and signed sin, as Rope makes them
+Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 class RMSNorm(nn.Module):
@@ -17,9 +22,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scaled = x.float()
-        scaled = scaled * torch.rsqrt(scaled.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * scaled.to(x.dtype)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Rope(nn.Module):
@@ -45,81 +48,64 @@ class Rope(nn.Module):
                 axis[dim : mrope_section[dim] * 3 : 3] = dim
         self.register_buffer("axis", axis, persistent=False)
 
-    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, each (..., 1, head_dim), for `positions` (..., 3) of any number dtype."""
-        angles = positions.float()[..., self.axis] * self.inv_freq
-        angles = torch.cat((angles, angles), dim=-1).unsqueeze(-2)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> Angles:
+        """Angles for `rotate`, each (..., 1, head_dim), for `positions` (..., 3) of any number dtype."""
+        angles = (positions.float()[..., self.axis] * self.inv_freq).unsqueeze(-2)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """Turns `x` (..., heads, head_dim), whose halves pair up, by the angles of `Rope`."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), signed_sin)
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with normed queries and keys, over keys and values that the caller caches."""
+    """Grouped-query attention with normed queries and keys."""
 
-    def __init__(self, spec: TransformerSpec) -> None:
+    _qk_norm: torch.Tensor
+
+    def __init__(self, spec: TransformerSpec, layer: int) -> None:
         super().__init__()
-        self.spec = spec
-        bias = spec.attention_bias
-        self.q_proj = nn.Linear(spec.hidden, spec.heads * spec.head_dim, bias=bias)
-        self.k_proj = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=bias)
-        self.v_proj = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=bias)
-        self.o_proj = nn.Linear(spec.heads * spec.head_dim, spec.hidden, bias=bias)
+        self.spec, self.layer = spec, layer
+        self.normed = spec.heads + spec.kv_heads  # queries and keys, in this order; values follow
+        self.qkv_proj = nn.Linear(
+            spec.hidden, (self.normed + spec.kv_heads) * spec.head_dim, bias=spec.attention_bias
+        )
         self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
         self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+        self.register_buffer("_qk_norm", torch.empty(0), persistent=False)
+        self.o_proj = nn.Linear(spec.heads * spec.head_dim, spec.hidden, bias=spec.attention_bias)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        write_at: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> torch.Tensor:
-        """One layer's attention.
+    def precompute(self) -> None:
+        """To be called once the parameters are loaded: queries and keys are normed in one go."""
+        weights = [self.q_norm.weight] * self.spec.heads + [self.k_norm.weight] * self.spec.kv_heads
+        self._qk_norm = torch.stack(weights)  # (heads + kv_heads, head_dim)
 
-        Args:
-            x: (rows, queries, hidden).
-            rope: cos and sin (rows, queries, 1, head_dim).
-            keys, values: (rows, kv_heads, capacity, head_dim) views into the cache, updated in place.
-            write_at: (rows, queries) int64, where in the cache the new keys and values go.
-            mask: (rows, 1, queries, length) bool, true where a query may look; nothing past `length` is looked at.
-        """
-        spec, shape = self.spec, x.shape[:2]
-        query = rotate(self.q_norm(self.q_proj(x).view(*shape, spec.heads, spec.head_dim)), *rope)
-        key = rotate(self.k_norm(self.k_proj(x).view(*shape, spec.kv_heads, spec.head_dim)), *rope)
-        value = self.v_proj(x).view(*shape, spec.kv_heads, spec.head_dim)
-        index = write_at[:, None, :, None].expand(-1, spec.kv_heads, -1, spec.head_dim)
-        keys.scatter_(2, index, key.transpose(1, 2))
-        values.scatter_(2, index, value.transpose(1, 2))
-        length = mask.shape[-1]
-        mixed = F.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            keys[:, :, :length],
-            values[:, :, :length],
-            attn_mask=mask,
-            enable_gqa=spec.heads != spec.kv_heads,
+    def forward(self, x: torch.Tensor, rope: Angles, attend: Attend) -> torch.Tensor:
+        """`x` (..., hidden), kept; `rope` (..., 1, head_dim) each."""
+        spec = self.spec
+        qkv = self.qkv_proj(x).unflatten(-1, (-1, spec.head_dim))
+        normed = F.rms_norm(qkv[..., : self.normed, :], (spec.head_dim,), eps=spec.norm_eps) * self._qk_norm
+        turned = rotate(normed, *rope)
+        mixed = attend(
+            self.layer, turned[..., : spec.heads, :], turned[..., spec.heads :, :], qkv[..., self.normed :, :]
         )
-        return self.o_proj(mixed.transpose(1, 2).reshape(*shape, -1))
+        return self.o_proj(mixed.flatten(-2))
 
 
 class Mlp(nn.Module):
-    """Gated feed-forward."""
+    """Gated feed-forward; gate and up projection are one matrix."""
 
     def __init__(self, hidden: int, intermediate: int, activation: str) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
         self.activation = ACT2FN[activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(self.activation(gate) * up)
 
 
 class Experts(nn.Module):
@@ -171,24 +157,16 @@ class SparseMoe(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind a norm and added to its input."""
 
-    def __init__(self, spec: TransformerSpec, moe: MoeSpec | None) -> None:
+    def __init__(self, spec: TransformerSpec, layer: int, moe: MoeSpec | None) -> None:
         super().__init__()
-        self.self_attn = Attention(spec)
+        self.self_attn = Attention(spec, layer)
         self.mlp = SparseMoe(spec, moe) if moe else Mlp(spec.hidden, spec.intermediate, spec.activation)
         self.input_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        write_at: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: Angles, attend: Attend) -> torch.Tensor:
         """As `Attention.forward`."""
-        x = x + self.self_attn(self.input_layernorm(x), rope, keys, values, write_at, mask)
+        x = x + self.self_attn(self.input_layernorm(x), rope, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 

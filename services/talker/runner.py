@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from services.talker.attend import AttendPrompts, AttendStep, KeyValueCache, Piece
+from services.talker.graphs import StepGraphs
 from services.talker.model import TalkerModel
 from services.talker.prompt import PromptRows
 from services.talker.sampling import Sampling, SamplingRows, draw, penalize, uniform
@@ -13,40 +16,71 @@ _LENGTH_STEP = 64  # attention looks at a multiple of this many cached positions
 
 
 @dataclass(frozen=True)
-class TextInput:
-    """What one slot's next talker step reads beside its last frame."""
+class Advance:
+    """The talker step that a slot needs before its frame; it reads the slot's last frame and this text."""
 
-    slot: int
     text_id: int
     length: int  # cached positions, which is where the step writes
     rope_position: int
 
 
 @dataclass(frozen=True)
-class FrameInput:
-    """A slot whose state is ready for a frame."""
+class StepInput:
+    """A slot that gets a frame. After a prefill its state is there already, and `advance` is None."""
 
     slot: int
     frame: int  # index of the frame
     width: int  # codes that group 0 keeps; 0 if greedy
+    predictor_width: int
+    advance: Advance | None
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """Rows `begin` to `end` of the prompt in `slot`; those before `begin` were run already."""
+
+    slot: int
+    rows: PromptRows
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What a step's kernels depend on beside its inputs.
+
+    Attributes:
+        rows: the step computes the slots from 0 up to here.
+        length: positions that attention looks at; 0 where no slot advances.
+        width, predictor_width: most codes that any row keeps in group 0, and in the others; 0 if all are greedy.
+    """
+
+    rows: int
+    length: int
+    width: int
     predictor_width: int
 
 
 class TalkerRunner:
     """A model and `slots` rows of state. Used by one thread at a time; knows nothing of requests.
 
-    A batch is the range of slots from the lowest to the highest that takes part. Rows in between that do not take
-    part are computed too, so that every view of the cache is a slice and nothing is gathered; what they compute is
-    thrown away, and what they write goes to a spare position at the end of their slot.
+    A step computes the slots from the first to the highest that takes part, so that every view of the cache is a slice
+    and nothing is gathered. What rows that sit out compute is thrown away, and what they write goes to a spare position
+    at the end of their slot. `move` keeps the slots in use low.
+
+    Args:
+        model: its device and dtype are the runner's.
+        slots: requests at a time.
+        positions: longest prompt plus frames of a request.
+        capture: on CUDA, run each step as one CUDA graph where its shape was captured (`StepGraphs`).
     """
 
-    def __init__(self, model: TalkerModel, slots: int, positions: int) -> None:
+    def __init__(self, model: TalkerModel, slots: int, positions: int, capture: bool = False) -> None:
         sizes, device = model.spec.talker, model.device
         self.model, self.slots, self.positions = model, slots, positions
         # Zeros, not empty: attention weighs masked positions with 0, and 0 times a stray NaN would be NaN.
         shape = (sizes.layers, slots, sizes.kv_heads, positions + 1, sizes.head_dim)
-        self._keys = torch.zeros(shape, dtype=model.dtype, device=device)
-        self._values = torch.zeros(shape, dtype=model.dtype, device=device)
+        self._cache = KeyValueCache(_zeros(shape, model.dtype, device), _zeros(shape, model.dtype, device))
         self._hidden = torch.zeros(slots, sizes.hidden, dtype=model.dtype, device=device)
         self._frame_row = torch.zeros(slots, sizes.hidden, dtype=model.dtype, device=device)
         self._seen = torch.zeros(slots, sizes.vocab, dtype=torch.bool, device=device)
@@ -55,7 +89,26 @@ class TalkerRunner:
         self._rules = SamplingRows.empty(slots, device)
         self._predictor_rules = SamplingRows.empty(slots, device)
         self._suppressed = torch.tensor(model.spec.suppressed_codes, device=device)
+        self._codes = torch.arange(sizes.vocab, device=device)
+        # speaks, advances, text id, place, rope position, frame: (6, slots). An idle row writes to the spare position.
+        self._idle = (0, 0, 0, positions, 0, 0)
+        self._host_inputs = torch.zeros(6, slots, dtype=torch.long, pin_memory=device.type == "cuda")
+        self._inputs = torch.zeros(6, slots, dtype=torch.long, device=device)
+        self._host_idle = torch.tensor(self._idle)[:, None]
+        self._graphs = StepGraphs(self._step, self._inputs, self._idle, positions) if capture else None
 
+    @property
+    def state_bytes(self) -> int:
+        """Key-value memory of all slots."""
+        return self._cache.keys.nbytes + self._cache.values.nbytes
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Captures all shapes of a step with the usual sampling, if the runner captures at all."""
+        if self._graphs:
+            self._graphs.capture_all(StepShape(rows=1, length=1, width=50, predictor_width=50))
+
+    @torch.inference_mode()
     def assign(self, slot: int, sampling: Sampling) -> None:
         """Gives `slot` to a new request."""
         self._seen[slot] = False
@@ -67,79 +120,85 @@ class TalkerRunner:
         )
 
     @torch.inference_mode()
-    def prefill(self, slot: int, rows: PromptRows, begin: int, end: int) -> None:
-        """Runs rows `begin` to `end` of a prompt whose rows before `begin` were run already."""
-        device = self.model.device
-        places = torch.arange(begin, end, device=device)
-        length = self._visible(end)
-        mask = torch.arange(length, device=device) <= places[:, None]
-        hidden = self.model.model(
-            rows.embeddings[None, begin:end],
-            rows.positions[None, begin:end].to(device),
-            self._keys[:, slot : slot + 1, :, :length],
-            self._values[:, slot : slot + 1, :, :length],
-            places[None],
-            mask[None, None],
-        )
-        self._hidden[slot] = hidden[0, -1]
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copies the request in slot `source`, of which `length` positions are cached, to the free slot `target`."""
+        for cache in (self._cache.keys, self._cache.values):
+            cache[:, target, :, :length] = cache[:, source, :, :length]
+        rules = [rule for rows in (self._rules, self._predictor_rules) for rule in vars(rows).values()]
+        for state in (self._hidden, self._frame_row, self._seen, self._penalty, self._seed, *rules):
+            state[target] = state[source]
 
     @torch.inference_mode()
-    def advance(self, batch: list[TextInput]) -> None:
-        """One talker step for the slots in `batch`: last frame and text in, next state out."""
-        rows = _span(batch)
-        host = torch.zeros(4, rows.stop - rows.start, dtype=torch.long)
-        host[2] = self.positions  # the spare position: where rows that sit out write
-        for row in batch:
-            host[:, row.slot - rows.start] = torch.tensor((1, row.text_id, row.length, row.rope_position))
-        active, text_ids, places, rope = host.to(self.model.device, non_blocking=True)
-        length = self._visible(max(row.length for row in batch) + 1)
-        mask = torch.arange(length, device=self.model.device) <= places[:, None]
+    def prefill(self, chunks: Sequence[PromptChunk]) -> None:
+        """Runs chunks of different prompts in one pass."""
+        pieces = [Piece(chunk.slot, chunk.begin, chunk.end) for chunk in chunks]
         hidden = self.model.model(
-            (self._frame_row[rows] + self.model.text_table[text_ids])[:, None],
-            rope[:, None, None].expand(-1, -1, 3),
-            self._keys[:, rows],
-            self._values[:, rows],
-            places[:, None],
-            mask[:, None, None],
+            torch.cat([chunk.rows.embeddings[chunk.begin : chunk.end] for chunk in chunks]),
+            torch.cat([chunk.rows.positions[chunk.begin : chunk.end] for chunk in chunks]).to(self.model.device),
+            AttendPrompts(self._cache, pieces),
         )
-        self._hidden[rows] = torch.where(active.bool()[:, None], hidden[:, 0], self._hidden[rows])
+        end = 0
+        for piece in pieces:
+            end += piece.end - piece.begin
+            self._hidden[piece.slot] = hidden[end - 1]
 
     @torch.inference_mode()
-    def frames(self, batch: list[FrameInput]) -> torch.Tensor:
-        """Draws a frame for each slot in `batch` from its state.
+    def step(self, batch: Sequence[StepInput]) -> torch.Tensor:
+        """One frame for each slot in `batch`. Nothing of it waits for the host until the codes are there.
 
         Returns:
             (batch, groups) int32 on the CPU, in the order of `batch`. Where group 0 is the codec's end-of-speech there
             is no frame, and the rest of the row means nothing.
         """
-        model, rows = self.model, _span(batch)
-        host = torch.zeros(2, rows.stop - rows.start, dtype=torch.long)
+        rows = max(row.slot for row in batch) + 1
+        columns = [self._idle] * rows
+        length = 0
         for row in batch:
-            host[:, row.slot - rows.start] = torch.tensor((1, row.frame))
-        active, frames = host.to(model.device, non_blocking=True)
-        active = active.bool().unsqueeze(-1)
-        width, predictor_width = max(row.width for row in batch), max(row.predictor_width for row in batch)
-        noise = uniform(self._seed[rows], frames, model.spec.num_code_groups) if width or predictor_width else None
+            if row.advance is None:
+                columns[row.slot] = (1, 0, 0, self.positions, 0, row.frame)
+            else:
+                advance = row.advance
+                columns[row.slot] = (1, 1, advance.text_id, advance.length, advance.rope_position, row.frame)
+                length = max(length, advance.length + 1)
+        shape = StepShape(rows, length, max(row.width for row in batch), max(row.predictor_width for row in batch))
+        self._host_inputs[:, :rows] = torch.tensor(columns).T
+        self._host_inputs[:, rows:] = self._host_idle  # a captured step may have more rows
+        self._inputs.copy_(self._host_inputs, non_blocking=True)
+        codes = self._graphs.run(shape) if self._graphs else self._step(shape)
+        return codes[[row.slot for row in batch]].to("cpu", torch.int32)
 
-        hidden, rules, predictor_rules = self._hidden[rows], self._rules[rows], self._predictor_rules[rows]
-        logits = penalize(model.codec_head(hidden).float(), self._seen[rows], self._penalty[rows])
-        logits[:, self._suppressed] = -torch.inf
-        first = draw(logits, rules, None if noise is None else noise[:, 0], width)
-        self._seen[rows] |= active & (torch.arange(logits.shape[-1], device=model.device) == first.unsqueeze(-1))
+    def _step(self, shape: StepShape) -> torch.Tensor:
+        """The codes (rows, groups) int64 of the slots that `_inputs` describes. Static: no value decides what runs."""
+        model, rows = self.model, shape.rows
+        speaks, advances, text_ids, places, rope, frames = self._inputs[:, :rows]
+        if shape.length:
+            length = min(self.positions, -(-shape.length // _LENGTH_STEP) * _LENGTH_STEP)
+            new = model.model(
+                self._frame_row[:rows] + model.text_table[text_ids],
+                rope[:, None].expand(-1, 3),
+                AttendStep(self._cache, places, length),
+            )
+            self._hidden[:rows] = torch.where(advances.bool()[:, None], new, self._hidden[:rows])
+
+        is_random = shape.width or shape.predictor_width
+        noise = uniform(self._seed[:rows], frames, model.spec.num_code_groups).unbind(1) if is_random else None
+        rules, predictor_rules = self._rules[:rows], self._predictor_rules[:rows]
+        hidden, speaks = self._hidden[:rows], speaks.bool()[:, None]
+        logits = penalize(model.codec_head(hidden).float(), self._seen[:rows], self._penalty[:rows])
+        logits.index_fill_(1, self._suppressed, -torch.inf)
+        first = draw(logits, rules, noise and noise[0], shape.width)
+        self._seen[:rows] |= speaks & (self._codes == first.unsqueeze(-1))
 
         def draw_code(logits: torch.Tensor, group: int) -> torch.Tensor:
-            return draw(logits, predictor_rules, None if noise is None else noise[:, group], predictor_width)
+            return draw(logits, predictor_rules, noise and noise[group], shape.predictor_width)
 
         codes, frame_row = model.code_predictor(hidden, first, model.model.codec_embedding(first), draw_code)
-        self._frame_row[rows] = torch.where(active, frame_row, self._frame_row[rows])
-        return codes.to("cpu", torch.int32)[[row.slot - rows.start for row in batch]]
-
-    def _visible(self, length: int) -> int:
-        """`length` rounded up."""
-        return min(self.positions, -(-length // _LENGTH_STEP) * _LENGTH_STEP)
+        self._frame_row[:rows] = torch.where(speaks, frame_row, self._frame_row[:rows])
+        return codes
 
 
-def _span(batch: Sequence[TextInput | FrameInput]) -> slice:
-    """From the lowest slot of `batch` to its highest."""
-    slots = [row.slot for row in batch]
-    return slice(min(slots), max(slots) + 1)
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros which on a CPU take memory only where they are written: numpy leaves them to the operating system."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)).view(dtype)

@@ -23,6 +23,7 @@ def engine_args(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: 
     import torch
     from vllm import AsyncEngineArgs
     from vllm.config import KVTransferConfig
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     from services.thinker.plugin.connector import PluginSettings, RowConnector
 
@@ -44,6 +45,7 @@ def engine_args(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: 
         gpu_memory_utilization=settings.gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_bytes,
         tensor_parallel_size=settings.tensor_parallel_size,
+        distributed_executor_backend=UniProcExecutor if on_cpu and settings.tensor_parallel_size == 1 else None,
         enable_prefix_caching=settings.enable_prefix_caching,
         enable_chunked_prefill=True,
         enforce_eager=on_cpu if settings.enforce_eager is None else settings.enforce_eager,

@@ -14,7 +14,8 @@ from reference import Reference, ReferenceAnswer
 
 from services.common.errors import InvalidInput, StageError
 from services.talker.engine import TalkerEngine
-from services.talker.model import TalkerModel, load_model
+from services.talker.loading import load_model
+from services.talker.model import TalkerModel
 from services.talker.prompt import ThinkerPrompt, is_media
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve

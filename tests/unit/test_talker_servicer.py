@@ -20,7 +20,7 @@ from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.subscribe import subscribe
 from services.common.tensors import to_message, to_torch
 from services.talker.engine import TalkerEngine
-from services.talker.model import load_model
+from services.talker.loading import load_model
 from services.talker.prompt import is_media
 from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer

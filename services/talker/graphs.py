@@ -1,0 +1,98 @@
+"""CUDA graphs of whole talker steps: one launch a frame instead of a thousand."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from services.talker.runner import StepShape
+
+_WARM_UP_RUNS = 2  # before a capture: libraries allocate and choose kernels on their first calls
+_SHORTEST_LENGTH = 256  # positions
+
+
+class StepGraphs:
+    """Captures a step once for every shape it meets, rounded up to few shapes, and replays it from then on.
+
+    Rows are rounded up to a power of two, so are lengths. Sampling widths are rounded up to one of `WIDTHS`; a larger
+    width is rare and runs uncaptured. A rounded-up step computes the same: rows and positions that do not take part are
+    masked, and codes ranked below a row's own top-k are cut off by its rules.
+
+    Args:
+        step: what to capture: reads `inputs` and other static tensors, returns its output.
+        inputs: (fields, slots), read by the step.
+        idle: what a column of `inputs` is for a slot that sits out, (fields,).
+        positions: longest length.
+    """
+
+    WIDTHS = (0, 64)
+
+    def __init__(
+        self,
+        step: "Callable[[StepShape], torch.Tensor]",
+        inputs: torch.Tensor,
+        idle: tuple[int, ...],
+        positions: int,
+    ) -> None:
+        self._step, self._inputs, self._positions = step, inputs, positions
+        self._idle = torch.tensor(idle, device=inputs.device)[:, None]
+        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(self, shape: "StepShape") -> torch.Tensor:
+        """The step's output; on replay a static tensor that the next run overwrites."""
+        if max(shape.width, shape.predictor_width) > self.WIDTHS[-1]:
+            return self._step(shape)
+        rounded = self._round(shape)
+        if rounded not in self._graphs:
+            self._capture(rounded)
+        graph, output = self._graphs[rounded]
+        graph.replay()
+        return output
+
+    def capture_all(self, like: "StepShape") -> None:
+        """Captures every number of rows and every length, so that no request has to wait for it later.
+
+        Args:
+            like: gives the widths.
+        """
+        slots = self._inputs.shape[1]
+        for rows in (1 << n for n in range((slots - 1).bit_length() + 1)):
+            length = _SHORTEST_LENGTH
+            while True:
+                shape = self._round(replace(like, rows=min(rows, slots), length=min(length, self._positions)))
+                if shape not in self._graphs:
+                    self._capture(shape)
+                if length >= self._positions:
+                    break
+                length *= 2
+
+    def _round(self, shape: "StepShape") -> "StepShape":
+        width = max(shape.width, shape.predictor_width)
+        width = next(w for w in self.WIDTHS if w >= width)
+        return replace(
+            shape,
+            rows=min(self._inputs.shape[1], 1 << (shape.rows - 1).bit_length()),
+            # A step in which no slot advances is run as one in which some might: their writes go to spare positions.
+            length=min(self._positions, max(_SHORTEST_LENGTH, 1 << max(0, shape.length - 1).bit_length())),
+            width=width,
+            predictor_width=width,
+        )
+
+    def _capture(self, shape: "StepShape") -> None:
+        """Captures `shape`. The step runs some times for that, with all slots sitting out, so that no state changes."""
+        inputs = self._inputs.clone()
+        self._inputs.copy_(self._idle.expand_as(inputs))
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_RUNS):
+                self._step(shape)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = self._step(shape)
+        self._graphs[shape] = graph, output
+        self._inputs.copy_(inputs)
