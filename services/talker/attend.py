@@ -24,6 +24,10 @@ class KeyValueCache:
     keys: torch.Tensor
     values: torch.Tensor
 
+    def rows(self, count: int) -> "KeyValueCache":
+        """The first `count` slots."""
+        return KeyValueCache(self.keys[:, :count], self.values[:, :count])
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -94,25 +98,20 @@ class AttendStep:
 
 
 class AttendFrame:
-    """Queries of the code predictor at positions `begin` on, the same in all rows: (rows, queries, heads, head_dim).
+    """One query a row at position `place` of a frame, the same in all rows: (rows, heads, head_dim).
 
-    Every pass but the first has one query. Positions that were not written are not looked at.
+    Args:
+        cache: of as many rows, with a position for each pass.
+        place: (1,) int64.
+        mask: (1, 1, 1, positions) bool, true up to `place`.
     """
 
-    def __init__(self, cache: KeyValueCache) -> None:
-        self._cache = cache
-        self.begin = 0
+    def __init__(self, cache: KeyValueCache, place: torch.Tensor, mask: torch.Tensor) -> None:
+        self._cache, self._place, self._mask = cache, place, mask
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        queries, end = query.shape[1], self.begin + query.shape[1]
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[:, :, self.begin : end] = key.transpose(1, 2)
-        values[:, :, self.begin : end] = value.transpose(1, 2)
-        if queries > 1:
-            mixed = F.scaled_dot_product_attention(
-                query.transpose(1, 2), keys[:, :, :end], values[:, :, :end], is_causal=True, enable_gqa=True
-            )
-            return mixed.transpose(1, 2)
-        grouped = query.squeeze(1).unflatten(1, (key.shape[2], -1))
-        mixed = F.scaled_dot_product_attention(grouped, keys[:, :, :end], values[:, :, :end])
-        return mixed.flatten(1, 2).unsqueeze(1)
+        keys.index_copy_(2, self._place, key.unsqueeze(2))
+        values.index_copy_(2, self._place, value.unsqueeze(2))
+        grouped = query.unflatten(1, (key.shape[1], -1))
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask).flatten(1, 2)

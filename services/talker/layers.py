@@ -1,6 +1,8 @@
 """The building blocks of talker and code predictor. Names are those of the published weights, except where several of
 them are one matrix here: `loading.py` knows which."""
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -61,51 +63,25 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torc
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with normed queries and keys."""
+    """Parameters of grouped-query attention with normed queries and keys."""
 
-    _qk_norm: torch.Tensor
-
-    def __init__(self, spec: TransformerSpec, layer: int) -> None:
+    def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
-        self.spec, self.layer = spec, layer
-        self.normed = spec.heads + spec.kv_heads  # queries and keys, in this order; values follow
-        self.qkv_proj = nn.Linear(
-            spec.hidden, (self.normed + spec.kv_heads) * spec.head_dim, bias=spec.attention_bias
-        )
+        width, bias = spec.heads * spec.head_dim, spec.attention_bias
+        self.spec = spec
+        self.qkv_proj = nn.Linear(spec.hidden, width + 2 * spec.kv_heads * spec.head_dim, bias=bias)
         self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
         self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-        self.register_buffer("_qk_norm", torch.empty(0), persistent=False)
-        self.o_proj = nn.Linear(spec.heads * spec.head_dim, spec.hidden, bias=spec.attention_bias)
-
-    def precompute(self) -> None:
-        """To be called once the parameters are loaded: queries and keys are normed in one go."""
-        weights = [self.q_norm.weight] * self.spec.heads + [self.k_norm.weight] * self.spec.kv_heads
-        self._qk_norm = torch.stack(weights)  # (heads + kv_heads, head_dim)
-
-    def forward(self, x: torch.Tensor, rope: Angles, attend: Attend) -> torch.Tensor:
-        """`x` (..., hidden), kept; `rope` (..., 1, head_dim) each."""
-        spec = self.spec
-        qkv = self.qkv_proj(x).unflatten(-1, (-1, spec.head_dim))
-        normed = F.rms_norm(qkv[..., : self.normed, :], (spec.head_dim,), eps=spec.norm_eps) * self._qk_norm
-        turned = rotate(normed, *rope)
-        mixed = attend(
-            self.layer, turned[..., : spec.heads, :], turned[..., spec.heads :, :], qkv[..., self.normed :, :]
-        )
-        return self.o_proj(mixed.flatten(-2))
+        self.o_proj = nn.Linear(width, spec.hidden, bias=bias)
 
 
 class Mlp(nn.Module):
-    """Gated feed-forward; gate and up projection are one matrix."""
+    """Parameters of a gated feed-forward."""
 
-    def __init__(self, hidden: int, intermediate: int, activation: str) -> None:
+    def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
         self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
-        self.activation = ACT2FN[activation]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(self.activation(gate) * up)
 
 
 class Experts(nn.Module):
@@ -118,56 +94,120 @@ class Experts(nn.Module):
 
 
 class SparseMoe(nn.Module):
-    """Routed experts plus a gated shared expert. No step of it waits for the device.
-
-    The experts run as two grouped matrix products over the tokens sorted by expert, so that the number of tokens an
-    expert gets never reaches the host.
-    """
+    """Parameters of routed experts and a gated shared expert."""
 
     def __init__(self, spec: TransformerSpec, moe: MoeSpec) -> None:
         super().__init__()
-        self.moe = moe
         self.gate = nn.Linear(spec.hidden, moe.experts, bias=False)
         self.experts = Experts(spec, moe)
-        self.shared_expert = Mlp(spec.hidden, moe.shared_intermediate, spec.activation)
+        self.shared_expert = Mlp(spec.hidden, moe.shared_intermediate)
         self.shared_expert_gate = nn.Linear(spec.hidden, 1, bias=False)
-        self.activation = ACT2FN[spec.activation]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens = x.reshape(-1, x.shape[-1])
-        probabilities = torch.softmax(self.gate(tokens), dim=-1, dtype=torch.float32)
-        weights, chosen = probabilities.topk(self.moe.experts_per_token, dim=-1)
-        if self.moe.renormalize:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        routed = self._run_experts(tokens, chosen, weights.to(tokens.dtype))
-        shared = torch.sigmoid(self.shared_expert_gate(tokens)) * self.shared_expert(tokens)
-        return (routed + shared).view_as(x)
 
-    def _run_experts(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        by_expert, order = chosen.flatten().sort(stable=True)
-        experts = torch.arange(self.moe.experts, device=tokens.device)
-        ends = torch.searchsorted(by_expert, experts, right=True).to(torch.int32)
-        inputs = tokens[order // self.moe.experts_per_token]
-        gate, up = F.grouped_mm(inputs, self.experts.gate_up_proj.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-        outputs = F.grouped_mm(self.activation(gate) * up, self.experts.down_proj.transpose(1, 2), offs=ends)
-        unsorted = torch.empty_like(outputs).index_copy_(0, order, outputs)
-        return (unsorted.view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
+class _MlpWeights(NamedTuple):
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class _MoeWeights(NamedTuple):
+    gate: torch.Tensor
+    gate_up: torch.Tensor  # (experts, hidden, 2 intermediate)
+    down: torch.Tensor  # (experts, intermediate, hidden)
+    shared: _MlpWeights
+    shared_gate: torch.Tensor
+    experts: torch.Tensor  # (experts,) their numbers
+
+
+class _LayerWeights(NamedTuple):
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    qk_norm: torch.Tensor  # (heads + kv_heads, head_dim)
+    o: torch.Tensor
+    o_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    mlp: _MlpWeights | _MoeWeights
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to its input."""
+    """Attention and feed-forward, each behind a norm and added to its input.
+
+    The modules within hold parameters; what is computed is below, over plain tensors: finding a parameter in a module
+    costs a CPU as much as a small kernel, and a frame has a thousand of those.
+    """
+
+    _weights: _LayerWeights
 
     def __init__(self, spec: TransformerSpec, layer: int, moe: MoeSpec | None) -> None:
         super().__init__()
-        self.self_attn = Attention(spec, layer)
-        self.mlp = SparseMoe(spec, moe) if moe else Mlp(spec.hidden, spec.intermediate, spec.activation)
+        self.spec, self.layer, self.moe = spec, layer, moe
+        self.self_attn = Attention(spec)
+        self.mlp = SparseMoe(spec, moe) if moe else Mlp(spec.hidden, spec.intermediate)
         self.input_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
+        self.activation = ACT2FN[spec.activation].forward
+
+    def precompute(self) -> None:
+        """To be called once the parameters are loaded."""
+        attn, mlp = self.self_attn, self.mlp
+        if isinstance(mlp, SparseMoe):
+            feed_forward = _MoeWeights(
+                mlp.gate.weight,
+                mlp.experts.gate_up_proj.transpose(1, 2),
+                mlp.experts.down_proj.transpose(1, 2),
+                _MlpWeights(mlp.shared_expert.gate_up_proj.weight, mlp.shared_expert.down_proj.weight),
+                mlp.shared_expert_gate.weight,
+                torch.arange(len(mlp.experts.down_proj), device=mlp.gate.weight.device),
+            )
+        else:
+            feed_forward = _MlpWeights(mlp.gate_up_proj.weight, mlp.down_proj.weight)
+        qk_norm = [attn.q_norm.weight] * self.spec.heads + [attn.k_norm.weight] * self.spec.kv_heads
+        self._weights = _LayerWeights(
+            self.input_layernorm.weight,
+            attn.qkv_proj.weight,
+            attn.qkv_proj.bias,
+            torch.stack(qk_norm),
+            attn.o_proj.weight,
+            attn.o_proj.bias,
+            self.post_attention_layernorm.weight,
+            feed_forward,
+        )
 
     def forward(self, x: torch.Tensor, rope: Angles, attend: Attend) -> torch.Tensor:
-        """As `Attention.forward`."""
-        x = x + self.self_attn(self.input_layernorm(x), rope, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        """`x` (tokens, hidden), kept; `rope` (tokens or 1, 1, head_dim) each."""
+        spec, w = self.spec, self._weights
+        qkv = F.linear(_norm(x, w.input_norm, spec), w.qkv, w.qkv_bias).view(len(x), -1, spec.head_dim)
+        normed = spec.heads + spec.kv_heads  # queries and keys, in this order; values follow
+        turned = rotate(F.rms_norm(qkv[:, :normed], (spec.head_dim,), None, spec.norm_eps) * w.qk_norm, *rope)
+        mixed = attend(self.layer, turned[:, : spec.heads], turned[:, spec.heads :], qkv[:, normed:])
+        x = x + F.linear(mixed.reshape(len(x), -1), w.o, w.o_bias)
+        y = _norm(x, w.mlp_norm, spec)
+        return x + (self._run_moe(y, w.mlp) if isinstance(w.mlp, _MoeWeights) else self._run_mlp(y, w.mlp))
+
+    def _run_mlp(self, x: torch.Tensor, w: _MlpWeights) -> torch.Tensor:
+        gate, up = F.linear(x, w.gate_up).chunk(2, dim=-1)
+        return F.linear(self.activation(gate) * up, w.down)
+
+    def _run_moe(self, x: torch.Tensor, w: _MoeWeights) -> torch.Tensor:
+        """Routed experts plus the shared one. No step of it waits for the device: the experts run as two grouped matrix
+        products over the tokens sorted by expert, so that the number of tokens an expert gets never reaches the host.
+        """
+        assert self.moe is not None
+        wanted = self.moe.experts_per_token
+        weights, chosen = torch.softmax(F.linear(x, w.gate), dim=-1, dtype=torch.float32).topk(wanted, dim=-1)
+        if self.moe.renormalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        by_expert, order = chosen.flatten().sort(stable=True)
+        ends = torch.searchsorted(by_expert, w.experts, right=True, out_int32=True)
+        gate, up = F.grouped_mm(x[order // wanted], w.gate_up, offs=ends).chunk(2, dim=-1)
+        outputs = F.grouped_mm(self.activation(gate) * up, w.down, offs=ends)
+        unsorted = torch.empty_like(outputs).index_copy_(0, order, outputs).view(len(x), wanted, -1)
+        routed = (unsorted * weights.to(x.dtype).unsqueeze(-1)).sum(dim=1)
+        return torch.addcmul(routed, torch.sigmoid(F.linear(x, w.shared_gate)), self._run_mlp(x, w.shared))
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, spec: TransformerSpec) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, spec.norm_eps)
 
 
 class ResizeMlp(nn.Module):

@@ -89,6 +89,7 @@ class TalkerRunner:
         self._rules = SamplingRows.empty(slots, device)
         self._predictor_rules = SamplingRows.empty(slots, device)
         self._suppressed = torch.tensor(model.spec.suppressed_codes, device=device)
+        self._frame_cache = model.code_predictor.new_cache(slots)
         self._codes = torch.arange(sizes.vocab, device=device)
         # speaks, advances, text id, place, rope position, frame: (6, slots). An idle row writes to the spare position.
         self._idle = (0, 0, 0, positions, 0, 0)
@@ -181,18 +182,22 @@ class TalkerRunner:
             self._hidden[:rows] = torch.where(advances.bool()[:, None], new, self._hidden[:rows])
 
         is_random = shape.width or shape.predictor_width
-        noise = uniform(self._seed[:rows], frames, model.spec.num_code_groups).unbind(1) if is_random else None
-        rules, predictor_rules = self._rules[:rows], self._predictor_rules[:rows]
+        noise = uniform(self._seed[:rows], frames, model.spec.num_code_groups).unbind() if is_random else None
         hidden, speaks = self._hidden[:rows], speaks.bool()[:, None]
         logits = penalize(model.codec_head(hidden).float(), self._seen[:rows], self._penalty[:rows])
         logits.index_fill_(1, self._suppressed, -torch.inf)
-        first = draw(logits, rules, noise and noise[0], shape.width)
+        first = draw(logits, self._rules.first(rows, shape.width), noise and noise[0])
         self._seen[:rows] |= speaks & (self._codes == first.unsqueeze(-1))
 
-        def draw_code(logits: torch.Tensor, group: int) -> torch.Tensor:
-            return draw(logits, predictor_rules, noise and noise[group], shape.predictor_width)
-
-        codes, frame_row = model.code_predictor(hidden, first, model.model.codec_embedding(first), draw_code)
+        first_row = model.model.codec_embedding(first)
+        codes, frame_row = model.code_predictor(
+            self._frame_cache.rows(rows),
+            hidden,
+            first,
+            first_row,
+            self._predictor_rules.first(rows, shape.predictor_width),
+            noise,
+        )
         self._frame_row[:rows] = torch.where(speaks, frame_row, self._frame_row[:rows])
         return codes
 

@@ -2,6 +2,7 @@
 
 import secrets
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -71,39 +72,56 @@ class SamplingRows:
         self.top_k[slot] = top_k or torch.iinfo(torch.long).max
         self.top_p[slot] = top_p
 
-    def __getitem__(self, rows: slice) -> "SamplingRows":
-        return SamplingRows(self.temperature[rows], self.top_k[rows], self.top_p[rows])
+    def first(self, rows: int, width: int) -> "DrawRules":
+        """The rules of the first `rows` slots, none of which keeps more than `width` codes."""
+        temperature = self.temperature[:rows, None]
+        greedy = temperature == 0
+        ranks = torch.arange(width, device=temperature.device)
+        kept = torch.where(greedy, 1, self.top_k[:rows, None])
+        return DrawRules(width, torch.where(greedy, 1.0, temperature), ranks >= kept, self.top_p[:rows, None])
 
 
-def draw(logits: torch.Tensor, rules: SamplingRows, noise: torch.Tensor | None, width: int) -> torch.Tensor:
+class DrawRules(NamedTuple):
+    """What `draw` needs of the rules of some rows, made once for all draws of a step.
+
+    Attributes:
+        width: most codes that any of the rows keeps; 0 when all are greedy.
+        temperature: (rows, 1) float32; 1 for greedy rows, which keep one code.
+        cut: (rows, width) bool, true for ranks beyond a row's top-k.
+        top_p: (rows, 1) float32.
+    """
+
+    width: int
+    temperature: torch.Tensor
+    cut: torch.Tensor
+    top_p: torch.Tensor
+
+
+def draw(logits: torch.Tensor, rules: DrawRules, noise: torch.Tensor | None) -> torch.Tensor:
     """Draws a code a row: temperature, then top-k, then top-p, as transformers' logits warpers do.
 
     Args:
         logits: (rows, codes) float32.
         rules: of these rows.
-        noise: uniform in [0, 1), (rows,) float32. Unused if width is 0.
-        width: most codes that any of the rows keeps; 0 when all are greedy.
+        noise: uniform in [0, 1), (rows,) float32. Unused if all rows are greedy.
 
     Returns:
         (rows,) int64.
     """
-    best = logits.argmax(dim=-1)
+    width = min(rules.width, logits.shape[-1])
     if not width or noise is None:
-        return best
-    greedy = rules.temperature == 0
+        return logits.argmax(dim=-1)
+    values, codes = logits.topk(width, dim=-1)
     # Less the best one: however small the temperature, nothing overflows.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / torch.where(greedy, 1.0, rules.temperature).unsqueeze(-1)
-    values, codes = scaled.topk(min(width, logits.shape[-1]), dim=-1)
-    ranks = torch.arange(values.shape[-1], device=logits.device)
-    values = values.masked_fill(ranks >= rules.top_k.unsqueeze(-1), -torch.inf)
-    shares = values.softmax(dim=-1)
-    better = shares.cumsum(dim=-1) - shares  # share of the codes ranked above
-    shares = shares.masked_fill(better >= rules.top_p.unsqueeze(-1), 0.0)
+    scaled = ((values - values[:, :1]) / rules.temperature).masked_fill(rules.cut[:, :width], -torch.inf)
+    shares = scaled.softmax(dim=-1)
     sums = shares.cumsum(dim=-1)
-    picked = (sums <= noise.unsqueeze(-1) * sums[:, -1:]).sum(dim=-1)
-    picked = torch.minimum(picked, (shares > 0).sum(dim=-1) - 1)  # rounding must not pick a code that was cut off
-    picked = picked.clamp_min(0)  # a row whose logits are not numbers must not fail the whole batch
-    return torch.where(greedy, best, codes.gather(-1, picked.unsqueeze(-1)).squeeze(-1))
+    kept = sums - shares < rules.top_p  # share of the codes ranked above
+    mass = (shares * kept).sum(dim=-1, keepdim=True)
+    picked = (sums <= noise.unsqueeze(-1) * mass).sum(dim=-1)
+    # Rounding must not pick a code that was cut off, nor a row whose logits are not numbers fail the whole batch.
+    picked = torch.minimum(picked, (kept & (shares > 0)).sum(dim=-1) - 1).clamp_min(0)
+    return codes.gather(-1, picked.unsqueeze(-1)).squeeze(-1)
 
 
 def penalize(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
@@ -124,10 +142,10 @@ def uniform(seeds: torch.Tensor, frames: torch.Tensor, groups: int) -> torch.Ten
         groups: code groups of a frame.
 
     Returns:
-        (rows, groups) float32.
+        (groups, rows) float32.
     """
-    counter = frames.unsqueeze(-1) * groups + torch.arange(groups, device=seeds.device)
-    mixed = _mix(_mix(seeds.unsqueeze(-1) + _GAMMA) + (counter + 1) * _GAMMA)
+    counter = frames * groups + torch.arange(groups, device=seeds.device).unsqueeze(-1)
+    mixed = _mix(_mix(seeds + _GAMMA) + (counter + 1) * _GAMMA)
     return _shift_right(mixed, 40).float() * 2.0**-24
 
 

@@ -37,7 +37,7 @@ def test_draws_follow_transformers_warpers(temperature: float, top_k: int, top_p
 
     grid = 20_000  # evenly spread noise: the share of each code is its probability, to within one grid cell
     noise = (torch.arange(grid) + 0.5) / grid
-    codes = draw(logits.expand(grid, -1), _rules(temperature, top_k, top_p, grid), noise, top_k or CODES)
+    codes = draw(logits.expand(grid, -1), _rules(temperature, top_k, top_p, grid).first(grid, top_k or CODES), noise)
     shares = torch.bincount(codes, minlength=CODES) / grid
     torch.testing.assert_close(shares, expected, atol=2e-4, rtol=0)
 
@@ -47,7 +47,7 @@ def test_greedy_rows_and_sampled_rows_share_a_batch() -> None:
     rules = SamplingRows.empty(2, torch.device("cpu"))
     rules.set(0, 0.0, 0, 1.0)
     rules.set(1, 1.0, 1, 1.0)
-    assert torch.equal(draw(logits, rules, torch.tensor([0.99, 0.99]), CODES), logits.argmax(dim=-1))
+    assert torch.equal(draw(logits, rules.first(2, CODES), torch.tensor([0.99, 0.99])), logits.argmax(dim=-1))
 
 
 @pytest.mark.parametrize(("temperature", "penalty"), [(1e-40, 1.0), (1.0, 1e-40), (2.0, 3e38)])
@@ -57,7 +57,7 @@ def test_extreme_rules_still_give_codes(temperature: float, penalty: float) -> N
     seen = torch.zeros(2, CODES, dtype=torch.bool)
     seen[:, ::2] = True
     penalized = penalize(logits, seen, torch.full((2,), penalty))
-    codes = draw(penalized, _rules(temperature, 0, 0.8, 2), torch.tensor([0.0, 0.99]), CODES)
+    codes = draw(penalized, _rules(temperature, 0, 0.8, 2).first(2, CODES), torch.tensor([0.0, 0.99]))
     if temperature < 1:
         assert torch.equal(codes, logits.argmax(dim=-1))
     assert penalized.gather(-1, codes[:, None]).isfinite().all()
@@ -66,7 +66,7 @@ def test_extreme_rules_still_give_codes(temperature: float, penalty: float) -> N
 def test_a_row_that_is_not_numbers_leaves_the_others_alone() -> None:
     logits = torch.randn(2, CODES, generator=torch.Generator().manual_seed(1))
     logits[0] = torch.nan
-    codes = draw(logits, _rules(1.0, 1, 1.0, 2), torch.tensor([0.5, 0.5]), CODES)
+    codes = draw(logits, _rules(1.0, 1, 1.0, 2).first(2, CODES), torch.tensor([0.5, 0.5]))
     assert codes[1] == logits[1].argmax()
 
 
@@ -81,7 +81,7 @@ def test_repetition_penalty_equals_transformers() -> None:
 def test_noise_is_uniform_and_a_function_of_seed_frame_and_group() -> None:
     seeds, frames = torch.arange(100).repeat_interleave(50), torch.arange(50).repeat(100)
     noise = uniform(seeds, frames, 16)
-    assert torch.equal(noise[777], uniform(seeds[777:778], frames[777:778], 16)[0])
+    assert torch.equal(noise[:, 777:778], uniform(seeds[777:778], frames[777:778], 16))
     assert 0 <= noise.min() < noise.max() < 1
     assert noise.unique().numel() > 0.99 * noise.numel()
     counts = torch.histc(noise, bins=10, min=0, max=1) / noise.numel()
