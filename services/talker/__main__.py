@@ -26,7 +26,10 @@ async def serve(settings: TalkerSettings) -> None:
     async def start() -> server_info_pb2.GetServerInfoResponse:
         model = await asyncio.to_thread(_load, settings)
         positions = min(settings.max_context_positions, model.spec.max_positions)
-        runner = TalkerRunner(model, settings.max_running_requests, positions)
+        # Grouped matrix products of other dtypes wait for the host, which a graph cannot hold.
+        capture = model.device.type == "cuda" and model.dtype == torch.bfloat16 and not settings.enforce_eager
+        runner = TalkerRunner(model, settings.max_running_requests, positions, capture)
+        await asyncio.to_thread(runner.capture)
         engine = TalkerEngine(runner, settings.prefill_chunk_positions, on_failure=stage.fatal)
         engines.append(engine)
         await _warm_up(engine)

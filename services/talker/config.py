@@ -14,4 +14,11 @@ class TalkerSettings(StageSettings):
     max_context_positions: int = Field(
         8192, ge=16, description="longest prompt plus frames; key-value memory is reserved for this many a request"
     )
-    prefill_chunk_positions: int = Field(512, ge=1, description="most prompt positions run between two frames")
+    prefill_chunk_positions: int = Field(
+        512, ge=1, description="most prompt positions, of all waiting requests together, run between two frames"
+    )
+    enforce_eager: bool | None = Field(
+        None,
+        description="run a step kernel by kernel; default: only on a CPU. On a GPU a bfloat16 step is otherwise one "
+        "CUDA graph",
+    )

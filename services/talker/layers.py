@@ -161,12 +161,12 @@ class DecoderLayer(nn.Module):
             )
         else:
             feed_forward = _MlpWeights(mlp.gate_up_proj.weight, mlp.down_proj.weight)
-        qk_norm = [attn.q_norm.weight] * self.spec.heads + [attn.k_norm.weight] * self.spec.kv_heads
+        norms = (attn.q_norm.weight, self.spec.heads), (attn.k_norm.weight, self.spec.kv_heads)
         self._weights = _LayerWeights(
             self.input_layernorm.weight,
             attn.qkv_proj.weight,
             attn.qkv_proj.bias,
-            torch.stack(qk_norm),
+            torch.cat([weight.expand(count, -1) for weight, count in norms]),
             attn.o_proj.weight,
             attn.o_proj.bias,
             self.post_attention_layernorm.weight,

@@ -49,24 +49,27 @@ class CodePredictor(nn.Module):
         self.lm_head = nn.ModuleList(
             nn.Linear(self.sizes.hidden, self.sizes.vocab, bias=False) for _ in range(self.groups - 1)
         )
+        # Found once: a parameter costs as much to find as a small kernel to run. See `precompute`.
         self._passes: list[Pass] = []
-        self._layers, self._heads, self._embeddings = [], [], []
+        self._layers: list[DecoderLayer] = []
+        self._heads: list[torch.Tensor] = []
+        self._embeddings: list[torch.Tensor] = []
 
     def precompute(self) -> None:
         """To be called once the parameters are loaded."""
-        weight = self.lm_head[0].weight
+        weight = self.model.norm.weight
         places = torch.arange(self.groups, device=weight.device)
         cos, sin = self.model.rope(places.unsqueeze(-1), weight.dtype)
-        self._layers = [layer.forward for layer in self.model.layers]
-        self._heads = [head.weight for head in self.lm_head]
-        self._embeddings = [embedding.weight for embedding in self.model.codec_embedding]
+        self._layers = [layer for layer in self.model.layers if isinstance(layer, DecoderLayer)]
+        self._heads = list(self.lm_head.parameters())
+        self._embeddings = list(self.model.codec_embedding.parameters())
         self._passes = [
             Pass(places[i : i + 1], (cos[i], sin[i]), (places <= i)[None, None, None]) for i in range(self.groups)
         ]
 
     def new_cache(self, rows: int) -> KeyValueCache:
         """Keys and values of the frames of `rows` rows. Its contents need not outlast a frame."""
-        sizes, weight = self.sizes, self.lm_head[0].weight
+        sizes, weight = self.sizes, self.model.norm.weight
         shape = (sizes.layers, rows, sizes.kv_heads, self.groups, sizes.head_dim)
         return KeyValueCache(weight.new_zeros(shape), weight.new_zeros(shape))
 
@@ -97,7 +100,7 @@ class CodePredictor(nn.Module):
         for group in range(1, self.groups):
             x = self._run_layers(row, cache, self._passes[group])
             logits = F.linear(self.model.norm(x), self._heads[group - 1]).float()
-            codes.append(draw(logits, rules, noise and noise[group]))
+            codes.append(draw(logits, rules, noise[group] if noise else None))
             row = F.embedding(codes[-1], self._embeddings[group - 1])
             total = total + row
         return torch.stack(codes, dim=1), total
@@ -106,5 +109,5 @@ class CodePredictor(nn.Module):
         """The stack on one position of each row: (rows, hidden), kept."""
         attend = AttendFrame(cache, at.place, at.mask)
         for layer in self._layers:
-            x = layer(x, at.rope, attend)
+            x = layer.forward(x, at.rope, attend)
         return x

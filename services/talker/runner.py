@@ -152,14 +152,14 @@ class TalkerRunner:
             is no frame, and the rest of the row means nothing.
         """
         rows = max(row.slot for row in batch) + 1
-        columns = [self._idle] * rows
+        columns = [list(self._idle) for _ in range(rows)]
         length = 0
         for row in batch:
             if row.advance is None:
-                columns[row.slot] = (1, 0, 0, self.positions, 0, row.frame)
+                columns[row.slot] = [1, 0, 0, self.positions, 0, row.frame]
             else:
                 advance = row.advance
-                columns[row.slot] = (1, 1, advance.text_id, advance.length, advance.rope_position, row.frame)
+                columns[row.slot] = [1, 1, advance.text_id, advance.length, advance.rope_position, row.frame]
                 length = max(length, advance.length + 1)
         shape = StepShape(rows, length, max(row.width for row in batch), max(row.predictor_width for row in batch))
         self._host_inputs[:, :rows] = torch.tensor(columns).T
@@ -186,7 +186,7 @@ class TalkerRunner:
         hidden, speaks = self._hidden[:rows], speaks.bool()[:, None]
         logits = penalize(model.codec_head(hidden).float(), self._seen[:rows], self._penalty[:rows])
         logits.index_fill_(1, self._suppressed, -torch.inf)
-        first = draw(logits, self._rules.first(rows, shape.width), noise and noise[0])
+        first = draw(logits, self._rules.first(rows, shape.width), noise[0] if noise else None)
         self._seen[:rows] |= speaks & (self._codes == first.unsqueeze(-1))
 
         first_row = model.model.codec_embedding(first)
