@@ -16,3 +16,8 @@ DURATION = Histogram(
     "quartet_request_seconds", "From acceptance to the end of a request", ["stage"], buckets=_LATENCY_BUCKETS_S
 )
 STREAM_BYTES = Counter("quartet_stream_bytes_total", "Tensor payload sent to consumers", ["stage", "rows"])
+STREAM_PENDING = Gauge(
+    "quartet_stream_positions_pending",
+    "Positions made that wait for their consumers' credit, of all streams",
+    ["stage"],
+)

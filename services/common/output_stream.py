@@ -16,7 +16,12 @@ class OutputStream:
     """One request's rows on their way to one consumer. For the event loop's thread only.
 
     `put` never blocks: an engine's step must not wait for a network. What is buffered is bounded by the request itself
-    (its context length, its most frames); what is in flight by the consumer's credit.
+    (its context length, its most frames), and where the producer can stand still by `room`; what is in flight by the
+    consumer's credit.
+
+    Attributes:
+        consumer_gone: its call has ended.
+        pending_positions: positions put and not sent, of all kinds of rows.
 
     As a context manager: leaving without `finish` fails the stream with the StageError that is being raised, or else
     with RequestCancelled.
@@ -26,9 +31,11 @@ class OutputStream:
         self.stream_id = stream_id
         self.offered = tuple(offered)
         self.consumer_gone = False
+        self.pending_positions = 0
         self._on_exit = on_exit
         self._subscribed: asyncio.Future[stream_pb2.Subscription] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
+        self._sent = asyncio.Event()
         self._header: stream_pb2.StreamHeader | None = None
         self._pending: deque[stream_pb2.Rows] = deque()
         self._end: stream_pb2.StreamEnd | None = None
@@ -58,8 +65,16 @@ class OutputStream:
     def put(self, rows: Sequence[stream_pb2.Rows]) -> None:
         """Appends rows. Those the consumer did not ask for must not be put, except as a whole kind."""
         if not self.consumer_gone:
-            self._pending.extend(row for row in rows if row.tensor.shape[0])
+            rows = [row for row in rows if row.tensor.shape[0]]
+            self._pending.extend(rows)
+            self.pending_positions += sum(row.tensor.shape[0] for row in rows)
             self._changed.set()
+
+    async def room(self, positions: int) -> None:
+        """Waits while a consumer leaves `positions` or more pending. One that has yet to come is not waited for."""
+        while self.pending_positions >= positions and self.taken and not self.consumer_gone:
+            self._sent.clear()
+            await self._sent.wait()
 
     def finish(self, end_position: int) -> None:
         """Completes the stream: what is pending is still delivered."""
@@ -72,7 +87,9 @@ class OutputStream:
         if self._end is None and self._error is None:
             self._error = error
             self._pending.clear()
+            self.pending_positions = 0
             self._changed.set()
+            self._sent.set()
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +114,11 @@ class OutputStream:
                 raise InvalidInput(f"rows[{i}].name", f"'{row.name}' is not offered; there is {list(self.offered)}")
         self._credits = subscription.initial_credits
         self._subscribed.set_result(subscription)
+
+    def consumer_left(self) -> None:
+        """Its call has ended; what is put from now on is dropped."""
+        self.consumer_gone = True
+        self._sent.set()
 
     @property
     def taken(self) -> bool:
@@ -132,8 +154,10 @@ class OutputStream:
                 yield stream_pb2.SubscribeResponse(header=self._header)
             prompt_positions = self._header.prompt_positions if self._header else 0
             while self._has_wanted(wanted, prompt_positions) and self._credits:
-                chunk = _take(self._pending, limit_bytes, wanted, prompt_positions)
+                chunk = _take(self._pending, limit_bytes)
+                self.pending_positions -= sum(row.tensor.shape[0] for row in chunk.rows)
                 self._credits -= 1
+                self._sent.set()
                 yield stream_pb2.SubscribeResponse(chunk=chunk)
                 if self._error:
                     raise self._error
@@ -146,21 +170,18 @@ class OutputStream:
 
     def _has_wanted(self, wanted: dict[str, stream_pb2.Positions], prompt_positions: int) -> bool:
         """Whether a chunk can be made. Drops what nobody asked for: it must neither cost credit nor wait for some."""
-        while self._pending and not _wanted(self._pending[0], wanted, prompt_positions):
-            self._pending.popleft()
+        if any(not _wanted(rows, wanted, prompt_positions) for rows in self._pending):
+            kept = [rows for rows in self._pending if _wanted(rows, wanted, prompt_positions)]
+            self._pending = deque(kept)
+            self.pending_positions = sum(rows.tensor.shape[0] for rows in kept)
         return bool(self._pending)
 
 
-def _take(
-    pending: deque[stream_pb2.Rows], limit_bytes: int, wanted: dict[str, stream_pb2.Positions], prompt_positions: int
-) -> stream_pb2.StreamChunk:
+def _take(pending: deque[stream_pb2.Rows], limit_bytes: int) -> stream_pb2.StreamChunk:
     """Takes what fits into one chunk off `pending`: several small rows together, or a part of a large one."""
     chunk, room_bytes = stream_pb2.StreamChunk(), limit_bytes
     while pending:
         rows = pending[0]
-        if not _wanted(rows, wanted, prompt_positions):
-            pending.popleft()
-            continue
         count = rows.tensor.shape[0]
         row_bytes = max(1, len(rows.tensor.inline) // count)
         fitting = min(count, room_bytes // row_bytes or (0 if chunk.rows else 1))

@@ -79,7 +79,7 @@ class StreamHub:
         if not self._consumers:
             self._idle.set()
         if stream:
-            stream.consumer_gone = True
+            stream.consumer_left()
             self._forget(stream)
 
     def _request_ended(self, stream: OutputStream) -> None:
@@ -95,6 +95,11 @@ class StreamHub:
         """Returns when no consumer is being served."""
         await self._idle.wait()
 
+    @property
+    def pending_positions(self) -> int:
+        """Positions that wait for their consumers' credit, of all streams. May be read from any thread."""
+        return sum(stream.pending_positions for stream in list(self._streams.values()))
+
     def __len__(self) -> int:
         return len(self._streams)
 
@@ -105,6 +110,7 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
     def __init__(self, hub: StreamHub, stage: str) -> None:
         self._hub = hub
         self._stage = stage
+        metrics.STREAM_PENDING.labels(stage).set_function(lambda: hub.pending_positions)
 
     async def Subscribe(
         self,

@@ -11,6 +11,8 @@ import structlog
 import torch
 
 from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
+from services.common.priority import yield_to_event_loops
+from services.talker import metrics
 from services.talker.prompt import answer_head, is_media, prompt_length, prompt_rows, rope_positions
 from services.talker.runner import Advance, PromptChunk, StepInput, TalkerRunner
 from services.talker.speech import End, Speech, SpeechRequest, SpeechState
@@ -29,6 +31,7 @@ class TalkerEngine:
 
     Args:
         runner: model and slots.
+        max_frames_ahead: most frames of a request that nobody has read yet. Beyond that it stands still.
         prefill_chunk: most prompt positions run in a step, of all prompts, so that long prompts do not hold up frames.
         on_failure: called on the event loop with what broke the engine, after every request was told.
     """
@@ -37,11 +40,13 @@ class TalkerEngine:
         self,
         runner: TalkerRunner,
         prefill_chunk: int = 512,
+        max_frames_ahead: int = 128,
         on_failure: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self.spec = runner.model.spec
         self.changed = threading.Condition()  # guards _waiting, _stopping, _failure and the shared part of each state
         self._runner, self._prefill_chunk, self._on_failure = runner, prefill_chunk, on_failure
+        self._max_frames_ahead = max_frames_ahead
         self._waiting: deque[Speech] = deque()
         self._running: list[Speech] = []
         self._free = list(range(runner.slots))
@@ -100,6 +105,8 @@ class TalkerEngine:
     # What follows runs in the engine's thread.
 
     def _run(self) -> None:
+        if self._runner.model.device.type == "cpu":
+            yield_to_event_loops()
         try:
             while self._await_work():
                 self._step()
@@ -122,12 +129,17 @@ class TalkerEngine:
         if self._waiting and (self._free or any(speech.state.cancelled for speech in self._waiting)):
             return True
         states = [speech.state for speech in self._running]
-        return any(state.cancelled or state.rows or state.ready or state.text_ready for state in states)
+        return any(state.cancelled or state.rows or self._is_runnable(state) for state in states)
+
+    def _is_runnable(self, state: SpeechState) -> bool:
+        """Whether it can have a frame now, prefill aside."""
+        return (state.ready or state.text_ready) and state.frames - state.frames_read < self._max_frames_ahead
 
     def _step(self) -> None:
         outputs: list[_Output] = []
         with self.changed:
             self._drop_cancelled()
+            metrics.REQUESTS_WAITING.set(len(self._waiting))
         while self._free and self._waiting:
             self._admit(self._waiting[0], outputs)
             with self.changed:
@@ -144,6 +156,7 @@ class TalkerEngine:
 
     def _release(self, speech: Speech) -> None:
         self._running.remove(speech)
+        metrics.REQUESTS_RUNNING.dec()
         speech.state.rows = None
         if speech.state.slot is not None:
             heapq.heappush(self._free, speech.state.slot)
@@ -165,6 +178,7 @@ class TalkerEngine:
         state.slot = heapq.heappop(self._free)
         self._runner.assign(state.slot, request.sampling)
         self._running.append(speech)
+        metrics.REQUESTS_RUNNING.inc()
 
     def _prefill(self) -> None:
         """Runs the oldest prompts that are not done, as much of them as a step may take, in one pass."""
@@ -182,6 +196,7 @@ class TalkerEngine:
                 state.rows, state.ready = None, True
         if chunks:
             self._runner.prefill(chunks)
+            metrics.PREFILL_POSITIONS.inc(self._prefill_chunk - room)
             for speech in self._running:
                 if speech.state.ready and speech.request.marks:
                     speech.request.marks.mark_prefilled()
@@ -192,13 +207,16 @@ class TalkerEngine:
         if not speaking:
             return
         self._compact(speaking)
-        frames = self._runner.step([self._step_input(speech) for speech in speaking])
+        with metrics.STEP_SECONDS.time():
+            frames = self._runner.step([self._step_input(speech) for speech in speaking])
+        metrics.STEP_ROWS.observe(len(speaking))
         for speech, frame, is_end in zip(speaking, frames, frames[:, 0] == self.spec.codec_eos_id, strict=True):
             state = speech.state
             state.ready = False
             end: End | None = "stop" if is_end else None
             if not is_end:
                 outputs.append((speech, frame))
+                metrics.FRAMES.inc()
                 with self.changed:
                     state.frames += 1
                 if state.frames >= state.most_frames:
@@ -209,16 +227,21 @@ class TalkerEngine:
 
     def _runnable(self) -> list[Speech]:
         """Requests that can have a frame now. The clock starts for those whose text is late."""
-        runnable = []
+        runnable, no_text, no_reader = [], 0, 0
         with self.changed:
             for speech in self._running:
                 state = speech.state
-                if state.rows or state.slot is None:
+                if state.rows:
                     continue
-                if state.ready or state.text_ready:
+                if self._is_runnable(state):
                     runnable.append(speech)
+                elif state.ready or state.text_ready:
+                    no_reader += 1
                 else:
+                    no_text += 1
                     state.waiting_since = state.waiting_since or time.monotonic()
+        metrics.REQUESTS_PARKED.labels("text").set(no_text)
+        metrics.REQUESTS_PARKED.labels("consumer").set(no_reader)
         return runnable
 
     def _compact(self, speaking: list[Speech]) -> None:
@@ -251,6 +274,7 @@ class TalkerEngine:
             ended = [*self._waiting, *self._running]
             self._waiting.clear()
         self._running.clear()
+        metrics.REQUESTS_RUNNING.set(0)
         self._call(_deliver, [(speech, error) for speech in ended])
 
     def _call(self, function: Callable, argument: object) -> None:

@@ -21,6 +21,8 @@ from services.talker.speech import Speech, SpeechRequest
 from services.talker.thinker_input import ROPE_POSITIONS, TOKEN_IDS, ThinkerInput
 
 CODES = "codes"
+# Frames that wait for the consumer's credit before the speech is read no further, and then made no further.
+MAX_PENDING_FRAMES = 64
 
 _ENDS = {"stop": talker_pb2.SPEECH_END_STOP, "length": talker_pb2.SPEECH_END_LENGTH}
 
@@ -89,6 +91,7 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
                         yield talker_pb2.SpeakResponse(frames=rows)
                     else:
                         output.put([rows])
+                        await output.room(MAX_PENDING_FRAMES)
             assert speech.end is not None
             yield talk.summary(_ENDS[speech.end], output)
         finally:

@@ -88,11 +88,16 @@ class Speech:
     async def frames(self) -> AsyncGenerator[torch.Tensor, None]:
         """Codec frames as they come to exist, those that are ready together at once: (n, groups) int32 on the CPU.
 
+        Asking for the next ones says that those before were dealt with: the engine runs only so far ahead.
+
         Raises:
             StageError: the engine failed.
             Exception: what `fail` was given.
         """
         while True:
+            with self._engine.changed:
+                self.state.frames_read = self.frame_count
+                self._engine.changed.notify()
             ready = [await self._outputs.get()]
             while not self._outputs.empty():
                 ready.append(self._outputs.get_nowait())
@@ -124,6 +129,7 @@ class SpeechState:
         length: cached positions.
         rope_position: of the next step.
         frames: frames made.
+        frames_read: of them, those that the reader has dealt with.
         most_frames: the request's limit, or what fits into the slot.
         ready: whether a state waits for its frame.
     """
@@ -140,6 +146,7 @@ class SpeechState:
         self.length = 0
         self.rope_position = 0
         self.frames = 0
+        self.frames_read = 0
         self.most_frames = most_frames
         self.ready = False
         self._tts_eos_id, self._tts_pad_id = tts_eos_id, tts_pad_id

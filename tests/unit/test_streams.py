@@ -157,6 +157,30 @@ async def test_more_chunks_than_the_first_credit_flow_while_they_are_read():
         assert len((await asyncio.wait_for(collect(messages), 20))[1]["codes"]) == count
 
 
+async def test_a_producer_that_asks_for_room_waits_for_a_slow_consumer_and_for_no_other():
+    frame = torch.zeros(1, 16 * 1024, dtype=torch.int32)  # a chunk
+    async with serving() as (hub, address, _):
+        with hub.open("s", ["codes"]) as stream:
+            stream.start(0)
+            for i in range(CREDITS + 8):
+                stream.put([rows("codes", i, frame)])
+            await asyncio.wait_for(stream.room(4), 1)  # nobody has come yet
+            async with subscribe(source(address), "r", []) as messages:
+                assert isinstance(await anext(messages), stream_pb2.StreamHeader)
+                waiting = asyncio.create_task(stream.room(4))
+                await asyncio.sleep(0.1)
+                assert not waiting.done()
+                assert hub.pending_positions == stream.pending_positions == 8
+                for _ in range(CREDITS):
+                    await anext(messages)
+                await asyncio.wait_for(waiting, 5)
+                stream.put([rows("codes", CREDITS + 8 + i, frame) for i in range(2 * CREDITS)])
+                waiting = asyncio.create_task(stream.room(1))
+                await asyncio.sleep(0.1)
+                assert not waiting.done()
+            await asyncio.wait_for(waiting, 5)  # the consumer has left
+
+
 @pytest.mark.parametrize("error", [QueueFull("full", 7.0), InvalidInput("speaker", "no such voice")])
 async def test_the_producers_error_reaches_the_consumer_as_it_was(error):
     async with serving() as (hub, address, _), subscribe(source(address), "r", []) as messages:

@@ -225,3 +225,42 @@ async def test_a_broken_engine_tells_every_request(setup: Setup) -> None:
     assert isinstance(await asyncio.wait_for(failure, 10), IndexError)
     with pytest.raises(StageError, match="stopped"):
         engine.submit(setup.request("text"))
+
+
+async def test_a_batch_of_32_says_what_32_single_runs_say(setup: Setup) -> None:
+    names, rules = list(CONVERSATIONS), {"temperature": 0.9, "predictor_temperature": 1.0, "repetition_penalty": 1.05}
+    requests = [setup.request(names[i % len(names)], seed=i, **(rules if i % 2 else {})) for i in range(32)]
+    engine = setup.engine(slots=32)
+    together = await asyncio.gather(*[_say(engine, request) for request in requests])
+    alone = [await _say(engine, request) for request in requests]
+    engine.close()
+    for i, (one, other) in enumerate(zip(alone, together, strict=True)):
+        np.testing.assert_array_equal(one, other, err_msg=f"request {i}")
+    assert sum(map(len, together)) > 32 * 4
+
+
+async def test_a_reader_that_stops_holds_up_its_own_speech_only(setup: Setup) -> None:
+    engine = setup.engine(slots=2, max_frames_ahead=4)
+    unread = engine.submit(setup.request("image"))
+    unread.finish_text()
+    expected = setup.answer("image").codes
+    assert len(expected) > 4
+    np.testing.assert_array_equal(await _say(engine, setup.request("text")), setup.answer("text").codes)
+    assert unread.state.frames == 4
+    np.testing.assert_array_equal(await _codes(unread), expected)
+    engine.close()
+
+
+async def test_requests_move_down_when_the_slots_below_are_free(setup: Setup) -> None:
+    engine = setup.engine(slots=8)
+    short = [engine.submit(setup.request("text", max_frames=2)) for _ in range(7)]
+    last = engine.submit(setup.request("image", first_tokens=2))
+    for speech in short:
+        speech.finish_text()
+        await _codes(speech)
+    last.feed(setup.answer("image").token_ids[2:])
+    last.finish_text()
+    np.testing.assert_array_equal(await _codes(last), setup.answer("image").codes)
+    assert last.state.slot == 0
+    assert engine.free_slots == 8
+    engine.close()

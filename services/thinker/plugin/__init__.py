@@ -10,6 +10,8 @@ import os
 import shutil
 import threading
 
+from services.common.priority import yield_to_event_loops
+
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
 
 SCRATCH_DIR = "QUARTET_SCRATCH_DIR"
@@ -23,6 +25,15 @@ def register() -> None:
     # By name: the model is imported where it is needed.
     ModelRegistry.register_model(ARCHITECTURE, "services.thinker.plugin.model:RecordingThinker")
     _die_with_parent()
+    _make_way()
+
+
+def _make_way() -> None:
+    """On a CPU, lets the event loops go before vLLM's engine. Its other threads inherit the priority."""
+    import torch
+
+    if multiprocessing.parent_process() is not None and not torch.cuda.is_available():
+        yield_to_event_loops()
 
 
 def _die_with_parent() -> None:
