@@ -2,6 +2,7 @@
 # an extra index with CPU builds of torch. THINKER=thinker-cuda on a machine with a GPU.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
 PIP_FLAGS ?=
+BENCH ?=
 THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
@@ -41,8 +42,9 @@ format: $(READY)
 protos: $(READY)  ## generates the stubs again
 	$(BIN)/python protos/generate.py
 
-bench: $(READY)  ## TTFT, TTFA and total time beside transformers, in one run
-	$(BIN)/python benchmarks/first_sound.py
+bench: $(READY)  ## speech under load beside transformers, in one run; BENCH: more flags, e.g. BENCH="--json figures.json"
+	$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[bench]'
+	$(BIN)/python benchmarks/speech.py $(BENCH)
 
 clean:
 	rm -rf .venv quartet build *.egg-info

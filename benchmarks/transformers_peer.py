@@ -1,50 +1,100 @@
-"""transformers' `generate` under the load of first_sound.py; prints one JSON line of timings for each load on stdin.
+"""transformers' `generate` on the same weights and requests; the named peer of speech.py.
 
-A process of its own, so that neither side's threads or memory touch the other's.
+A process of its own, so that neither side's threads or memory touch the other's: prompts in as lines of JSON on stdin,
+one line of JSON for each answer on stdout. `ask` is the other end. transformers has no server and speaks one request
+at a time, so concurrent requests wait in line, as behind any lock, and its audio comes as a whole.
 """
 
 import json
+import os
+import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-import torch
-from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
-from transformers.generation.streamers import BaseStreamer
-from transformers.utils import logging
+from answer import Answer
+from load import line_arrivals
 
 
-class FirstToken(BaseStreamer):
-    """Notes when the first generated token came. The first `put` is the prompt."""
+def ask(
+    model: Path, prompts: Sequence[str], tokens: int, frames: int, threads: int
+) -> tuple[list[Answer], dict[str, float]]:
+    """Has a peer answer `prompts` greedily, one after another, on `threads` threads.
 
-    def __init__(self) -> None:
-        self.puts = 0
-        self.first_s = 0.0
+    Returns:
+        The answers, each sent when the one before it was complete; and the CPU seconds of one, under the name of the
+        only process.
 
-    def put(self, value: torch.Tensor) -> None:
-        self.puts += 1
-        if self.puts == 2:
-            self.first_s = time.perf_counter()
+    Raises:
+        subprocess.CalledProcessError: it failed; its output says why.
+    """
+    command = [sys.executable, __file__, str(model)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    lines = "\n".join(json.dumps({"prompt": prompt, "tokens": tokens, "frames": frames}) for prompt in prompts)
+    peer = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    found = [json.loads(line) for line in peer.stdout.splitlines() if line.startswith("{")]
+    answers = [
+        Answer(
+            prompt=prompt,
+            sent_s=each["sent_s"],
+            done_s=each["done_s"],
+            text=each["text"],
+            text_s=each["token_s"],
+            audio=[(each["done_s"], each["samples"])] if each["samples"] else [],
+            tokens=len(each["token_s"]),
+            frames=each["frames"],
+        )
+        for prompt, each in zip(prompts, found, strict=True)
+    ]
+    return answers, {"transformers": sum(each["cpu_s"] for each in found) / len(found)}
 
-    def end(self) -> None:
-        pass
+
+def in_line(answers: Sequence[Answer], concurrency: int) -> list[Answer]:
+    """What `concurrency` workers of a closed loop would have seen: the same answers, one after another, each sent when
+    the worker's last was complete. The first of every worker are left out, as they waited in a shorter line."""
+    sent_s = line_arrivals([answer.done_s for answer in answers], concurrency, answers[0].sent_s)
+    return [replace(answer, sent_s=at_s) for answer, at_s in zip(answers, sent_s, strict=True)][concurrency:]
 
 
 def main() -> None:
+    import torch
+    from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
+    from transformers.generation.streamers import BaseStreamer
+    from transformers.utils import logging
+
+    class TokenTimes(BaseStreamer):
+        """When each generated token came. The first `put` is the prompt."""
+
+        def __init__(self) -> None:
+            self.times_s: list[float] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.times_s.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.simplefilter("ignore")
     directory = sys.argv[1]
     processor = Qwen3OmniMoeProcessor.from_pretrained(directory)
     model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(directory, dtype="auto").eval()
-
     voices = model.config.talker_config.speaker_id
+    samples_per_frame = int(model.code2wav.total_upsample)
 
-    def speak(prompt: str, tokens: int, frames: int, sent_s: float) -> dict:
+    def speak(prompt: str, tokens: int, frames: int) -> dict:
+        sent_s, cpu_before_s = time.perf_counter(), time.process_time()
         conversation = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
         text = processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
         inputs = processor(text=text, return_tensors="pt")
-        first = FirstToken()
+        streamer = TokenTimes()
         sequences, wav = model.generate(
             **inputs,
-            thinker_streamer=first,
+            thinker_streamer=streamer,
             thinker_do_sample=False,
             thinker_max_new_tokens=tokens + 1,  # it never speaks its last token
             thinker_eos_token_id=model.config.im_end_token_id,
@@ -55,23 +105,22 @@ def main() -> None:
         done_s = time.perf_counter()
         sequences = getattr(sequences, "sequences", sequences)
         new = sequences[0, inputs["input_ids"].shape[1] :][:tokens]
+        samples = 0 if wav is None else wav.numel()
         return {
-            "ttft_ms": (first.first_s - sent_s) * 1000,
-            "ttfa_ms": (done_s - sent_s) * 1000,
-            "total_ms": (done_s - sent_s) * 1000,
+            "sent_s": sent_s,
+            "token_s": streamer.times_s[1 : tokens + 1],
+            "done_s": done_s,
+            "cpu_s": time.process_time() - cpu_before_s,
             "text": processor.tokenizer.decode(new, skip_special_tokens=True),
-            "samples": wav.numel(),
+            "samples": samples,
+            "frames": -(-samples // samples_per_frame),  # the first frame of an answer is trimmed
         }
 
     with torch.inference_mode():
-        speak("Warm up.", 4, 4, time.perf_counter())
+        speak("Warm up.", 4, 4)
         for line in sys.stdin:
-            load = json.loads(line)
-            results, began_s = [], time.perf_counter()
-            for _ in range(load["rounds"]):
-                sent_s = time.perf_counter()  # all of a round are sent at once and served in line
-                results += [speak(prompt, load["tokens"], load["frames"], sent_s) for prompt in load["prompts"]]
-            print(json.dumps({"wall_s": time.perf_counter() - began_s, "requests": results}), flush=True)
+            wish = json.loads(line)
+            print(json.dumps(speak(wish["prompt"], wish["tokens"], wish["frames"])), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 import asyncio
 import threading
 
+import structlog
 import torch
 
 from quartet.v1 import code2wav_pb2_grpc, server_info_pb2
+from services.code2wav.allocator import keep_freed_memory
 from services.code2wav.config import Code2WavSettings
 from services.code2wav.decoder import load_decoder
 from services.code2wav.engine import DecodeEngine
@@ -16,6 +18,8 @@ from services.common.server import StageServer, main
 
 SERVICE = "quartet.v1.Code2WavService"
 WARM_UP_TIMEOUT_S = 120.0
+
+log = structlog.get_logger()
 
 
 async def serve(settings: Code2WavSettings) -> None:
@@ -31,9 +35,12 @@ async def serve(settings: Code2WavSettings) -> None:
             decoder,
             max_streams=settings.max_running_requests,
             max_frames_per_step=settings.max_frames_per_step,
+            lead_margin_ms=settings.lead_margin_ms,
             threads=settings.threads,
+            enforce_eager=bool(settings.enforce_eager),
             on_fatal=lambda error: loop.call_soon_threadsafe(server.fatal, error),
         )
+        log.info("state is reserved", slots=settings.max_running_requests, state_bytes=engine.state_bytes)
         warm_up(engine, settings.max_frames_per_step + 1)
         weight = decoder.code_embedding.weight
         info = code2wav_info(engine.spec, settings.sample_rate_hz)
@@ -85,4 +92,5 @@ def code2wav_info(spec: Code2WavSpec, sample_rate_hz: int | None) -> server_info
 
 if __name__ == "__main__":
     loaded = Code2WavSettings.load()
+    keep_freed_memory()
     main(loaded, "code2wav", lambda: serve(loaded))

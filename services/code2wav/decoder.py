@@ -5,8 +5,8 @@ from torch import nn
 
 from services.code2wav.layers import CausalConv, CausalTransposedConv, ConvNeXtBlock, DecoderBlock, SnakeBeta
 from services.code2wav.spec import Code2WavSpec, read_spec
-from services.code2wav.state import Batch, StreamStates
-from services.code2wav.transformer import Transformer
+from services.code2wav.state import Batch, StateLayout, StreamStates
+from services.code2wav.transformer import Attention, Transformer
 from services.common.weights import Checkpoint
 
 PREFIX = "code2wav."
@@ -23,15 +23,17 @@ class Decoder(nn.Module):
     def __init__(self, spec: Code2WavSpec) -> None:
         super().__init__()
         self.spec = spec
-        self._state_shapes: list[tuple[int, ...]] = []
+        self.frames_computed = 0
+        """Frames of all streams that went through the layers so far."""
+        self.layout = StateLayout()
         hidden = spec.hidden
         self.code_embedding = nn.Embedding(spec.codebook_size * spec.num_code_groups, hidden)
-        self.pre_transformer = Transformer(spec, self._new_buffer)
+        self.pre_transformer = Transformer(spec, self.layout)
         self.upsample = nn.ModuleList(
             nn.ModuleList(
                 [
-                    CausalTransposedConv(hidden, hidden, ratio, ratio, self._new_buffer),
-                    ConvNeXtBlock(hidden, self._new_buffer),
+                    CausalTransposedConv(hidden, hidden, ratio, ratio, self.layout),
+                    ConvNeXtBlock(hidden, self.layout),
                 ]
             )
             for ratio in spec.upsampling_ratios
@@ -39,13 +41,13 @@ class Decoder(nn.Module):
         widths = [spec.decoder_dim // 2**i for i in range(len(spec.upsample_rates) + 1)]
         self.decoder = nn.ModuleList(
             [
-                CausalConv(hidden, widths[0], 7, self._new_buffer),
+                CausalConv(hidden, widths[0], 7, self.layout),
                 *(
-                    DecoderBlock(width, rate, self._new_buffer)
+                    DecoderBlock(width, rate, self.layout)
                     for width, rate in zip(widths, spec.upsample_rates, strict=False)
                 ),
                 SnakeBeta(widths[-1]),
-                CausalConv(widths[-1], 1, 7, self._new_buffer),
+                CausalConv(widths[-1], 1, 7, self.layout),
             ]
         )
         self._code_offsets: torch.Tensor
@@ -55,7 +57,7 @@ class Decoder(nn.Module):
     def new_states(self, slots: int) -> StreamStates:
         """States of `slots` streams, on this module's device."""
         weight = self.code_embedding.weight
-        return StreamStates(self._state_shapes, slots, weight.dtype, weight.device)
+        return StreamStates(self.layout, slots, weight.dtype, weight.device)
 
     @torch.inference_mode()
     def step(self, codes: torch.Tensor, batch: Batch) -> list[torch.Tensor]:
@@ -65,43 +67,66 @@ class Decoder(nn.Module):
             codes: (streams, frames, groups), an integer dtype, on this module's device, each in [0, codebook size).
 
         Returns:
-            For each stream its next samples, (n,), this module's dtype and device, -1 to 1: frames x
+            For each stream its next samples, (n,), this module's dtype, on the CPU, -1 to 1: frames x
             samples_per_frame of them, less what is trimmed at the start of a stream.
         """
-        frames = codes.shape[1]
-        x = self.code_embedding(codes + self._code_offsets).mean(2)
-        x = self.pre_transformer(x, batch).transpose(1, 2)
-        for transposed, convnext in self.upsample:  # pyright: ignore[reportGeneralTypeIssues]
-            x = convnext(transposed(x, batch), batch)
-        first, *blocks, activation, last = self.decoder
-        x = first(x, batch)
-        for block, rate, lead in zip(blocks, self.spec.upsample_rates, self.spec.leads, strict=True):
-            x = block(x, batch, _started(x, rate, lead, batch.frames, frames))
-        wav = last(activation(x), batch).clamp(min=-1, max=1)[:, 0]
+        positions = torch.tensor(batch.frames, device=codes.device)
+        settled = min(batch.frames) >= self.spec.window - 1
+        self.frames_computed += codes.shape[0] * codes.shape[1]
+        wav, rows = self(codes, positions, batch.load(), self.at_start(batch), settled)
+        batch.store(rows)
+        return self.cut(wav, batch)
 
+    def at_start(self, batch: Batch) -> bool:
+        """Whether a stream of `batch` may still have samples that are trimmed off."""
+        return min(batch.frames) * self.spec.samples_per_frame < self.spec.trimmed_samples
+
+    def cut(self, wav: torch.Tensor, batch: Batch) -> list[torch.Tensor]:
+        """What a step gives each stream of `wav`, (streams, samples), which `forward` made; advances the batch."""
         size, trim = self.spec.samples_per_frame, self.spec.trimmed_samples
-        samples = [row[max(0, trim - done * size) :] for row, done in zip(wav, batch.frames, strict=True)]
-        batch.advance(frames)
+        samples = [row[max(0, trim - done * size) :] for row, done in zip(wav.cpu(), batch.frames, strict=True)]
+        batch.advance(wav.shape[1] // size)
         return samples
 
-    def _new_buffer(self, shape: tuple[int, ...]) -> int:
-        self._state_shapes.append(shape)
-        return len(self._state_shapes) - 1
+    def forward(
+        self, codes: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, at_start: bool, settled: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step, without any knowledge of slots and without side effects.
+
+        Args:
+            codes: (streams, frames, groups), an integer dtype.
+            positions: (streams,) int64, frames of each stream before this step.
+            rows: (streams, values a slot), their states.
+            at_start: whether positions x samples_per_frame may be below the trimmed samples for some stream.
+            settled: whether all positions are at least the attention window less one. It saves work, no more.
+
+        Returns:
+            Samples, (streams, frames x samples_per_frame), the trimmed ones included; and the states after the step.
+        """
+        frames = codes.shape[1]
+        carry = self.layout.of(rows)
+        x = self.code_embedding(codes + self._code_offsets).mean(2)
+        x = self.pre_transformer(x, positions, carry, settled).transpose(1, 2)
+        for transposed, convnext in self.upsample:  # pyright: ignore[reportGeneralTypeIssues]
+            x = convnext(transposed(x, carry), carry)
+        first, *blocks, activation, last = self.decoder
+        x = first(x, carry)
+        for block, rate, lead in zip(blocks, self.spec.upsample_rates, self.spec.leads, strict=True):
+            x = block(x, carry, _started(x, rate, lead, positions, frames) if at_start else None)
+        return last(activation(x), carry).clamp(min=-1, max=1)[:, 0], carry.rows()
 
 
-def _started(x: torch.Tensor, rate: int, lead: int, done: list[int], frames: int) -> torch.Tensor | None:
+def _started(x: torch.Tensor, rate: int, lead: int, positions: torch.Tensor, frames: int) -> torch.Tensor:
     """Where a block's output has begun: (streams, 1, samples) of x's dtype, 0 up to `lead` samples from the stream's
-    start; None if all has.
+    start, else 1. As many samples as may be 0.
 
     Args:
         x: the block's input, (streams, channels, n).
-        done: frames that each stream had decoded before this step of `frames`.
+        positions: frames that each stream had decoded before this step of `frames`.
     """
     per_frame = x.shape[-1] * rate // frames
-    if min(done) * per_frame >= lead:
-        return None
-    starts = torch.tensor(done, device=x.device)[:, None, None] * per_frame
-    return (starts + torch.arange(frames * per_frame, device=x.device) >= lead).to(x.dtype)
+    samples = torch.arange(min(lead, frames * per_frame), device=x.device)
+    return (positions[:, None, None] * per_frame + samples >= lead).to(x.dtype)
 
 
 def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decoder:
@@ -125,8 +150,10 @@ def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decod
     stored = tensors["code_embedding.weight"].dtype
     decoder.to(dtype=stored if dtype == "auto" else getattr(torch, dtype))
     decoder.to(device=("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    if decoder.code_embedding.weight.dtype == torch.float32:
+        torch.backends.cudnn.allow_tf32 = False  # on by default, and 1e-3 off
     decoder.requires_grad_(False).eval()
     for module in decoder.modules():
-        if isinstance(module, SnakeBeta):
+        if isinstance(module, SnakeBeta | CausalTransposedConv | Attention):
             module.precompute()
     return decoder

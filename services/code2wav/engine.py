@@ -1,28 +1,38 @@
-"""Decodes many streams in one thread of its own: whatever frames are ready are decoded together, at once."""
+"""Decodes many streams in one thread of its own, batch after batch, as `ChunkPolicy` says."""
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
 
+from services.code2wav import metrics
 from services.code2wav.decoder import Decoder
+from services.code2wav.graphs import StepGraphs
+from services.code2wav.policy import Chunk, ChunkPolicy
 from services.code2wav.stream import Event, Failed, Finished, Samples, Stream
 from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
+from services.common.priority import yield_to_event_loops
 
 log = logging.getLogger(__name__)
+
+# Frames of a step that keep its intermediate results in a core's cache: see the figures in `ChunkPolicy`.
+CPU_BATCH_FRAMES = 16
 
 
 class DecodeEngine:
     """Decodes frames of up to `max_streams` streams at a time; streams beyond those wait for a slot in order.
 
-    Each step serves the stream that has waited longest, with all its ready frames but at most `max_frames_per_step`,
-    and with it every other stream that has as many ready. So none waits for more than one step of each other stream.
-    Public methods may be called from any thread.
+    A stream's first frame is decoded at once, the following in chunks as large as `ChunkPolicy` allows. Public methods
+    may be called from any thread.
 
     Args:
+        max_frames_per_step: most frames of a stream in one step.
+        lead_margin_ms: see `ChunkPolicy.transport_s`.
         threads: CPU threads of a step; 0 leaves torch's default.
+        enforce_eager: no CUDA graphs. Without effect on a CPU.
         on_fatal: called in the engine's thread when a step failed; every stream has then been told, and the engine
             takes no more.
     """
@@ -32,18 +42,31 @@ class DecodeEngine:
         decoder: Decoder,
         max_streams: int,
         max_frames_per_step: int,
+        lead_margin_ms: float = 100.0,
         threads: int = 0,
+        enforce_eager: bool = False,
         on_fatal: Callable[[Exception], object] = lambda error: None,
     ) -> None:
         self.spec = decoder.spec
         self._decoder = decoder
         self._states = decoder.new_states(max_streams)
-        self._max_frames = max_frames_per_step
+        self._seconds_per_sample = 1 / self.spec.sample_rate_hz
+        frame_s = self.spec.samples_per_frame * self._seconds_per_sample
+        on_cpu = decoder.code_embedding.weight.device.type == "cpu"
+        batch_frames = max(CPU_BATCH_FRAMES, max_frames_per_step) if on_cpu else max_frames_per_step * max_streams
+        self._decode = decoder.step
+        captured = decoder.code_embedding.weight.device.type == "cuda" and not enforce_eager
+        if captured:
+            graphs = StepGraphs(decoder, self._states)
+            graphs.capture(max_streams, max_frames_per_step)
+            self._decode = graphs.step
+        self.policy = ChunkPolicy(frame_s, max_frames_per_step, batch_frames, lead_margin_ms / 1000, captured)
         self._threads = threads
         self._on_fatal = on_fatal
         self._changed = threading.Condition()
         self._waiting: deque[Stream] = deque()  # for a slot
-        self._running: deque[Stream] = deque()  # have a slot; the one served longest ago first
+        self._running: list[Stream] = []  # have a slot
+        self._frames_computed = decoder.frames_computed
         self._stopped: str | None = None
         self._thread = threading.Thread(target=self._run, name="code2wav-engine", daemon=True)
         self._thread.start()
@@ -53,6 +76,11 @@ class DecodeEngine:
         """Streams that could start now."""
         with self._changed:
             return self._states.free_slots
+
+    @property
+    def frames_computed(self) -> int:
+        """Frames that went through the decoder, whosever they were."""
+        return self._decoder.frames_computed
 
     @property
     def state_bytes(self) -> int:
@@ -96,6 +124,7 @@ class DecodeEngine:
             if self._stopped:
                 raise Unavailable(self._stopped)
             self._waiting.append(stream)
+            metrics.STREAMS_WAITING.inc()
             self._changed.notify()
         return stream
 
@@ -103,8 +132,12 @@ class DecodeEngine:
         """Appends frames that `check` has returned."""
         with self._changed:
             if not stream.ended and len(codes):
+                first = not stream.frames_ready
                 stream.add(codes)
-                self._changed.notify()
+                metrics.FRAMES_QUEUED.inc(len(codes))
+                # Otherwise the engine's thread knows already until when this stream can wait.
+                if first or stream.frames_ready >= self.policy.max_frames:
+                    self._changed.notify()
 
     def finish(self, stream: Stream) -> None:
         """No more frames come."""
@@ -126,6 +159,8 @@ class DecodeEngine:
             self._thread.join()
 
     def _run(self) -> None:
+        if self._decoder.code_embedding.weight.device.type == "cpu":
+            yield_to_event_loops()
         if self._threads:
             torch.set_num_threads(self._threads)
         try:
@@ -142,16 +177,14 @@ class DecodeEngine:
             while not self._stopped:
                 self._admit()
                 self._retire()
-                first = next((stream for stream in self._running if stream.frames_ready), None)
-                if first is not None:
-                    frames = min(first.frames_ready, self._max_frames)
-                    streams = [stream for stream in self._running if stream.frames_ready >= frames]
+                chunk = self.policy.choose(self._running, time.monotonic())
+                if isinstance(chunk, Chunk):
+                    streams = [self._running[i] for i in chunk.streams]
                     for stream in streams:
-                        self._running.remove(stream)
-                        self._running.append(stream)
                         stream.in_step = True
-                    return streams, torch.stack([stream.take(frames) for stream in streams])
-                self._changed.wait()
+                    metrics.FRAMES_QUEUED.dec(chunk.frames * len(streams))
+                    return streams, torch.stack([stream.take(chunk.frames) for stream in streams])
+                self._changed.wait(chunk)
         return None
 
     def _admit(self) -> None:
@@ -160,6 +193,8 @@ class DecodeEngine:
             stream = self._waiting.popleft()
             stream.slot = slot
             self._running.append(stream)
+            metrics.STREAMS_WAITING.dec()
+            metrics.STREAMS_RUNNING.inc()
             stream.on_started()
             stream.update_wait()
 
@@ -173,26 +208,56 @@ class DecodeEngine:
     def _step(self, streams: Sequence[Stream], codes: torch.Tensor) -> None:
         device = self._decoder.code_embedding.weight.device
         slots = [stream.slot for stream in streams]
+        frames, began = codes.shape[1], time.monotonic()
         batch = self._states.batch([slot for slot in slots if slot is not None])
-        samples = [piece.float().cpu() for piece in self._decoder.step(codes.to(device), batch)]
+        samples = [piece.float() for piece in self._decode(codes.to(device), batch)]
+        pieces = [_pcm16(piece) if s.pcm16 else piece for s, piece in zip(streams, samples, strict=True)]
         with self._changed:
-            for stream, piece in zip(streams, samples, strict=True):
+            now = time.monotonic()
+            self.policy.stepped(now - began, frames * len(streams))
+            self._count_step(now - began, frames, len(streams))
+            for stream, piece in zip(streams, pieces, strict=True):
                 stream.in_step = False
                 if stream.ended:  # cancelled during the step
                     self._release(stream)
-                    continue
-                stream.frames_decoded += codes.shape[1]
-                first_sample = stream.samples_emitted
-                stream.samples_emitted += len(piece)
-                stream.emit(Samples(_pcm16(piece) if stream.pcm16 else piece, first_sample, stream.frames_decoded))
-                stream.update_wait()
+                else:
+                    self._give(stream, piece, frames, now)
+
+    def _give(self, stream: Stream, piece: torch.Tensor, frames: int, now: float) -> None:
+        """Sends a stream the samples of its next `frames` frames."""
+        stream.frames_decoded += frames
+        first_sample = stream.samples_emitted
+        stream.samples_emitted += len(piece)
+        lead_s = stream.playback.sent(len(piece) * self._seconds_per_sample, stream.frames_ready, now)
+        stream.emit(Samples(piece, first_sample, stream.frames_decoded))
+        stream.update_wait()
+        metrics.FRAMES_DECODED.inc(frames)
+        if lead_s is not None:
+            metrics.LEAD.observe(lead_s)
+            if lead_s < 0:
+                metrics.UNDERRUNS.inc()
+                metrics.UNDERRUN_SECONDS.inc(-lead_s)
+
+    def _count_step(self, seconds: float, frames: int, streams: int) -> None:
+        metrics.STEP_SECONDS.observe(seconds)
+        metrics.STEP_FRAMES.observe(frames)
+        metrics.STEP_STREAMS.observe(streams)
+        computed = self._decoder.frames_computed
+        metrics.FRAMES_COMPUTED.inc(computed - self._frames_computed)
+        self._frames_computed = computed
 
     def _end(self, stream: Stream) -> None:
         """Takes a stream out. A running step keeps the slots of its batch until it is done."""
         if stream.ended:
             return
         stream.ended = True
-        (self._waiting if stream.slot is None else self._running).remove(stream)
+        if stream.slot is None:
+            self._waiting.remove(stream)
+            metrics.STREAMS_WAITING.dec()
+        else:
+            self._running.remove(stream)
+            metrics.STREAMS_RUNNING.dec()
+        metrics.FRAMES_QUEUED.dec(stream.frames_ready)
         if not stream.in_step:
             self._release(stream)
 

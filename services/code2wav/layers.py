@@ -4,62 +4,99 @@ Counterparts of transformers' Qwen3OmniMoeCausalConvNet, CausalTransConvNet, Con
 Code2WavDecoderBlock, with the same parameter names. Tensors are (streams, channels, samples).
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from services.code2wav.state import Batch
+from services.code2wav.state import Carry, StateLayout
 
-# Registers a buffer of a shape (without slots), returns its index.
-NewBuffer = Callable[[tuple[int, ...]], int]
+# Inputs smaller than this take torch's own loops instead of oneDNN, which need 3 to 5 times the time of one matrix
+# product over the unfolded input; larger ones take oneDNN, which needs about half of it (measured on AVX-512).
+_ONEDNN_FROM = 20480
 
 
 class CausalConv(nn.Module):
     """Convolution whose left padding is the end of what came before."""
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, new_buffer: NewBuffer, dilation: int = 1, groups: int = 1
+        self, inputs: int, outputs: int, kernel: int, layout: StateLayout, dilation: int = 1, groups: int = 1
     ) -> None:
         super().__init__()
         self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, groups=groups)
         self._tail = (kernel - 1) * dilation
-        self._buffer = new_buffer((inputs, self._tail)) if self._tail else None
+        self._piece = layout.add((inputs, self._tail)) if self._tail else None
 
-    def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
         """(streams, inputs, n) -> (streams, outputs, n)."""
-        if self._buffer is None:
-            return self.conv(x)
-        x = torch.cat([batch.take(self._buffer), x], dim=-1)
-        batch.keep(self._buffer, x[..., -self._tail :])
+        if self._piece is None:
+            return self._pointwise(x)
+        x = torch.cat([carry.take(self._piece), x], dim=-1)
+        carry.keep(self._piece, x[..., -self._tail :])
+        if x.device.type == "cpu" and x.numel() <= _ONEDNN_FROM and not torch.compiler.is_compiling():
+            return self._unfolded(x)
         return self.conv(x)
+
+    def _pointwise(self, x: torch.Tensor) -> torch.Tensor:
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            weight, bias = self.conv.weight[..., 0], self.conv.bias
+            assert bias is not None
+            if len(x) == 1:
+                return torch.addmm(bias[:, None], weight, x[0])[None]
+            return torch.baddbmm(bias[:, None], weight.expand(len(x), -1, -1), x)
+        return self.conv(x)
+
+    def _unfolded(self, x: torch.Tensor) -> torch.Tensor:
+        """The same convolution of contiguous x, (streams, inputs, tail + n), as a matrix product or a weighted sum."""
+        streams, inputs, length = x.shape
+        (dilation,), (kernel,), groups = self.conv.dilation, self.conv.kernel_size, self.conv.groups
+        n, weight, bias = length - self._tail, self.conv.weight, self.conv.bias
+        assert bias is not None
+        taps = x.as_strided((streams, inputs, kernel, n), (inputs * length, length, dilation, 1))
+        if groups > 1:  # depthwise
+            return (taps * weight[:, 0, :, None]).sum(2) + bias[:, None]
+        taps, weight = taps.reshape(streams, inputs * kernel, n), weight.flatten(1)
+        if streams == 1:
+            return torch.addmm(bias[:, None], weight, taps[0])[None]
+        return torch.baddbmm(bias[:, None], weight.expand(streams, -1, -1), taps)
 
 
 class CausalTransposedConv(nn.Module):
     """Transposed convolution that gives out the samples which no later input changes.
 
-    What the last inputs add to samples after those is carried, without the bias. The left trim of the reference's layer
-    is not cut off here, so that streams keep equal lengths: see `Code2WavSpec.leads`.
+    Computed as the matrix product that it is, of each input and the ones before it: `stride` outputs an input, with
+    kernel / stride inputs behind each of them. The left trim of the reference's layer is not cut off here, so that
+    streams keep equal lengths: see `Code2WavSpec.leads`.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, new_buffer: NewBuffer) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, layout: StateLayout) -> None:
         super().__init__()
         self.conv = nn.ConvTranspose1d(inputs, outputs, kernel, stride=stride)
         self._stride = stride
-        self._overhang = kernel - stride
-        self._buffer = new_buffer((outputs, self._overhang)) if self._overhang else None
+        self._outputs = outputs
+        self._taps = kernel // stride  # every kernel here is a multiple of its stride
+        self._piece = layout.add((inputs, self._taps - 1)) if self._taps > 1 else None
+        self.register_buffer("_weight", torch.empty(0), persistent=False)
+        self.register_buffer("_bias", torch.empty(0), persistent=False)
 
-    def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """(streams, inputs, n) -> (streams, outputs, n * stride)."""
-        if self._buffer is None:
-            return self.conv(x)
-        samples = x.shape[-1] * self._stride
-        y = F.conv_transpose1d(x, self.conv.weight, stride=self._stride)
-        y[..., : self._overhang] += batch.take(self._buffer)
-        batch.keep(self._buffer, y[..., samples:])
+    def precompute(self) -> None:
+        """To be called once the parameters are loaded."""
+        weight = self.conv.weight.unflatten(2, (self._taps, self._stride)).flip(2)  # the oldest input first
+        self._weight = weight.permute(1, 3, 2, 0).flatten(0, 1).flatten(1).contiguous()
         assert self.conv.bias is not None
-        return y[..., :samples] + self.conv.bias[:, None]
+        self._bias = self.conv.bias.repeat_interleave(self._stride)[:, None]
+
+    def forward(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
+        """(streams, inputs, n) -> (streams, outputs, n * stride)."""
+        streams, _, n = x.shape
+        if self._piece is not None:
+            x = torch.cat([carry.take(self._piece), x], dim=-1)
+            carry.keep(self._piece, x[..., n:])
+            x = torch.cat([x[..., i : i + n] for i in range(self._taps)], dim=1)
+        if streams == 1:
+            y = torch.addmm(self._bias, self._weight, x[0])[None]
+        else:
+            y = torch.baddbmm(self._bias, self._weight.expand(streams, -1, -1), x)
+        return y.view(streams, self._outputs, self._stride, n).transpose(2, 3).flatten(2)
 
 
 class SnakeBeta(nn.Module):
@@ -79,23 +116,23 @@ class SnakeBeta(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Any shape (..., channels, samples), kept."""
-        return x + self._height * torch.sin(x * self._frequency).square()
+        return torch.addcmul(x, (x * self._frequency).sin_().square_(), self._height)
 
 
 class ConvNeXtBlock(nn.Module):
     """Depthwise convolution and a two-layer perceptron per sample, with a residual. arXiv:2201.03545."""
 
-    def __init__(self, channels: int, new_buffer: NewBuffer) -> None:
+    def __init__(self, channels: int, layout: StateLayout) -> None:
         super().__init__()
-        self.dwconv = CausalConv(channels, channels, 7, new_buffer, groups=channels)
+        self.dwconv = CausalConv(channels, channels, 7, layout, groups=channels)
         self.norm = nn.LayerNorm(channels, eps=1e-6)
         self.pwconv1 = nn.Linear(channels, 4 * channels)
         self.pwconv2 = nn.Linear(4 * channels, channels)
         self.gamma = nn.Parameter(torch.ones(channels))
 
-    def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
         """(streams, channels, n), kept."""
-        y = self.norm(self.dwconv(x, batch).transpose(1, 2))
+        y = self.norm(self.dwconv(x, carry).transpose(1, 2))
         y = self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
         return x + y.transpose(1, 2)
 
@@ -103,43 +140,46 @@ class ConvNeXtBlock(nn.Module):
 class ResidualUnit(nn.Module):
     """Dilated and pointwise convolution with a residual."""
 
-    def __init__(self, channels: int, dilation: int, new_buffer: NewBuffer) -> None:
+    def __init__(self, channels: int, dilation: int, layout: StateLayout) -> None:
         super().__init__()
         self.act1 = SnakeBeta(channels)
-        self.conv1 = CausalConv(channels, channels, 7, new_buffer, dilation=dilation)
+        self.conv1 = CausalConv(channels, channels, 7, layout, dilation=dilation)
         self.act2 = SnakeBeta(channels)
-        self.conv2 = CausalConv(channels, channels, 1, new_buffer)
+        self.conv2 = CausalConv(channels, channels, 1, layout)
 
-    def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
         """(streams, channels, n), kept."""
-        return x + self.conv2(self.act2(self.conv1(self.act1(x), batch)), batch)
+        return self.conv2(self.act2(self.conv1(self.act1(x), carry)), carry).add_(x)
 
 
 class DecoderBlock(nn.Module):
     """Upsamples by `rate` and halves the channels."""
 
-    def __init__(self, inputs: int, rate: int, new_buffer: NewBuffer) -> None:
+    def __init__(self, inputs: int, rate: int, layout: StateLayout) -> None:
         super().__init__()
         outputs = inputs // 2
         self.block = nn.ModuleList(
             [
                 SnakeBeta(inputs),
-                CausalTransposedConv(inputs, outputs, 2 * rate, rate, new_buffer),
-                *(ResidualUnit(outputs, dilation, new_buffer) for dilation in (1, 3, 9)),
+                CausalTransposedConv(inputs, outputs, 2 * rate, rate, layout),
+                *(ResidualUnit(outputs, dilation, layout) for dilation in (1, 3, 9)),
             ]
         )
 
-    def forward(self, x: torch.Tensor, batch: Batch, started: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, carry: Carry, started: torch.Tensor | None) -> torch.Tensor:
         """(streams, inputs, n) -> (streams, inputs // 2, n * rate).
 
         Args:
-            started: (streams, 1, n * rate), 0 for samples that the reference trims off on the left, else 1; None if
-                there are none. What follows must see zeros in their place, as its left padding.
+            started: (streams, 1, m), m up to n * rate: of the first m samples, 0 for those that the reference trims off
+                on the left, else 1; None if there are none. What follows must see zeros in their place, as its left
+                padding.
         """
         activation, upsample, *units = self.block
-        x = upsample(activation(x), batch)
+        x = upsample(activation(x), carry)
         for unit in units:
             if started is not None:
-                x = x * started
-            x = unit(x, batch)
-        return x if started is None else x * started
+                x[..., : started.shape[-1]] *= started
+            x = unit(x, carry)
+        if started is not None:
+            x[..., : started.shape[-1]] *= started
+        return x

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from services.code2wav.policy import Playback
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -53,6 +55,7 @@ class Stream:
         self.frames_decoded = 0
         self.samples_emitted = 0
         self.frames_ready = 0
+        self.playback = Playback()
         self._parts: deque[torch.Tensor] = deque()
         self._starved_since: float | None = None
         self._waited_s = 0.0
@@ -61,6 +64,7 @@ class Stream:
         """Appends (frames, groups)."""
         self._parts.append(codes)
         self.frames_ready += len(codes)
+        self.playback.arrived(len(codes), time.monotonic())
         self.update_wait()
 
     def take(self, frames: int) -> torch.Tensor:

@@ -9,9 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from services.code2wav.layers import NewBuffer
 from services.code2wav.spec import Code2WavSpec
-from services.code2wav.state import Batch
+from services.code2wav.state import Carry, StateLayout
 
 
 class RMSNorm(nn.Module):
@@ -41,22 +40,32 @@ class LayerScale(nn.Module):
 
 
 class Step:
-    """What all layers share in one step: the rotary angles and the mask of `frames` new frames a stream."""
+    """What all layers share in one step: the rotary angles and the mask of `frames` new frames a stream.
 
-    def __init__(self, batch: Batch, frames: int, spec: Code2WavSpec, like: torch.Tensor) -> None:
-        self.batch = batch
+    Args:
+        positions: (streams,) int64, frames of each stream before this step.
+        settled: whether every stream has at least a window of frames behind it.
+    """
+
+    def __init__(
+        self, positions: torch.Tensor, frames: int, spec: Code2WavSpec, like: torch.Tensor, carry: Carry, settled: bool
+    ) -> None:
+        self.carry = carry
         past = spec.window - 1
-        starts = torch.tensor(batch.frames, device=like.device)[:, None]
         # Key j of a stream at frame t stands for position t - past + j: before the start there is none.
-        queries = starts + torch.arange(frames, device=like.device)
-        keys = starts + torch.arange(-past, frames, device=like.device)
-        distance = queries[:, :, None] - keys[:, None, :]
-        seen = (distance >= 0) & (distance < spec.window) & (keys >= 0)[:, None, :]
-        self.mask = seen[:, None]  # (streams, 1, frames, past + frames)
+        keys = torch.arange(past + frames, device=like.device)
+        distance = torch.arange(past, past + frames, device=like.device)[:, None] - keys
+        seen = ((distance >= 0) & (distance < spec.window))[None, None]
+        if not settled:
+            seen = seen & (keys >= past - positions[:, None])[:, None, None]
+        hidden = torch.full((), -torch.inf, dtype=like.dtype, device=like.device)
+        self.mask = torch.where(seen, 0.0, hidden)  # (streams or 1, 1, frames, past + frames)
+        # The reference's own operations, in its order: at large positions another rounding is another angle.
         exponents = torch.arange(0, spec.head_dim, 2, device=like.device, dtype=torch.float) / spec.head_dim
-        angles = queries[:, None, :, None].float() * (1.0 / spec.rope_theta**exponents)
-        self.cos = torch.cat([angles, angles], dim=-1).cos().to(like.dtype)  # (streams, 1, frames, head_dim)
-        self.sin = torch.cat([angles, angles], dim=-1).sin().to(like.dtype)
+        queries = positions[:, None, None, None] + torch.arange(frames, device=like.device)[:, None]
+        angles = queries.float() * (1.0 / spec.rope_theta**exponents)
+        angles = torch.cat([angles, angles], dim=-1)
+        self.cos, self.sin = angles.cos().to(like.dtype), angles.sin().to(like.dtype)  # (streams, 1, frames, head_dim)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Rotary positions for (streams, heads, frames, head_dim). arXiv:2104.09864."""
@@ -67,29 +76,37 @@ class Step:
 class Attention(nn.Module):
     """Attention of each frame to the `window` frames that end with it."""
 
-    def __init__(self, spec: Code2WavSpec, new_buffer: NewBuffer) -> None:
+    def __init__(self, spec: Code2WavSpec, layout: StateLayout) -> None:
         super().__init__()
         queries, keys, bias = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.attention_bias
         self.q_proj = nn.Linear(spec.hidden, queries, bias=bias)
         self.k_proj = nn.Linear(spec.hidden, keys, bias=bias)
         self.v_proj = nn.Linear(spec.hidden, keys, bias=bias)
         self.o_proj = nn.Linear(queries, spec.hidden, bias=bias)
-        self._head_dim = spec.head_dim
+        self._heads, self._kv_heads, self._head_dim = spec.heads, spec.kv_heads, spec.head_dim
         self._past = spec.window - 1
-        self._grouped = spec.heads != spec.kv_heads
-        self._buffer = new_buffer((2, spec.kv_heads, self._past, spec.head_dim))
+        self._piece = layout.add((2 * spec.kv_heads, self._past, spec.head_dim))
+        self.register_buffer("_weight", torch.empty(0), persistent=False)
+        self.register_buffer("_bias", None, persistent=False)
+
+    def precompute(self) -> None:
+        """To be called once the parameters are loaded: one product instead of three."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        self._weight = torch.cat([projection.weight for projection in projections])
+        self._bias = None if self.q_proj.bias is None else torch.cat([projection.bias for projection in projections])
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """(streams, frames, hidden), kept."""
-        queries, keys, values = (
-            projection(x).unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        new = torch.stack([step.rotate(keys), values], dim=1)
-        window = torch.cat([step.batch.take(self._buffer), new], dim=-2)
-        step.batch.keep(self._buffer, window[..., window.shape[-2] - self._past :, :])
+        heads, kv_heads = self._heads, self._kv_heads
+        new = F.linear(x, self._weight, self._bias).unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
+        rotated = step.rotate(new[:, : heads + kv_heads])
+        before = step.carry.take(self._piece)
+        keys = torch.cat([before[:, :kv_heads], rotated[:, heads:]], dim=2)
+        values = torch.cat([before[:, kv_heads:], new[:, heads + kv_heads :]], dim=2)
+        kept = keys.shape[2] - self._past
+        step.carry.keep(self._piece, torch.cat([keys[:, :, kept:], values[:, :, kept:]], dim=1))
         y = F.scaled_dot_product_attention(
-            step.rotate(queries), window[:, 0], window[:, 1], attn_mask=step.mask, enable_gqa=self._grouped
+            rotated[:, :heads], keys, values, attn_mask=step.mask, enable_gqa=heads != kv_heads
         )
         return self.o_proj(y.transpose(1, 2).flatten(-2))
 
@@ -112,10 +129,10 @@ class Mlp(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention and perceptron, each normed before and scaled after."""
 
-    def __init__(self, spec: Code2WavSpec, new_buffer: NewBuffer) -> None:
+    def __init__(self, spec: Code2WavSpec, layout: StateLayout) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
-        self.self_attn = Attention(spec, new_buffer)
+        self.self_attn = Attention(spec, layout)
         self.self_attn_layer_scale = LayerScale(spec.hidden)
         self.post_attention_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
         self.mlp = Mlp(spec)
@@ -130,15 +147,15 @@ class TransformerLayer(nn.Module):
 class Transformer(nn.Module):
     """All layers and the final norm."""
 
-    def __init__(self, spec: Code2WavSpec, new_buffer: NewBuffer) -> None:
+    def __init__(self, spec: Code2WavSpec, layout: StateLayout) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(TransformerLayer(spec, new_buffer) for _ in range(spec.layers))
+        self.layers = nn.ModuleList(TransformerLayer(spec, layout) for _ in range(spec.layers))
         self.norm = RMSNorm(spec.hidden, spec.norm_eps)
         self._spec = spec
 
-    def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """(streams, frames, hidden), kept."""
-        step = Step(batch, x.shape[1], self._spec, x)
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, carry: Carry, settled: bool) -> torch.Tensor:
+        """(streams, frames, hidden), kept. For `positions` and `settled` see `Step`."""
+        step = Step(positions, x.shape[1], self._spec, x, carry, settled)
         for layer in self.layers:
             x = layer(x, step)
         return self.norm(x)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from code2wav_reference import load_reference, whole_decode
+from safetensors.torch import save_file
 from transformers import AutoConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
@@ -18,21 +19,6 @@ from services.code2wav.state import StreamStates
 FLOAT32_TOLERANCE = 1e-4
 FLOAT64_TOLERANCE = 1e-6
 CHECKPOINTS = ["tiny_checkpoint", "small_checkpoint"]
-
-
-def load_reference(folder: Path, attention: str = "eager") -> Qwen3OmniMoeCode2Wav:
-    config = AutoConfig.from_pretrained(folder).code2wav_config
-    config._attn_implementation = attention
-    reference = Qwen3OmniMoeCode2Wav(config).eval()
-    tensors = load_file(folder / "model.safetensors")
-    wanted = {n.removeprefix("code2wav."): t for n, t in tensors.items() if n.startswith("code2wav.")}
-    reference.load_state_dict(wanted)
-    return reference
-
-
-@torch.inference_mode()
-def whole_decode(reference: Qwen3OmniMoeCode2Wav, codes: torch.Tensor) -> torch.Tensor:
-    return reference(codes.T[None])[0, 0]
 
 
 def random_codes(decoder: Decoder, frames: int, seed: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 
 from services.code2wav.decoder import Decoder, load_decoder
 from services.code2wav.engine import DecodeEngine
@@ -213,3 +214,26 @@ def test_stop_fails_what_is_open(decoder):
     _, end = collect(events)
     assert isinstance(end, Failed)
     assert isinstance(end.error, Unavailable)
+
+
+def test_metrics_count_frames_lead_and_underruns(engine):
+    def value(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(f"quartet_code2wav_{name}", labels) or 0.0
+
+    names = ("frames_decoded_total", "frames_computed_total", "lead_seconds_count", "underruns_total")
+    before = [value(name) for name in names]
+    silent_s = value("underrun_seconds_total")
+    events: queue.Queue[Event] = queue.Queue()
+    stream = engine.open(events.put)
+    engine.put(stream, random_codes(engine, 1, 9))
+    assert isinstance(events.get(timeout=GUARD_S), Samples)
+    assert value("streams_running") == 1
+    time.sleep(0.3)  # longer than the one frame plays
+    engine.put(stream, random_codes(engine, 4, 9))
+    engine.finish(stream)
+    collect(events)
+    until(lambda: value("streams_running") == 0)
+    after = [value(name) for name in names]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [5, 5, 1, 1]
+    assert 0.2 < value("underrun_seconds_total") - silent_s < GUARD_S
+    assert value("frames_queued") == value("streams_waiting") == 0

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2, stream_pb2_grpc
+from services.code2wav.config import Code2WavSettings
 from services.code2wav.decoder import Decoder, load_decoder
 from services.code2wav.engine import DecodeEngine
-from services.code2wav.servicer import Code2WavServicer
+from services.code2wav.servicer import Code2WavServicer, FrameWindow
+from services.code2wav.stream import Event, Finished, Samples
 from services.common import channels
 from services.common.admission import Admission
 from services.common.errors import InvalidInput, QueueFull, RequestCancelled, Unavailable
@@ -286,3 +288,38 @@ async def test_a_client_that_does_not_read_bounds_what_is_decoded(decoder, servi
     assert stream.frames_decoded < frames // 2
     call.cancel()
     await service.idle()
+
+
+async def test_a_window_smaller_than_a_chunk_and_a_slow_client_come_to_an_end(decoder):
+    """The policy may wait for more frames than the window lets in: the lead runs out, so it never waits for ever."""
+    engine = DecodeEngine(decoder, 1, max_frames_per_step=50, lead_margin_ms=0.0)
+    window = FrameWindow(MAX_FRAMES_AHEAD)
+    codes = random_codes(decoder, 40, 10).to(torch.int64)
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    stream = engine.open(lambda event: loop.call_soon_threadsafe(events.put_nowait, event))
+
+    async def feed() -> None:
+        done = 0
+        while done < len(codes):
+            count = await window.acquire(len(codes) - done)
+            engine.put(stream, codes[done : done + count])
+            done += count
+        engine.finish(stream)
+
+    feeding = asyncio.create_task(feed())
+    frames = 0
+    async with asyncio.timeout(GUARD_S):
+        while isinstance(event := await events.get(), Samples):
+            await asyncio.sleep(0.02)
+            window.release(event.frames - frames)
+            frames = event.frames
+        await feeding
+    assert isinstance(event, Finished)
+    assert event.frames == len(codes)
+    engine.stop()
+
+
+def test_settings_that_could_only_wait_are_refused():
+    with pytest.raises(SystemExit, match="max_frames_ahead 8 must be at least max_frames_per_step 16"):
+        Code2WavSettings.load(["--model", "x", "--max-frames-ahead", "8", "--max-frames-per-step", "16"])

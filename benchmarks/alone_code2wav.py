@@ -1,0 +1,32 @@
+"""code2wav alone: one step decodes the next frames of every stream."""
+
+import torch
+from alone import Stage, parameter_bytes
+from real_sizes import CODE2WAV
+
+from services.code2wav.decoder import Decoder
+from services.code2wav.graphs import StepGraphs
+
+
+def code2wav_stage(decoder: Decoder, batch: int, frames: int) -> Stage:
+    """`batch` streams that decode `frames` frames each in a step; on CUDA a captured graph, as in the service."""
+    states = decoder.new_states(batch)
+    slots = [slot for slot in (states.acquire() for _ in range(batch)) if slot is not None]
+    device = decoder.code_embedding.weight.device
+    codes = torch.randint(CODE2WAV.codebook_size, (batch, frames, CODE2WAV.num_code_groups), device=device)
+
+    decode = decoder.step
+    if device.type == "cuda":
+        graphs = StepGraphs(decoder, states)
+        graphs.capture(batch, frames)
+        decode = graphs.step
+
+    def step() -> list[torch.Tensor]:
+        return [piece.float().cpu() for piece in decode(codes, states.batch(slots))]
+
+    state_bytes = states.slot_bytes * batch
+    # A frame looks up one row of each codebook; the state is read and written.
+    weight_bytes = parameter_bytes(decoder) - parameter_bytes(decoder.code_embedding)
+    return Stage(
+        step, frames, lambda: weight_bytes + 2 * state_bytes, lambda: f"{state_bytes / 2**20:.0f} MiB of state"
+    )

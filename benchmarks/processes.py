@@ -1,0 +1,66 @@
+"""What the processes of a running system use: CPU time and memory, children included (Linux)."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# Fields of /proc/PID/stat, counted from the one after the command's name (proc(5)).
+_SESSION = 3
+_TICKS = slice(11, 15)  # user and system, its own and those of children that have ended
+
+
+def system_pids(run_directory: Path) -> dict[str, int]:
+    """By name, the processes that a `quartet up` started; each leads a session of its own, with its children in it."""
+    processes = json.loads((run_directory / "state.json").read_text())["processes"]
+    return {name: process["pid"] for name, process in processes.items()}
+
+
+class Sessions:
+    """Processes with all their children.
+
+    Args:
+        leaders: by a name of one's choice, the id of a process that leads a session.
+    """
+
+    def __init__(self, leaders: dict[str, int]) -> None:
+        self._leaders = leaders
+
+    def cpu_s(self) -> dict[str, float]:
+        """Seconds of CPU time used so far, user and system, by name."""
+        return {
+            name: sum(int(ticks) for _, fields in processes for ticks in fields[_TICKS]) / _TICKS_PER_S
+            for name, processes in self._sessions().items()
+        }
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Resident memory by name; pages that several share are counted once, in parts."""
+        return {
+            name: sum(_proportional_bytes(pid) for pid, _ in processes) for name, processes in self._sessions().items()
+        }
+
+    def _sessions(self) -> dict[str, list[tuple[int, list[str]]]]:
+        """By name, (pid, fields of its stat) of every process in the session."""
+        names = {pid: name for name, pid in self._leaders.items()}
+        sessions: dict[str, list[tuple[int, list[str]]]] = {name: [] for name in self._leaders}
+        for pid, fields in _all_processes():
+            if name := names.get(int(fields[_SESSION])):
+                sessions[name].append((pid, fields))
+        return sessions
+
+
+def _all_processes() -> Iterator[tuple[int, list[str]]]:
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
+            with contextlib.suppress(OSError):  # it may end while we look
+                yield int(directory.name), (directory / "stat").read_text().rpartition(")")[2].split()
+
+
+def _proportional_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,130 @@
+"""Talker and code2wav of Qwen3-Omni-30B-A3B at their published sizes, with random weights.
+
+Sizes are those of the published config.json. The defaults of transformers' configuration classes differ from it in the
+talker: 8 experts a token (published: 6), no head_dim, which makes it 64 (128), 32 code groups (16), no size of the
+shared expert (768). Ids, voices and positions do not change what a step costs.
+"""
+
+import torch
+from torch import nn
+
+from services.code2wav.decoder import Decoder
+from services.code2wav.spec import Code2WavSpec
+from services.talker.loading import empty_model
+from services.talker.model import TalkerModel
+from services.talker.spec import MoeSpec, SamplingDefaults, TalkerSpec, TransformerSpec
+
+# Random numbers are made once and repeated: the length shares no factor with any layer's, so that no two rows agree.
+_BLOCK = 1_000_003
+TEXT_IDS = 4096  # rows of the text table: a step reads one a stream, so a whole vocabulary would change nothing
+
+TALKER = TalkerSpec(
+    talker=TransformerSpec(
+        layers=20,
+        hidden=1024,
+        heads=16,
+        kv_heads=2,
+        head_dim=128,
+        intermediate=2048,
+        vocab=3072,
+        norm_eps=1e-6,
+        rope_theta=1_000_000.0,
+        attention_bias=False,
+        activation="silu",
+    ),
+    moe=MoeSpec(experts=128, experts_per_token=6, intermediate=384, shared_intermediate=768, renormalize=True),
+    predictor=TransformerSpec(
+        layers=5,
+        hidden=1024,
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        intermediate=3072,
+        vocab=2048,
+        norm_eps=1e-6,
+        rope_theta=1_000_000.0,
+        attention_bias=False,
+        activation="silu",
+    ),
+    mrope_section=(24, 20, 20),
+    num_code_groups=16,
+    thinker_hidden=2048,
+    accept_hidden_layer=24,
+    max_positions=65536,
+    speakers={"ethan": 2302},
+    im_start_id=0,
+    user_id=1,
+    assistant_id=2,
+    media_ids=frozenset(),
+    vision_ids=frozenset(),
+    vision_start_id=3,
+    audio_start_id=4,
+    tts_bos_id=5,
+    tts_eos_id=6,
+    tts_pad_id=7,
+    codec_nothink_id=2155,
+    codec_think_bos_id=2156,
+    codec_think_eos_id=2157,
+    codec_pad_id=2148,
+    codec_bos_id=2149,
+    codec_eos_id=2150,
+    defaults=SamplingDefaults(0.9, 50, 1.0, 1.05, 4096, 1.0, 50, 0.8),
+)
+
+CODE2WAV = Code2WavSpec(
+    codebook_size=2048,
+    num_code_groups=16,
+    hidden=1024,
+    layers=8,
+    heads=16,
+    kv_heads=16,
+    head_dim=64,
+    intermediate=3072,
+    attention_bias=False,
+    activation="silu",
+    norm_eps=1e-5,
+    rope_theta=10_000.0,
+    window=72,
+    upsampling_ratios=(2, 2),
+    upsample_rates=(8, 5, 4, 3),
+    decoder_dim=1536,
+    stated_sample_rate_hz=24000,
+)
+
+
+@torch.inference_mode()
+def random_code2wav(device: torch.device, dtype: torch.dtype) -> Decoder:
+    """The codec decoder: 0.2 billion parameters."""
+    with torch.device(device):
+        decoder = Decoder(CODE2WAV).to(dtype).requires_grad_(False).eval()
+    fill(decoder)
+    for module in decoder.modules():
+        if hasattr(module, "precompute"):
+            module.precompute()  # pyright: ignore[reportCallIssue]
+    return decoder
+
+
+@torch.inference_mode()
+def random_talker(device: torch.device, dtype: torch.dtype) -> TalkerModel:
+    """The talker with its code predictor: 3.2 billion parameters."""
+    talker = empty_model(TALKER, device, dtype)
+    fill(talker)
+    talker.text_table = torch.randn(TEXT_IDS, TALKER.talker.hidden, device=device, dtype=dtype)
+    talker.precompute()
+    return talker
+
+
+@torch.inference_mode()
+def fill(model: nn.Module) -> None:
+    """Random weights that keep the variance of what goes through them; vectors, which are norms and biases, are 1."""
+    block = torch.randn(_BLOCK, generator=torch.Generator().manual_seed(0))
+    for parameter in model.parameters():
+        if parameter.dim() < 2:
+            parameter.fill_(1)
+            continue
+        fan_in = parameter.shape[-1] if parameter.dim() == 2 else parameter[0].numel() // parameter.shape[1]
+        scaled = (block * fan_in**-0.5).to(parameter.device, parameter.dtype)
+        flat = parameter.view(-1)
+        whole = flat[: len(flat) // _BLOCK * _BLOCK].view(-1, _BLOCK)
+        whole.copy_(scaled.expand_as(whole))
+        flat[whole.numel() :] = scaled[: len(flat) - whole.numel()]

@@ -1,0 +1,77 @@
+"""The three services, called over gRPC as the gateway calls them, and without HTTP."""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from typing import Self
+
+from answer import Answer
+from client import PCM16_BYTES
+
+from cli.supervisor import PIPELINE
+from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.job import AudioDelta, Finished, Job, Speech, TextDelta
+from gateway.pipeline.run import run
+from gateway.pipeline.stages import Stages
+from quartet.v1 import talker_pb2, thinker_pb2
+
+_TIMEOUT_S = 600.0
+_READY_TIMEOUT_S = 30.0
+
+
+class Split:
+    """Services that run elsewhere. Make it with `start`."""
+
+    def __init__(self, stages: Stages, stack: contextlib.AsyncExitStack) -> None:
+        self._stages, self._stack = stages, stack
+
+    @classmethod
+    async def start(cls, addresses: dict[str, str]) -> Self:
+        """Connects to the stages at `addresses`, by name.
+
+        Raises:
+            TimeoutError: they do not serve.
+        """
+        stack = contextlib.AsyncExitStack()
+        # Their health is asked once: checks in the background are the gateway's, not of what is compared.
+        stages = await stack.enter_async_context(Stages(load_pipeline(PIPELINE, addresses), 3600.0, 5.0))
+        async with asyncio.timeout(_READY_TIMEOUT_S):
+            while not stages.ready:  # noqa: ASYNC110  there is no event for it
+                await asyncio.sleep(0.05)
+        return cls(stages, stack)
+
+    @property
+    def sample_rate_hz(self) -> int:
+        """Of the audio."""
+        rate_hz = self._stages.sample_rate_hz
+        assert rate_hz
+        return rate_hz
+
+    async def close(self) -> None:
+        """Closes the channels."""
+        await self._stack.aclose()
+
+    async def answer(self, prompt: str, tokens: int, frames: int) -> tuple[Answer, bytes]:
+        """One greedy spoken answer and its PCM16 samples."""
+        answer, pcm16 = Answer(prompt, time.perf_counter(), 0.0), b""
+        start = thinker_pb2.GenerateStart(
+            request_id=uuid.uuid4().hex,
+            sampling=thinker_pb2.SamplingParameters(temperature=0, max_tokens=tokens),
+        )
+        start.messages.add(role="user").content.add(text=prompt)
+        job = Job(start, speech=Speech("", talker_pb2.TalkerSampling(temperature=0, max_frames=frames)))
+        async for _, event in run(self._stages, [job], _TIMEOUT_S):
+            match event:
+                case TextDelta(delta):
+                    answer.tokens += len(delta.token_ids)
+                    if delta.text:
+                        answer.text += delta.text
+                        answer.text_s.append(time.perf_counter())
+                case AudioDelta(piece):
+                    answer.audio.append((time.perf_counter(), len(piece) // PCM16_BYTES))
+                    pcm16 += piece
+                case Finished(_, talker, _) if talker:
+                    answer.frames = talker.frames
+        answer.done_s = time.perf_counter()
+        return answer, pcm16

@@ -1,0 +1,38 @@
+"""Prints what a step costs: `python -m services.code2wav.step_times MODEL [threads]`. Where `ChunkPolicy`'s figures
+come from."""
+
+import statistics
+import sys
+import time
+
+import torch
+
+from services.code2wav.allocator import keep_freed_memory
+from services.code2wav.decoder import Decoder, load_decoder
+
+FRAMES, STREAMS = (1, 2, 4, 8, 16, 25), (1, 8, 32)
+SECONDS_EACH = 0.5
+
+
+def step_ms(decoder: Decoder, streams: int, frames: int) -> float:
+    """Milliseconds of a step in the middle of streams: the fastest tenth of those that fit into SECONDS_EACH."""
+    states = decoder.new_states(streams)
+    slots = [slot for _ in range(streams) if (slot := states.acquire()) is not None]
+    codes = torch.zeros(streams, frames, decoder.spec.num_code_groups, dtype=torch.int64)
+    codes = codes.to(decoder.code_embedding.weight.device)
+    times_ms: list[float] = []
+    end = time.perf_counter() + SECONDS_EACH
+    while len(times_ms) < 10 or time.perf_counter() < end:
+        began = time.perf_counter()
+        decoder.step(codes, states.batch(slots))
+        times_ms.append((time.perf_counter() - began) * 1000)
+    return statistics.quantiles(times_ms, n=10)[0]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    keep_freed_memory()
+    loaded = load_decoder(sys.argv[1])
+    print("ms per frame of audio, by frames of each stream", *FRAMES, sep="\t")
+    for count in STREAMS:
+        print(f"{count} streams", *(f"{step_ms(loaded, count, n) / n / count:.2f}" for n in FRAMES), sep="\t")

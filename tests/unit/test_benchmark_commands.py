@@ -1,0 +1,126 @@
+"""The benchmarks' commands on a running system, and the sizes they take for the published ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+TIMEOUT_S = 240
+
+
+def _run(script: str, *flags: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / script), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.e2e
+def test_speech_beside_transformers(stack, tiny_checkpoint: Path, tmp_path: Path):
+    flags = ["--run-dir", str(stack.run_directory), "--model", str(tiny_checkpoint), "--tokens", "8", "--frames", "10"]
+    loads = ["--concurrency", "2", "--requests", "4", "--rate", "4", "--arrivals", "4", "--peer-requests", "2"]
+    output = _run("speech.py", *flags, *loads, "--json", str(tmp_path / "figures.json"))
+    assert "TTFA ms" in output
+    closed, arriving = json.loads((tmp_path / "figures.json").read_text())["loads"]
+    assert (closed["concurrency"], arriving["concurrency"], arriving["rate_per_s"]) == (2, None, 4.0)
+    for figures in (closed["quartet"], arriving["quartet"], closed["peer"]):
+        assert figures["failed"] == 0
+        assert 0 < figures["spreads"]["ttft_ms"]["p50"] < figures["spreads"]["ttfa_ms"]["p50"]
+        assert figures["audio_s_per_s"] > 0
+    assert min(closed["quartet"]["cpu_s_per_request"].values()) >= 0
+    assert set(closed["quartet"]["cpu_s_per_request"]) == {"thinker", "talker", "code2wav", "gateway"}
+    assert closed["quartet"]["memory_mib"]["thinker"] > 100
+    answers = closed["answers"]
+    assert len(answers) == 4
+    assert all(sum(samples for _, samples in answer["audio_ms_samples"]) for answer in answers)
+
+
+@pytest.mark.e2e
+def test_split_and_fused_say_the_same(stack, tiny_checkpoint: Path, tmp_path: Path):
+    flags = ["--run-dir", str(stack.run_directory), "--model", str(tiny_checkpoint), "--tokens", "8", "--frames", "10"]
+    loads = ["--concurrency", "2", "--requests", "2", "--rounds", "1", "--threads", "1"]
+    assert "both said the same" in _run("split_vs_fused.py", *flags, *loads, "--json", str(tmp_path / "figures.json"))
+    sides = json.loads((tmp_path / "figures.json").read_text())["2"]
+    assert sides["split"][0]["frames_per_s"] > 0 < sides["fused"][0]["frames_per_s"]
+
+
+def test_a_stage_flag_without_a_stage_is_refused():
+    from speech import stage_arguments
+
+    assert stage_arguments(["talker.max_running_requests=4", "thinker.dtype=float32"]) == {
+        "talker": ["--max-running-requests=4"],
+        "thinker": ["--dtype=float32"],
+    }
+    for wrong in ("max_running_requests=4", "talker.max_running_requests", "dit.steps=4"):
+        with pytest.raises(SystemExit, match=r"STAGE\.SETTING=VALUE"):
+            stage_arguments([wrong])
+
+
+class TestPublishedSizes:
+    """Parameters are counted on the meta device: nothing of their size is allocated."""
+
+    def test_talker(self):
+        import torch
+        from real_sizes import TALKER
+        from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeTalkerForConditionalGeneration
+
+        from services.talker.model import TalkerModel
+
+        config = Qwen3OmniMoeConfig(enable_audio_output=True).talker_config
+        config.num_code_groups = config.code_predictor_config.num_code_groups = TALKER.num_code_groups
+        config.text_config.num_experts_per_tok = TALKER.moe.experts_per_token
+        config.text_config.head_dim = TALKER.talker.head_dim
+        config.text_config.shared_expert_intermediate_size = TALKER.moe.shared_intermediate
+        config.speaker_id, config.spatial_merge_size = TALKER.speakers, 2
+        with torch.device("meta"):
+            ours, reference = TalkerModel(TALKER), Qwen3OmniMoeTalkerForConditionalGeneration(config)
+        assert _parameters(ours) == _parameters(reference)
+
+    def test_code2wav(self):
+        import torch
+        from real_sizes import CODE2WAV
+        from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
+        from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
+        from services.code2wav.decoder import Decoder
+
+        with torch.device("meta"):
+            ours, reference = Decoder(CODE2WAV), Qwen3OmniMoeCode2Wav(Qwen3OmniMoeCode2WavConfig())
+        assert _parameters(ours) == _parameters(reference)
+
+
+def _parameters(model) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_stage_alone_is_measured_against_what_it_reads():
+    import torch
+    from alone import Stage, measure
+
+    sleeps: list[float] = []
+    timing = measure(Stage(lambda: sleeps.append(0), 4, lambda: 2_000_000), 3, steps=5, seconds=5, bytes_per_s=1e9)
+    assert len(sleeps) == 3 + 5
+    assert timing.limit_ms == pytest.approx(2.0)
+    assert timing.frame_ms == pytest.approx(timing.step_ms / 4)
+    assert timing.frames_per_s == pytest.approx(3 * 4 / (timing.step_ms / 1000))
+    from real_sizes import fill
+
+    layer = torch.nn.Linear(512, 4096, bias=False)
+    fill(layer)
+    assert layer.weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
+    assert len(layer.weight.unique(dim=0)) == 4096
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stage", ["talker", "code2wav"])
+def test_a_stage_alone_on_a_gpu(stage: str, tmp_path: Path):
+    flags = ["--device", "cuda", "--batch", "1", "8", "--steps", "10", "--json", str(tmp_path / "figures.json")]
+    _run("stage_alone.py", stage, *flags)
+    timings = json.loads((tmp_path / "figures.json").read_text())["timings"]
+    assert [timing["batch"] for timing in timings] == [1, 8]
+    assert all(timing["step_ms"] > timing["limit_ms"] > 0 for timing in timings)
