@@ -34,6 +34,7 @@ from rich.console import Console
 from cli.supervisor import PIPELINE, Options, free_ports
 from cli.tiny import make_checkpoint
 from cli.up import StartError, running
+from services.common.collector import freeze_heap
 
 STAGES = ("thinker", "talker", "code2wav", "gateway")
 RECORDED_WISH = (40, 60)  # tokens and frames of the load that VLLM_OMNI's figures are of
@@ -138,7 +139,7 @@ async def load_gateway(at: Target, options: argparse.Namespace) -> tuple[list[Ru
         for concurrency in options.concurrency:
             requests = options.requests or max(6 * concurrency, 2 * len(PROMPTS))
             console.print(f"closed loop: {concurrency} at a time, {requests} requests")
-            await closed_loop(gateway.send, concurrency, max(concurrency, 2))  # warm-up; its answers do not count
+            await closed_loop(gateway.send, concurrency, max(concurrency, len(PROMPTS)))  # warm-up; does not count
             answers, result = await _measured(at, rate_hz, closed_loop(gateway.send, concurrency, requests))
             title = f"closed loop, {concurrency} at a time, {requests} requests"
             runs.append(Run(Load(title, concurrency, None, result), answers, []))
@@ -157,6 +158,7 @@ async def load_gateway(at: Target, options: argparse.Namespace) -> tuple[list[Ru
 
 async def _measured(at: Target, rate_hz: int, loop: Awaitable[list[Exchange]]) -> tuple[list[Answer], Figures]:
     """Runs a load and takes the CPU time of the system before and after."""
+    freeze_heap()  # a full collection in this process would look like a stall of the system
     before_s = at.processes.cpu_s() if at.processes else {}
     client_before_s = time.process_time()
     exchanges = await loop

@@ -16,6 +16,7 @@ from gateway.openai.connection import ClientGone
 from gateway.openai.errors import ApiError
 from gateway.pipeline.config import PipelineConfig
 from gateway.settings import GatewaySettings
+from services.common.collector import freeze_heap
 
 
 def create_app(settings: GatewaySettings, pipeline: PipelineConfig) -> FastAPI:
@@ -24,6 +25,7 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with Gateway(settings, pipeline) as app.state.gateway:
+            freeze_heap()
             yield
 
     app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)

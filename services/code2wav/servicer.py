@@ -16,6 +16,9 @@ from services.common.subscribe import subscribe
 from services.common.tensors import to_message, to_torch
 
 CODES = stream_pb2.RowSelection(name="codes")
+# The first frames come one by one: the listener has little sound yet. Then half a frame's time (40 ms of 80) is a wait
+# that nobody hears, and of a talker that is faster than speech it brings several frames in a message.
+GATHERING = stream_pb2.Gathering(from_position=8, delay_ms=40)
 
 
 class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
@@ -158,7 +161,7 @@ async def _subscribed(engine: DecodeEngine, source: stream_pb2.StreamSource, req
         StageError: whatever ended the producer's stream.
     """
     due = 0
-    async with subscribe(source, request_id, [CODES]) as messages:
+    async with subscribe(source, request_id, [CODES], GATHERING) as messages:
         async for message in messages:
             if isinstance(message, stream_pb2.StreamEnd):
                 _expect(message.end_position, due, "the stream's end")

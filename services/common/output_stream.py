@@ -1,6 +1,7 @@
 """The producer's side of a tensor stream: buffers what an engine makes, sends what the consumer has credit for."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
@@ -36,6 +37,7 @@ class OutputStream:
         self._subscribed: asyncio.Future[stream_pb2.Subscription] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self._sent = asyncio.Event()
+        self._ended = asyncio.Event()
         self._header: stream_pb2.StreamHeader | None = None
         self._pending: deque[stream_pb2.Rows] = deque()
         self._end: stream_pb2.StreamEnd | None = None
@@ -80,6 +82,7 @@ class OutputStream:
         """Completes the stream: what is pending is still delivered."""
         if self._error is None:
             self._end = stream_pb2.StreamEnd(end_position=end_position)
+            self._ended.set()
             self._changed.set()
 
     def fail(self, error: StageError) -> None:
@@ -88,6 +91,7 @@ class OutputStream:
             self._error = error
             self._pending.clear()
             self.pending_positions = 0
+            self._ended.set()
             self._changed.set()
             self._sent.set()
 
@@ -144,6 +148,7 @@ class OutputStream:
         subscription = self._subscribed.result()
         limit_bytes = subscription.capabilities.max_chunk_bytes or DEFAULT_CHUNK_BYTES
         wanted = {row.name: row.positions for row in subscription.rows}
+        gathering = subscription.gathering
         header_sent = False
         while True:
             self._changed.clear()
@@ -159,6 +164,8 @@ class OutputStream:
                 self._credits -= 1
                 self._sent.set()
                 yield stream_pb2.SubscribeResponse(chunk=chunk)
+                if gathering.delay_ms and _end(chunk) > gathering.from_position:
+                    await self._gather(gathering.delay_ms / 1000)
                 if self._error:
                     raise self._error
             if self._end and not self._pending:
@@ -167,6 +174,12 @@ class OutputStream:
             if self._pending and self._credit_closed:
                 raise InvalidInput("credit.chunks", "the stream has more chunks than were ever granted")
             await self._changed.wait()
+
+    async def _gather(self, delay_s: float) -> None:
+        """Lets `delay_s` pass, or less if the stream ends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._ended.wait()
 
     def _has_wanted(self, wanted: dict[str, stream_pb2.Positions], prompt_positions: int) -> bool:
         """Whether a chunk can be made. Drops what nobody asked for: it must neither cost credit nor wait for some."""
@@ -196,6 +209,11 @@ def _take(pending: deque[stream_pb2.Rows], limit_bytes: int) -> stream_pb2.Strea
         if room_bytes <= 0:
             break
     return chunk
+
+
+def _end(chunk: stream_pb2.StreamChunk) -> int:
+    """One past the last position in `chunk`."""
+    return max(rows.first_position + rows.tensor.shape[0] for rows in chunk.rows)
 
 
 def _wanted(rows: stream_pb2.Rows, wanted: dict[str, stream_pb2.Positions], prompt_positions: int) -> bool:

@@ -17,6 +17,7 @@ from prometheus_client import start_http_server
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, stream_pb2_grpc
 from services.common import channels, logs
 from services.common.admission import Admission
+from services.common.collector import freeze_heap
 from services.common.errors import Unavailable
 from services.common.settings import StageSettings
 from services.common.status import abort
@@ -107,6 +108,7 @@ class StageServer:
             if self._stop.done():
                 await self._abandon_loading()
             self._info.info = starting.result()
+            freeze_heap()
             self.admission.open()
             await self._health.set(self.service_name, SERVING)
             log.info("serving", model=settings.model_name, device=self._info.info.device)

@@ -155,6 +155,11 @@ async def _first_message(requests: AsyncIterator[stream_pb2.SubscribeRequest]) -
         limit_bytes = subscription.capabilities.max_chunk_bytes
         if limit_bytes and not 1024 <= limit_bytes <= 4 * 1024 * 1024:
             raise InvalidInput("subscription.capabilities.max_chunk_bytes", "must be 0 or 1024 to 4194304")
+        gathering = subscription.gathering
+        if gathering.from_position < 0:
+            raise InvalidInput("subscription.gathering.from_position", "must be at least 0")
+        if gathering.delay_ms > 1000:
+            raise InvalidInput("subscription.gathering.delay_ms", "must be 0 to 1000")
         return subscription
     raise InvalidInput("message", "the first message must be a subscription")
 

@@ -19,7 +19,10 @@ StreamMessage = stream_pb2.StreamHeader | stream_pb2.StreamChunk | stream_pb2.St
 
 @asynccontextmanager
 async def subscribe(
-    source: stream_pb2.StreamSource, request_id: str, rows: Sequence[stream_pb2.RowSelection]
+    source: stream_pb2.StreamSource,
+    request_id: str,
+    rows: Sequence[stream_pb2.RowSelection],
+    gathering: stream_pb2.Gathering | None = None,
 ) -> AsyncIterator[AsyncIterator[StreamMessage]]:
     """Subscribes to `rows` of a producer's stream; leaving the context ends the subscription.
 
@@ -37,7 +40,14 @@ async def subscribe(
     stub = stream_pb2_grpc.TensorStreamServiceStub(channel(source.address))
     call = stub.Subscribe(wait_for_ready=True)
     try:
-        yield _messages(call, source, request_id, rows)
+        subscription = stream_pb2.Subscription(
+            stream_id=source.stream_id,
+            request_id=request_id,
+            rows=rows,
+            initial_credits=CREDITS,
+            gathering=gathering,
+        )
+        yield _messages(call, source, subscription)
     finally:
         call.cancel()
 
@@ -45,12 +55,8 @@ async def subscribe(
 async def _messages(
     call: grpc.aio.StreamStreamCall,
     source: stream_pb2.StreamSource,
-    request_id: str,
-    rows: Sequence[stream_pb2.RowSelection],
+    subscription: stream_pb2.Subscription,
 ) -> AsyncIterator[StreamMessage]:
-    subscription = stream_pb2.Subscription(
-        stream_id=source.stream_id, request_id=request_id, rows=rows, initial_credits=CREDITS
-    )
     taken = 0
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):

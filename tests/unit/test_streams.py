@@ -181,6 +181,25 @@ async def test_a_producer_that_asks_for_room_waits_for_a_slow_consumer_and_for_n
             await asyncio.wait_for(waiting, 5)  # the consumer has left
 
 
+async def test_rows_are_gathered_after_the_first_positions_and_the_end_is_not_held_back():
+    frame, gathering = torch.zeros(1, 16, dtype=torch.int32), stream_pb2.Gathering(from_position=3, delay_ms=1000)
+    async with serving() as (hub, address, _), subscribe(source(address), "r", [], gathering) as messages:
+        with hub.open("s", ["codes"]) as stream:
+            stream.start(0)
+            assert isinstance(await asyncio.wait_for(anext(messages), 5), stream_pb2.StreamHeader)
+            for i in range(4):  # each leaves at once, the fourth is the first after which there is a wait
+                stream.put([rows("codes", i, frame)])
+                chunk = await asyncio.wait_for(anext(messages), 0.5)
+                assert [row.first_position for row in chunk.rows] == [i]
+            for i in range(4, 9):
+                stream.put([rows("codes", i, frame)])
+                await asyncio.sleep(0.01)
+            stream.finish(9)
+            chunk = await asyncio.wait_for(anext(messages), 0.5)
+            assert [row.first_position for row in chunk.rows] == [4, 5, 6, 7, 8]
+            assert isinstance(await asyncio.wait_for(anext(messages), 0.5), stream_pb2.StreamEnd)
+
+
 @pytest.mark.parametrize("error", [QueueFull("full", 7.0), InvalidInput("speaker", "no such voice")])
 async def test_the_producers_error_reaches_the_consumer_as_it_was(error):
     async with serving() as (hub, address, _), subscribe(source(address), "r", []) as messages:
