@@ -69,6 +69,8 @@ def test_speech_streams_beside_the_text(client, model):
         extra_body=GREEDY_SPEECH,
     )
     text, transcript, pcm, ids, kinds, usage = "", "", b"", set(), [], None
+    facts = client.models.list().data[0].quartet
+    first_samples = 0
     for chunk in stream:
         usage = chunk.usage or usage
         if not chunk.choices:
@@ -80,6 +82,7 @@ def test_speech_streams_beside_the_text(client, model):
         if delta.audio:
             transcript += delta.audio.transcript or ""
             pcm += base64.b64decode(delta.audio.data or "")
+            first_samples = first_samples or len(pcm) // 2
             ids.add(delta.audio.id)
     frames = usage.completion_tokens_details.audio_tokens
     samples = np.frombuffer(pcm, np.int16)
@@ -87,6 +90,7 @@ def test_speech_streams_beside_the_text(client, model):
     assert len(ids) == 1
     assert 0 < frames <= 24
     assert 0 < frames * 1920 - len(samples) < 1920  # the decoder's tail
+    assert first_samples == facts["samples_per_frame"] - facts["trimmed_samples"]  # one codec frame
     assert np.abs(samples).max() > 100
     assert usage.completion_tokens == usage.completion_tokens_details.text_tokens + frames
     # The first sound left the gateway before the thinker had finished its text.

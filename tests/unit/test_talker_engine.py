@@ -264,3 +264,33 @@ async def test_requests_move_down_when_the_slots_below_are_free(setup: Setup) ->
     assert last.state.slot == 0
     assert engine.free_slots == 8
     engine.close()
+
+
+@pytest.mark.gpu
+async def test_captured_steps_say_what_eager_steps_say(tiny_checkpoint: Path) -> None:
+    model = load_model(str(tiny_checkpoint), torch.device("cuda"), torch.bfloat16)
+    prompt = ThinkerPrompt(
+        torch.tensor(
+            [model.spec.im_start_id, model.spec.user_id, 20, 21, model.spec.im_start_id, model.spec.assistant_id, 22]
+        ),
+        torch.zeros(0, model.spec.thinker_hidden),
+        None,
+    )
+    said = []
+    for capture in (False, True):
+        runner = TalkerRunner(model, 5, POSITIONS, capture)
+        runner.capture()
+        engine = TalkerEngine(runner)
+        requests = [
+            SpeechRequest(
+                prompt,
+                tuple(range(30, 40 + i)),
+                next(iter(model.spec.speakers)),
+                resolve(model.spec.defaults, seed=i, max_frames=12 + i, temperature=0.9 * (i % 2)),
+            )
+            for i in range(5)
+        ]
+        said.append(await asyncio.gather(*[_say(engine, request) for request in requests]))
+        engine.close()
+    for eager, captured in zip(*said, strict=True):
+        np.testing.assert_array_equal(captured, eager)
