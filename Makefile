@@ -1,8 +1,9 @@
 # `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. PIP_FLAGS: more flags for pip, e.g.
-# an extra index with CPU builds of torch. THINKER=thinker-cuda on a machine with a GPU.
+# an extra index with CPU builds of torch. THINKER=thinker-cuda on a machine with a GPU. BENCH: flags of the benchmark;
+# by default vLLM compiles the thinker, which takes a minute and halves its time a step on a CPU.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
 PIP_FLAGS ?=
-BENCH ?=
+BENCH ?= --flag thinker.enforce_eager=false
 THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
@@ -42,7 +43,7 @@ format: $(READY)
 protos: $(READY)  ## generates the stubs again
 	$(BIN)/python protos/generate.py
 
-bench: $(READY)  ## speech under load beside transformers, in one run; BENCH: more flags, e.g. BENCH="--json figures.json"
+bench: $(READY)  ## speech under load beside transformers, in one run; BENCH="--json figures.json" for other flags
 	$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[bench]'
 	$(BIN)/python benchmarks/speech.py $(BENCH)
 

@@ -74,7 +74,7 @@ def _step_bytes(model: TalkerModel, batch: int, context: int, experts_hit: float
     all_experts = sum(parameter_bytes(module) for module in model.model.modules() if isinstance(module, Experts))
     stack = parameter_bytes(model.model.layers) - all_experts + round(all_experts * experts_hit / TALKER.moe.experts)
     predictor = model.code_predictor
-    passes = TALKER.num_code_groups - 1
+    passes = TALKER.num_code_groups  # one for the talker's state, one for each code but the last
     predictor_bytes = passes * parameter_bytes(predictor.model.layers) + parameter_bytes(predictor.lm_head)
     sizes = TALKER.talker
     row_bytes = 2 * sizes.layers * sizes.kv_heads * sizes.head_dim * model.dtype.itemsize

@@ -90,7 +90,7 @@ class ChunkPolicy:
         8 streams                1.13  0.85  0.68  0.67  0.68  0.69
         32 streams               0.81  0.71  0.68  0.71  0.71  0.73
 
-    (`python -m services.code2wav.step_times MODEL` prints this table.)
+    (`python benchmarks/code2wav_steps.py MODEL` prints this table.)
     """
 
     frame_s: float

@@ -1,5 +1,6 @@
 """Keeps Python's garbage collector from stopping a process that serves."""
 
+import atexit
 import gc
 
 
@@ -11,3 +12,4 @@ def freeze_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # extensions that look for leaks at exit would report all of it

@@ -30,7 +30,9 @@ async def serve(settings: TalkerSettings) -> None:
         capture = model.device.type == "cuda" and model.dtype == torch.bfloat16 and not settings.enforce_eager
         runner = TalkerRunner(model, settings.max_running_requests, positions, capture)
         await asyncio.to_thread(runner.capture)
-        engine = TalkerEngine(runner, settings.prefill_chunk_positions, on_failure=stage.fatal)
+        engine = TalkerEngine(
+            runner, settings.prefill_chunk_positions, settings.max_frames_ahead, on_failure=stage.fatal
+        )
         engines.append(engine)
         await _warm_up(engine)
         servicer.bind(engine, len(model.text_table))

@@ -17,6 +17,9 @@ class TalkerSettings(StageSettings):
     prefill_chunk_positions: int = Field(
         512, ge=1, description="most prompt positions, of all waiting requests together, run between two frames"
     )
+    max_frames_ahead: int = Field(
+        128, ge=1, description="codec frames of a request that its consumer has not read, after which it stands still"
+    )
     enforce_eager: bool | None = Field(
         None,
         description="run a step kernel by kernel; default: only on a CPU. On a GPU a bfloat16 step is otherwise one "
