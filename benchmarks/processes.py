@@ -8,21 +8,21 @@ from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Fields of /proc/PID/stat, counted from the one after the command's name (proc(5)).
-_SESSION = 3
+_GROUP = 2
 _TICKS = slice(11, 15)  # user and system, its own and those of children that have ended
 
 
 def system_pids(run_directory: Path) -> dict[str, int]:
-    """By name, the processes that a `quartet up` started; each leads a session of its own, with its children in it."""
+    """By name, the processes that a `quartet up` started; each leads a process group of its own, with its children in it."""
     processes = json.loads((run_directory / "state.json").read_text())["processes"]
     return {name: process["pid"] for name, process in processes.items()}
 
 
-class Sessions:
+class Groups:
     """Processes with all their children.
 
     Args:
-        leaders: by a name of one's choice, the id of a process that leads a session.
+        leaders: by a name of one's choice, the id of a process that leads a process group.
     """
 
     def __init__(self, leaders: dict[str, int]) -> None:
@@ -32,23 +32,23 @@ class Sessions:
         """Seconds of CPU time used so far, user and system, by name."""
         return {
             name: sum(int(ticks) for _, fields in processes for ticks in fields[_TICKS]) / _TICKS_PER_S
-            for name, processes in self._sessions().items()
+            for name, processes in self._groups().items()
         }
 
     def memory_bytes(self) -> dict[str, int]:
         """Resident memory by name; pages that several share are counted once, in parts."""
         return {
-            name: sum(_proportional_bytes(pid) for pid, _ in processes) for name, processes in self._sessions().items()
+            name: sum(_proportional_bytes(pid) for pid, _ in processes) for name, processes in self._groups().items()
         }
 
-    def _sessions(self) -> dict[str, list[tuple[int, list[str]]]]:
-        """By name, (pid, fields of its stat) of every process in the session."""
+    def _groups(self) -> dict[str, list[tuple[int, list[str]]]]:
+        """By name, (pid, fields of its stat) of every process in the group."""
         names = {pid: name for name, pid in self._leaders.items()}
-        sessions: dict[str, list[tuple[int, list[str]]]] = {name: [] for name in self._leaders}
+        groups: dict[str, list[tuple[int, list[str]]]] = {name: [] for name in self._leaders}
         for pid, fields in _all_processes():
-            if name := names.get(int(fields[_SESSION])):
-                sessions[name].append((pid, fields))
-        return sessions
+            if name := names.get(int(fields[_GROUP])):
+                groups[name].append((pid, fields))
+        return groups
 
 
 def _all_processes() -> Iterator[tuple[int, list[str]]]:

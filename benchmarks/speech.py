@@ -27,7 +27,7 @@ from client import Exchange, Gateway, Wish
 from figures import Figures, figures, first_audio_ms, longest_gaps_ms
 from load import PROMPTS, closed_loop, open_loop, poisson_arrivals
 from picture import draw
-from processes import Sessions, system_pids
+from processes import Groups, system_pids
 from report import VLLM_OMNI, Load, show
 from rich.console import Console
 
@@ -49,7 +49,7 @@ class Target:
 
     url: str
     model: Path | None
-    processes: Sessions | None
+    processes: Groups | None
 
 
 @dataclass
@@ -118,14 +118,14 @@ def target(options: argparse.Namespace, scratch: Path) -> Iterator[Target]:
         yield Target(options.url, options.model, None)
     elif options.run_dir:
         state = json.loads((options.run_dir / "state.json").read_text())
-        yield Target(state["url"], options.model, Sessions(system_pids(options.run_dir)))
+        yield Target(state["url"], options.model, Groups(system_pids(options.run_dir)))
     else:
         model = options.model or make_checkpoint(scratch / "tiny", seed=0, size="tiny")
         run_directory, flags = scratch / "run", stage_arguments(options.flag)
         started_s = time.monotonic()
         with running(Options(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, flags)) as stack:
             console.print(f"ready after {time.monotonic() - started_s:.0f} s")
-            yield Target(stack.url, model, Sessions(system_pids(run_directory)))
+            yield Target(stack.url, model, Groups(system_pids(run_directory)))
 
 
 async def load_gateway(at: Target, options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:

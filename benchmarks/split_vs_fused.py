@@ -25,7 +25,7 @@ import numpy as np
 from answer import Answer
 from figures import Figures, figures
 from load import PROMPTS, closed_loop
-from processes import Sessions, system_pids
+from processes import Groups, system_pids
 from rich.console import Console
 from rich.table import Table
 
@@ -60,7 +60,7 @@ def serve(side: str, model: str, addresses: dict[str, str], log_file: Path, pipe
     with log_file.open("wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    os.setsid()  # so that its children can be told from the other side's
+    os.setpgid(0, 0)  # so that its children can be told from the other side's
     openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
     if side == "fused" and openmp.exists():
         os.environ["LD_PRELOAD"] = str(openmp)  # for vLLM's engine core, as `quartet up` does; not for this process
@@ -103,7 +103,7 @@ class Side:
         self._process.start()
         theirs.close()
         assert self._process.pid
-        self._sessions = Sessions(services | {name: self._process.pid})
+        self._groups = Groups(services | {name: self._process.pid})
 
     def wait_until_ready(self) -> None:
         """Blocks until it serves. Here and in `run`, the program ends with the end of its log if it ended instead."""
@@ -111,10 +111,10 @@ class Side:
 
     def run(self, command: Command) -> tuple[list[Answer], list[bytes], Figures]:
         """Runs a load: its answers, their samples, and what it came to."""
-        before_s = self._sessions.cpu_s()
+        before_s = self._groups.cpu_s()
         self._pipe.send(command)
         results: list[tuple[Answer, bytes]] = self._receive()
-        after_s = self._sessions.cpu_s()
+        after_s = self._groups.cpu_s()
         answers = [answer for answer, _ in results]
         result = figures(answers, self._sample_rate_hz)
         result.cpu_s_per_request = {name: (after_s[name] - before_s[name]) / len(answers) for name in after_s}

@@ -19,7 +19,7 @@ class Guard:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cli.guard"],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # ctrl-C on the terminal is not for the guard
+            process_group=0,  # ctrl-C on the terminal is not for the guard
         )
 
     def watch(self, group: int) -> None:

@@ -57,7 +57,9 @@ class ChildProcess:
                 stdout=log,
                 stderr=log,
                 env=self._environment,
-                start_new_session=True,
+                # A group, to be ended as one, but not a session: Linux shares the cores evenly between sessions
+                # (autogroup), and an event loop would wait up to half a second behind its own process's engine.
+                process_group=0,
                 preexec_fn=_die_with_parent,
             )
         self._guard.watch(self.pid)

@@ -19,7 +19,7 @@ from client import Exchange, Gateway, Wish
 from figures import figures
 from load import PROMPTS, closed_loop, line_arrivals, open_loop, poisson_arrivals
 from player import playback_gaps_ms
-from processes import Sessions, system_pids
+from processes import Groups, system_pids
 from transformers_peer import in_line
 
 RATE_HZ = 24000
@@ -129,12 +129,12 @@ class TestFigures:
         burn = "import time\nwhile time.process_time() < 0.3: pass\n"
         parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])\nprint(flush=True)\ninput()"
         process = subprocess.Popen(
-            [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         try:
             state = {"url": "http://x", "processes": {"stage": {"pid": process.pid}}}
             (tmp_path / "state.json").write_text(json.dumps(state))
-            processes = Sessions(system_pids(tmp_path))
+            processes = Groups(system_pids(tmp_path))
             assert process.stdout
             process.stdout.readline()
             assert processes.cpu_s()["stage"] >= 0.3
