@@ -13,7 +13,7 @@ _TICKS = slice(11, 15)  # user and system, its own and those of children that ha
 
 
 def system_pids(run_directory: Path) -> dict[str, int]:
-    """By name, the processes that a `quartet up` started; each leads a process group of its own, with its children in it."""
+    """By name, the processes that a `quartet up` started; each leads a process group, with its children in it."""
     processes = json.loads((run_directory / "state.json").read_text())["processes"]
     return {name: process["pid"] for name, process in processes.items()}
 

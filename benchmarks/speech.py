@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--flag", action="append", default=[], metavar="STAGE.SETTING=VALUE", help="may be repeated")
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8], help="of the closed loops (1 8)")
-    parser.add_argument("--requests", type=int, help="of each closed loop; default: 6 a worker, at least 16")
+    parser.add_argument("--requests", type=int, help="of each closed loop; default: 12 a worker, at least 16")
     parser.add_argument("--load", type=float, default=0.8, help="of the open loop: a share of the capacity; 0: none")
     parser.add_argument("--rate", type=float, help="of the open loop: requests a second, instead of --load")
     parser.add_argument("--arrivals", type=int, default=60, help="requests of the open loop")
@@ -137,7 +137,7 @@ async def load_gateway(at: Target, options: argparse.Namespace) -> tuple[list[Ru
         facts = await gateway.facts()
         rate_hz = facts["sample_rate_hz"]
         for concurrency in options.concurrency:
-            requests = options.requests or max(6 * concurrency, 2 * len(PROMPTS))
+            requests = options.requests or max(12 * concurrency, 2 * len(PROMPTS))
             console.print(f"closed loop: {concurrency} at a time, {requests} requests")
             await closed_loop(gateway.send, concurrency, max(concurrency, len(PROMPTS)))  # warm-up; does not count
             answers, result = await _measured(at, rate_hz, closed_loop(gateway.send, concurrency, requests))

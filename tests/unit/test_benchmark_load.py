@@ -48,7 +48,8 @@ class TestLoops:
         async with _server(answer_s=0.02) as server:
             exchanges = await _with_gateway(server, lambda send: closed_loop(send, 3, 10))
             assert server.most_at_once == 3
-            assert server.prompts == [exchange.prompt for exchange in exchanges]
+            # Three connections race: requests that are sent together may arrive in any order.
+            assert sorted(server.prompts) == sorted(exchange.prompt for exchange in exchanges)
             assert [exchange.prompt for exchange in exchanges] == [PROMPTS[i % len(PROMPTS)] for i in range(10)]
             for worker_free, exchange in zip(sorted(e.done_s for e in exchanges), exchanges[3:], strict=False):
                 assert exchange.sent_s >= worker_free
