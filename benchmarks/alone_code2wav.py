@@ -12,7 +12,7 @@ def code2wav_stage(decoder: Decoder, batch: int, frames: int) -> Stage:
     """`batch` streams that decode `frames` frames each in a step; on CUDA a captured graph, as in the service."""
     states = decoder.new_states(batch)
     slots = [slot for slot in (states.acquire() for _ in range(batch)) if slot is not None]
-    device = decoder.code_embedding.weight.device
+    device = decoder.device
     codes = torch.randint(CODE2WAV.codebook_size, (batch, frames, CODE2WAV.num_code_groups), device=device)
 
     decode = decoder.step

@@ -21,9 +21,7 @@ def talker_stage(model: TalkerModel, batch: int, context: int) -> Stage:
     """
     sampling = resolve(TALKER.defaults, seed=0)
     width, predictor_width = sampling.top_k, sampling.predictor_top_k
-    runner = TalkerRunner(
-        model, batch, context + 64, capture=model.device.type == "cuda" and model.dtype == torch.bfloat16
-    )
+    runner = TalkerRunner(model, batch, context + 64)
     for slot in range(batch):
         runner.assign(slot, replace(sampling, seed=slot))
     frame = 0
@@ -43,7 +41,7 @@ def talker_stage(model: TalkerModel, batch: int, context: int) -> Stage:
         ]
         return with_runner.step(inputs)
 
-    experts = _experts_hit(lambda: step(TalkerRunner(model, batch, context + 64)))
+    experts = _experts_hit(lambda: step(TalkerRunner(model, batch, context + 64, enforce_eager=True)))
     return Stage(step, 1, lambda: _step_bytes(model, batch, context, experts), lambda: f"{experts:.1f} experts a layer")
 
 

@@ -19,7 +19,7 @@ def step_ms(decoder: Decoder, streams: int, frames: int) -> float:
     states = decoder.new_states(streams)
     slots = [slot for _ in range(streams) if (slot := states.acquire()) is not None]
     codes = torch.zeros(streams, frames, decoder.spec.num_code_groups, dtype=torch.int64)
-    codes = codes.to(decoder.code_embedding.weight.device)
+    codes = codes.to(decoder.device)
     times_ms: list[float] = []
     end = time.perf_counter() + SECONDS_EACH
     while len(times_ms) < 10 or time.perf_counter() < end:

@@ -43,12 +43,17 @@ class Fused:
         settings = ThinkerSettings.load(["--model", model])
         environment.configure(settings)
 
+        from services.code2wav.__main__ import start_engine as start_code2wav
+        from services.code2wav.config import Code2WavSettings
+        from services.talker.__main__ import start_engine as start_talker
+        from services.talker.config import TalkerSettings
         from services.thinker.engine import ThinkerEngine
         from services.thinker.preprocess import Preprocessor
 
         thinker = await ThinkerEngine.start(settings)
         preprocessor = Preprocessor(settings, thinker.checkpoint, thinker.renderer, thinker.max_context_tokens)
-        return cls(thinker, preprocessor, _talker(model), _code2wav(model))
+        talker = await start_talker(TalkerSettings.load(["--model", model]))
+        return cls(thinker, preprocessor, talker, start_code2wav(Code2WavSettings.load(["--model", model])))
 
     @property
     def sample_rate_hz(self) -> int:
@@ -173,39 +178,3 @@ class _Talk:
             text = tuple(self._input.take_text())
             request = SpeechRequest(self._input.prompt(), text, next(iter(spec.speakers)), sampling)
             self.speech.set_result(self._talker.submit(request))
-
-
-def _talker(model: str) -> TalkerEngine:
-    """As services/talker/__main__.py makes it."""
-    import torch
-
-    from services.talker.config import TalkerSettings
-    from services.talker.engine import TalkerEngine
-    from services.talker.loading import load_model
-    from services.talker.runner import TalkerRunner
-
-    settings = TalkerSettings.load(["--model", model])
-    loaded = load_model(model, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    positions = min(settings.max_context_positions, loaded.spec.max_positions)
-    capture = loaded.device.type == "cuda" and loaded.dtype == torch.bfloat16 and not settings.enforce_eager
-    runner = TalkerRunner(loaded, settings.max_running_requests, positions, capture)
-    runner.capture()
-    return TalkerEngine(runner, settings.prefill_chunk_positions)
-
-
-def _code2wav(model: str) -> DecodeEngine:
-    """As services/code2wav/__main__.py makes it."""
-    from services.code2wav.config import Code2WavSettings
-    from services.code2wav.decoder import load_decoder
-    from services.code2wav.engine import DecodeEngine
-
-    settings = Code2WavSettings.load(["--model", model])
-    decoder = load_decoder(model, settings.dtype, settings.device)
-    return DecodeEngine(
-        decoder,
-        max_streams=settings.max_running_requests,
-        max_frames_per_step=settings.max_frames_per_step,
-        lead_margin_ms=settings.lead_margin_ms,
-        threads=settings.threads,
-        enforce_eager=bool(settings.enforce_eager),
-    )

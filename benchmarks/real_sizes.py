@@ -98,9 +98,7 @@ def random_code2wav(device: torch.device, dtype: torch.dtype) -> Decoder:
     with torch.device(device):
         decoder = Decoder(CODE2WAV).to(dtype).requires_grad_(False).eval()
     fill(decoder)
-    for module in decoder.modules():
-        if hasattr(module, "precompute"):
-            module.precompute()  # pyright: ignore[reportCallIssue]
+    decoder.precompute()
     return decoder
 
 

@@ -34,7 +34,7 @@ from cli.tiny import make_checkpoint
 from cli.up import running
 
 LOG_TAIL_CHARACTERS = 4000
-SETTLE_S = 2.0  # vLLM's worker spins for a second after its last step
+SETTLE_S = 2.0  # so that neither side's last step runs into the other's turn
 MOST_PCM16_STEPS_APART = 2  # a batch of another size may round a sample otherwise
 # Title, and where its value is in Figures; p50 of a spread.
 ROWS = {"ttft_ms": "TTFT ms", "ttfa_ms": "TTFA ms", "total_ms": "total ms"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import structlog
 import torch
@@ -30,21 +31,11 @@ async def serve(settings: Code2WavSettings) -> None:
     loop = asyncio.get_running_loop()
 
     def load() -> tuple[DecodeEngine, server_info_pb2.GetServerInfoResponse]:
-        decoder = load_decoder(settings.model, settings.dtype, settings.device)
-        engine = DecodeEngine(
-            decoder,
-            max_streams=settings.max_running_requests,
-            max_frames_per_step=settings.max_frames_per_step,
-            lead_margin_ms=settings.lead_margin_ms,
-            threads=settings.threads,
-            enforce_eager=bool(settings.enforce_eager),
-            on_fatal=lambda error: loop.call_soon_threadsafe(server.fatal, error),
-        )
+        engine = start_engine(settings, lambda error: loop.call_soon_threadsafe(server.fatal, error))
         log.info("state is reserved", slots=settings.max_running_requests, state_bytes=engine.state_bytes)
         warm_up(engine, settings.max_frames_per_step + 1)
-        weight = decoder.code_embedding.weight
         info = code2wav_info(engine.spec, settings.sample_rate_hz)
-        return engine, server.describe(str(weight.dtype), str(weight.device), code2wav=info)
+        return engine, server.describe(str(engine.decoder.dtype), str(engine.decoder.device), code2wav=info)
 
     async def start() -> server_info_pb2.GetServerInfoResponse:
         engine, info = await asyncio.to_thread(load)
@@ -52,6 +43,25 @@ async def serve(settings: Code2WavSettings) -> None:
         return info
 
     await server.run(start)
+
+
+def start_engine(
+    settings: Code2WavSettings, on_fatal: Callable[[Exception], object] = lambda error: None
+) -> DecodeEngine:
+    """The engine of this stage, loaded as `settings` say; not warmed up. Blocks until it is loaded.
+
+    Raises:
+        ValueError: no such checkpoint, no code2wav in it, or tensors that are missing, unknown or of another shape.
+    """
+    return DecodeEngine(
+        load_decoder(settings.model, settings.dtype, settings.device),
+        max_streams=settings.max_running_requests,
+        max_frames_per_step=settings.max_frames_per_step,
+        lead_margin_ms=settings.lead_margin_ms,
+        threads=settings.threads,
+        enforce_eager=bool(settings.enforce_eager),
+        on_fatal=on_fatal,
+    )
 
 
 def warm_up(engine: DecodeEngine, frames: int) -> None:

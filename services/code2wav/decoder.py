@@ -54,10 +54,23 @@ class Decoder(nn.Module):
         offsets = torch.arange(spec.num_code_groups) * spec.codebook_size
         self.register_buffer("_code_offsets", offsets, persistent=False)
 
+    @property
+    def device(self) -> torch.device:
+        return self.code_embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.code_embedding.weight.dtype
+
+    def precompute(self) -> None:
+        """To be called once the parameters are loaded."""
+        for module in self.modules():
+            if isinstance(module, SnakeBeta | CausalTransposedConv | Attention):
+                module.precompute()
+
     def new_states(self, slots: int) -> StreamStates:
         """States of `slots` streams, on this module's device."""
-        weight = self.code_embedding.weight
-        return StreamStates(self.layout, slots, weight.dtype, weight.device)
+        return StreamStates(self.layout, slots, self.dtype, self.device)
 
     @torch.inference_mode()
     def step(self, codes: torch.Tensor, batch: Batch) -> list[torch.Tensor]:
@@ -150,10 +163,8 @@ def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decod
     stored = tensors["code_embedding.weight"].dtype
     decoder.to(dtype=stored if dtype == "auto" else getattr(torch, dtype))
     decoder.to(device=("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    if decoder.code_embedding.weight.dtype == torch.float32:
+    if decoder.dtype == torch.float32:
         torch.backends.cudnn.allow_tf32 = False  # on by default, and 1e-3 off
     decoder.requires_grad_(False).eval()
-    for module in decoder.modules():
-        if isinstance(module, SnakeBeta | CausalTransposedConv | Attention):
-            module.precompute()
+    decoder.precompute()
     return decoder

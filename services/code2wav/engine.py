@@ -48,19 +48,18 @@ class DecodeEngine:
         on_fatal: Callable[[Exception], object] = lambda error: None,
     ) -> None:
         self.spec = decoder.spec
-        self._decoder = decoder
+        self.decoder = decoder
         self._states = decoder.new_states(max_streams)
         self._seconds_per_sample = 1 / self.spec.sample_rate_hz
-        frame_s = self.spec.samples_per_frame * self._seconds_per_sample
-        on_cpu = decoder.code_embedding.weight.device.type == "cpu"
+        on_cpu = decoder.device.type == "cpu"
         batch_frames = max(CPU_BATCH_FRAMES, max_frames_per_step) if on_cpu else max_frames_per_step * max_streams
         self._decode = decoder.step
-        captured = decoder.code_embedding.weight.device.type == "cuda" and not enforce_eager
+        captured = decoder.device.type == "cuda" and not enforce_eager
         if captured:
             graphs = StepGraphs(decoder, self._states)
             graphs.capture(max_streams, max_frames_per_step)
             self._decode = graphs.step
-        self.policy = ChunkPolicy(frame_s, max_frames_per_step, batch_frames, lead_margin_ms / 1000, captured)
+        self.policy = ChunkPolicy(max_frames_per_step, batch_frames, lead_margin_ms / 1000, captured)
         self._threads = threads
         self._on_fatal = on_fatal
         self._changed = threading.Condition()
@@ -80,7 +79,7 @@ class DecodeEngine:
     @property
     def frames_computed(self) -> int:
         """Frames that went through the decoder, whosever they were."""
-        return self._decoder.frames_computed
+        return self.decoder.frames_computed
 
     @property
     def state_bytes(self) -> int:
@@ -159,7 +158,7 @@ class DecodeEngine:
             self._thread.join()
 
     def _run(self) -> None:
-        if self._decoder.code_embedding.weight.device.type == "cpu":
+        if self.decoder.device.type == "cpu":
             yield_to_event_loops()
         if self._threads:
             torch.set_num_threads(self._threads)
@@ -206,11 +205,10 @@ class DecodeEngine:
         self._admit()
 
     def _step(self, streams: Sequence[Stream], codes: torch.Tensor) -> None:
-        device = self._decoder.code_embedding.weight.device
         slots = [stream.slot for stream in streams]
         frames, began = codes.shape[1], time.monotonic()
         batch = self._states.batch([slot for slot in slots if slot is not None])
-        samples = [piece.float() for piece in self._decode(codes.to(device), batch)]
+        samples = [piece.float() for piece in self._decode(codes.to(self.decoder.device), batch)]
         pieces = [_pcm16(piece) if s.pcm16 else piece for s, piece in zip(streams, samples, strict=True)]
         with self._changed:
             now = time.monotonic()
@@ -242,7 +240,7 @@ class DecodeEngine:
         metrics.STEP_SECONDS.observe(seconds)
         metrics.STEP_FRAMES.observe(frames)
         metrics.STEP_STREAMS.observe(streams)
-        computed = self._decoder.frames_computed
+        computed = self.decoder.frames_computed
         metrics.FRAMES_COMPUTED.inc(computed - self._frames_computed)
         self._frames_computed = computed
 

@@ -6,8 +6,7 @@ import torch
 
 from services.code2wav.decoder import Decoder
 from services.code2wav.state import Batch, StreamStates
-
-_WARM_UP_RUNS = 2  # before a capture: libraries allocate and choose kernels on their first calls
+from services.common import cuda_graph
 
 
 @dataclass(frozen=True)
@@ -67,15 +66,7 @@ class StepGraphs:
             self._states.memory.index_copy_(0, slots, after)
             return wav
 
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP_RUNS):
-                run()
-        torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            wav = run()
+        graph, wav = cuda_graph.capture(run, self._pool, device)
         return _Captured(graph, where, codes, wav)
 
 

@@ -15,6 +15,13 @@ from services.code2wav.state import Carry, StateLayout
 _ONEDNN_FROM = 20480
 
 
+def _product(weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """weight (outputs, inputs) times x (streams, inputs, n), plus bias (outputs, 1): (streams, outputs, n)."""
+    if len(x) == 1:
+        return torch.addmm(bias, weight, x[0])[None]
+    return torch.baddbmm(bias, weight.expand(len(x), -1, -1), x)
+
+
 class CausalConv(nn.Module):
     """Convolution whose left padding is the end of what came before."""
 
@@ -32,17 +39,15 @@ class CausalConv(nn.Module):
             return self._pointwise(x)
         x = torch.cat([carry.take(self._piece), x], dim=-1)
         carry.keep(self._piece, x[..., -self._tail :])
-        if x.device.type == "cpu" and x.numel() <= _ONEDNN_FROM and not torch.compiler.is_compiling():
+        if x.device.type == "cpu" and x.numel() <= _ONEDNN_FROM:
             return self._unfolded(x)
         return self.conv(x)
 
     def _pointwise(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        if x.device.type == "cpu":
             weight, bias = self.conv.weight[..., 0], self.conv.bias
             assert bias is not None
-            if len(x) == 1:
-                return torch.addmm(bias[:, None], weight, x[0])[None]
-            return torch.baddbmm(bias[:, None], weight.expand(len(x), -1, -1), x)
+            return _product(weight, x, bias[:, None])
         return self.conv(x)
 
     def _unfolded(self, x: torch.Tensor) -> torch.Tensor:
@@ -55,9 +60,7 @@ class CausalConv(nn.Module):
         if groups > 1:  # depthwise
             return (taps * weight[:, 0, :, None]).sum(2) + bias[:, None]
         taps, weight = taps.reshape(streams, inputs * kernel, n), weight.flatten(1)
-        if streams == 1:
-            return torch.addmm(bias[:, None], weight, taps[0])[None]
-        return torch.baddbmm(bias[:, None], weight.expand(streams, -1, -1), taps)
+        return _product(weight, taps, bias[:, None])
 
 
 class CausalTransposedConv(nn.Module):
@@ -92,10 +95,7 @@ class CausalTransposedConv(nn.Module):
             x = torch.cat([carry.take(self._piece), x], dim=-1)
             carry.keep(self._piece, x[..., n:])
             x = torch.cat([x[..., i : i + n] for i in range(self._taps)], dim=1)
-        if streams == 1:
-            y = torch.addmm(self._bias, self._weight, x[0])[None]
-        else:
-            y = torch.baddbmm(self._bias, self._weight.expand(streams, -1, -1), x)
+        y = _product(self._weight, x, self._bias)
         return y.view(streams, self._outputs, self._stride, n).transpose(2, 3).flatten(2)
 
 

@@ -2,6 +2,8 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from services.common.metrics import STEP_BUCKETS_S
+
 LEAD = Histogram(
     "quartet_code2wav_lead_seconds",
     "Audio sent but not yet played when the next chunk leaves, for a player that began with the first; "
@@ -25,5 +27,5 @@ STEP_STREAMS = Histogram("quartet_code2wav_step_streams", "Streams in a step", b
 STEP_SECONDS = Histogram(
     "quartet_code2wav_step_seconds",
     "Time of a step, samples on the CPU",
-    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+    buckets=STEP_BUCKETS_S,
 )

@@ -93,8 +93,6 @@ class ChunkPolicy:
     (`python benchmarks/code2wav_steps.py MODEL` prints this table.)
     """
 
-    frame_s: float
-    """Seconds of audio of a codec frame."""
     max_frames: int
     """Most frames of one stream in a step."""
     max_batch_frames: int

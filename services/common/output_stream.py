@@ -159,8 +159,8 @@ class OutputStream:
                 yield stream_pb2.SubscribeResponse(header=self._header)
             prompt_positions = self._header.prompt_positions if self._header else 0
             while self._has_wanted(wanted, prompt_positions) and self._credits:
-                chunk = _take(self._pending, limit_bytes)
-                self.pending_positions -= sum(row.tensor.shape[0] for row in chunk.rows)
+                chunk, passed = _take(self._pending, limit_bytes, wanted, prompt_positions)
+                self.pending_positions -= passed
                 self._credits -= 1
                 self._sent.set()
                 yield stream_pb2.SubscribeResponse(chunk=chunk)
@@ -183,19 +183,24 @@ class OutputStream:
 
     def _has_wanted(self, wanted: dict[str, stream_pb2.Positions], prompt_positions: int) -> bool:
         """Whether a chunk can be made. Drops what nobody asked for: it must neither cost credit nor wait for some."""
-        if any(not _wanted(rows, wanted, prompt_positions) for rows in self._pending):
-            kept = [rows for rows in self._pending if _wanted(rows, wanted, prompt_positions)]
-            self._pending = deque(kept)
-            self.pending_positions = sum(rows.tensor.shape[0] for rows in kept)
+        while self._pending and not _wanted(self._pending[0], wanted, prompt_positions):
+            self.pending_positions -= self._pending.popleft().tensor.shape[0]
         return bool(self._pending)
 
 
-def _take(pending: deque[stream_pb2.Rows], limit_bytes: int) -> stream_pb2.StreamChunk:
-    """Takes what fits into one chunk off `pending`: several small rows together, or a part of a large one."""
-    chunk, room_bytes = stream_pb2.StreamChunk(), limit_bytes
+def _take(
+    pending: deque[stream_pb2.Rows], limit_bytes: int, wanted: dict[str, stream_pb2.Positions], prompt_positions: int
+) -> tuple[stream_pb2.StreamChunk, int]:
+    """Takes what fits into one chunk off `pending`: several small rows together, or a part of a large one. Returns it,
+    and how many positions `pending` lost, those that nobody wants included."""
+    chunk, room_bytes, passed = stream_pb2.StreamChunk(), limit_bytes, 0
     while pending:
         rows = pending[0]
         count = rows.tensor.shape[0]
+        if not _wanted(rows, wanted, prompt_positions):
+            pending.popleft()
+            passed += count
+            continue
         row_bytes = max(1, len(rows.tensor.inline) // count)
         fitting = min(count, room_bytes // row_bytes or (0 if chunk.rows else 1))
         if not fitting:
@@ -206,9 +211,10 @@ def _take(pending: deque[stream_pb2.Rows], limit_bytes: int) -> stream_pb2.Strea
             chunk.rows.append(_slice(rows, 0, fitting))
             pending[0] = _slice(rows, fitting, count)
         room_bytes -= fitting * row_bytes
+        passed += fitting
         if room_bytes <= 0:
             break
-    return chunk
+    return chunk, passed
 
 
 def _end(chunk: stream_pb2.StreamChunk) -> int:

@@ -1,6 +1,7 @@
 """Starts the talker: `python -m services.talker --model DIR_OR_ID`."""
 
 import asyncio
+from collections.abc import Callable
 
 import torch
 
@@ -9,7 +10,6 @@ from services.common import server
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
 from services.talker.loading import load_model
-from services.talker.model import TalkerModel
 from services.talker.prompt import ThinkerPrompt
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
@@ -24,19 +24,12 @@ async def serve(settings: TalkerSettings) -> None:
     engines: list[TalkerEngine] = []
 
     async def start() -> server_info_pb2.GetServerInfoResponse:
-        model = await asyncio.to_thread(_load, settings)
-        positions = min(settings.max_context_positions, model.spec.max_positions)
-        # Grouped matrix products of other dtypes wait for the host, which a graph cannot hold.
-        capture = model.device.type == "cuda" and model.dtype == torch.bfloat16 and not settings.enforce_eager
-        runner = TalkerRunner(model, settings.max_running_requests, positions, capture)
-        await asyncio.to_thread(runner.capture)
-        engine = TalkerEngine(
-            runner, settings.prefill_chunk_positions, settings.max_frames_ahead, on_failure=stage.fatal
-        )
+        engine = await start_engine(settings, stage.fatal)
         engines.append(engine)
         await _warm_up(engine)
+        model = engine.runner.model
         servicer.bind(engine, len(model.text_table))
-        rows, info = talker_info(engine, positions)
+        rows, info = talker_info(engine, engine.runner.positions)
         return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
 
     servicer = TalkerServicer(stage.admission, stage.hub)
@@ -48,10 +41,26 @@ async def serve(settings: TalkerSettings) -> None:
             engine.close()
 
 
-def _load(settings: TalkerSettings) -> TalkerModel:
+async def start_engine(
+    settings: TalkerSettings, on_failure: Callable[[BaseException], None] = lambda error: None
+) -> TalkerEngine:
+    """The engine of this stage, loaded as `settings` say; not warmed up.
+
+    Raises:
+        ValueError: no such checkpoint, no talker in it, or tensors that are missing, unknown or of another shape.
+    """
+    runner = await asyncio.to_thread(_load, settings)
+    return TalkerEngine(runner, settings.prefill_chunk_positions, settings.max_frames_ahead, on_failure)
+
+
+def _load(settings: TalkerSettings) -> TalkerRunner:
     auto = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(auto if settings.device == "auto" else settings.device)
-    return load_model(settings.model, device, None if settings.dtype == "auto" else getattr(torch, settings.dtype))
+    model = load_model(settings.model, device, None if settings.dtype == "auto" else getattr(torch, settings.dtype))
+    positions = min(settings.max_context_positions, model.spec.max_positions)
+    runner = TalkerRunner(model, settings.max_running_requests, positions, bool(settings.enforce_eager))
+    runner.capture()
+    return runner
 
 
 async def _warm_up(engine: TalkerEngine) -> None:

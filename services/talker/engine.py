@@ -45,7 +45,7 @@ class TalkerEngine:
     ) -> None:
         self.spec = runner.model.spec
         self.changed = threading.Condition()  # guards _waiting, _stopping, _failure and the shared part of each state
-        self._runner, self._prefill_chunk, self._on_failure = runner, prefill_chunk, on_failure
+        self.runner, self._prefill_chunk, self._on_failure = runner, prefill_chunk, on_failure
         self._max_frames_ahead = max_frames_ahead
         self._waiting: deque[Speech] = deque()
         self._running: list[Speech] = []
@@ -88,7 +88,7 @@ class TalkerEngine:
 
     def _check(self, request: SpeechRequest) -> int:
         """Most frames that `request` can have."""
-        prompt, capacity = request.prompt, self._runner.positions
+        prompt, capacity = request.prompt, self.runner.positions
         if not request.text:
             raise InvalidInput("token_ids", "there is no answer to speak")
         media = int(is_media(prompt.token_ids, self.spec).sum())
@@ -105,7 +105,7 @@ class TalkerEngine:
     # What follows runs in the engine's thread.
 
     def _run(self) -> None:
-        if self._runner.model.device.type == "cpu":
+        if self.runner.model.device.type == "cpu":
             yield_to_event_loops()
         try:
             while self._await_work():
@@ -168,7 +168,7 @@ class TalkerEngine:
             request.marks.mark_started()
         try:
             positions = rope_positions(request.prompt, self.spec)
-            state.rows = prompt_rows(request.prompt, state.text[0], request.speaker, self._runner.model, positions)
+            state.rows = prompt_rows(request.prompt, state.text[0], request.speaker, self.runner.model, positions)
             if not state.rows.embeddings.isfinite().all():  # in the cache, they would spoil the slot's next requests
                 raise InvalidInput(f"hidden_states.{self.spec.accept_hidden_layer}", "must be finite numbers")
         except StageError as error:
@@ -176,30 +176,31 @@ class TalkerEngine:
             return
         state.rope_position = int(positions.max()) + 1
         state.slot = heapq.heappop(self._free)
-        self._runner.assign(state.slot, request.sampling)
+        self.runner.assign(state.slot, request.sampling)
         self._running.append(speech)
         metrics.REQUESTS_RUNNING.inc()
 
     def _prefill(self) -> None:
         """Runs the oldest prompts that are not done, as much of them as a step may take, in one pass."""
-        chunks, room = [], self._prefill_chunk
+        chunks, done, room = [], [], self._prefill_chunk
         for speech in self._running:
             state = speech.state
             if state.rows is None or state.slot is None or not room:
                 continue
             begin, total = state.prefilled, len(state.rows.embeddings)
             end = min(begin + room, total)
-            chunks.append(PromptChunk(state.slot, state.rows, begin, end))
+            chunks.append(PromptChunk(state.slot, begin, end, state.rows))
             room -= end - begin
             state.prefilled = state.length = end
             if end == total:
                 state.rows, state.ready = None, True
+                done.append(speech)
         if chunks:
-            self._runner.prefill(chunks)
+            self.runner.prefill(chunks)
             metrics.PREFILL_POSITIONS.inc(self._prefill_chunk - room)
-            for speech in self._running:
-                if speech.state.ready and speech.request.marks:
-                    speech.request.marks.mark_prefilled()
+        for speech in done:
+            if speech.request.marks:
+                speech.request.marks.mark_prefilled()
 
     def _speak(self, outputs: list[_Output]) -> None:
         """Draws a frame for every request that has its state or the text for its next one; ends those that are done."""
@@ -208,7 +209,7 @@ class TalkerEngine:
             return
         self._compact(speaking)
         with metrics.STEP_SECONDS.time():
-            frames = self._runner.step([self._step_input(speech) for speech in speaking])
+            frames = self.runner.step([self._step_input(speech) for speech in speaking])
         metrics.STEP_ROWS.observe(len(speaking))
         for speech, frame, is_end in zip(speaking, frames, frames[:, 0] == self.spec.codec_eos_id, strict=True):
             state = speech.state
@@ -253,7 +254,7 @@ class TalkerEngine:
             if state.slot < 2 * rows or self._free[0] > state.slot:
                 return
             target = heapq.heapreplace(self._free, state.slot)
-            self._runner.move(state.slot, target, state.length)
+            self.runner.move(state.slot, target, state.length)
             state.slot = target
 
     def _step_input(self, speech: Speech) -> StepInput:

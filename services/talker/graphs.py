@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from services.common import cuda_graph
+
 if TYPE_CHECKING:
     from services.talker.runner import StepShape
 
-_WARM_UP_RUNS = 2  # before a capture: libraries allocate and choose kernels on their first calls
 _SHORTEST_LENGTH = 256  # positions
 
 
@@ -85,14 +86,5 @@ class StepGraphs:
         """Captures `shape`. The step runs some times for that, with all slots sitting out, so that no state changes."""
         inputs = self._inputs.clone()
         self._inputs.copy_(self._idle.expand_as(inputs))
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_RUNS):
-                self._step(shape)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = self._step(shape)
-        self._graphs[shape] = graph, output
+        self._graphs[shape] = cuda_graph.capture(lambda: self._step(shape), self._pool, inputs.device)
         self._inputs.copy_(inputs)

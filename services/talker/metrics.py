@@ -2,6 +2,8 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from services.common.metrics import STEP_BUCKETS_S
+
 REQUESTS_WAITING = Gauge("quartet_talker_requests_waiting", "Requests that wait for a slot")
 REQUESTS_RUNNING = Gauge("quartet_talker_requests_running", "Requests that have a slot")
 REQUESTS_PARKED = Gauge(
@@ -16,5 +18,5 @@ STEP_ROWS = Histogram("quartet_talker_step_rows", "Frames made in a step", bucke
 STEP_SECONDS = Histogram(
     "quartet_talker_step_seconds",
     "Time of a step, codes on the host, without prefill",
-    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+    buckets=STEP_BUCKETS_S,
 )

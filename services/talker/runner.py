@@ -36,13 +36,10 @@ class StepInput:
 
 
 @dataclass(frozen=True)
-class PromptChunk:
-    """Rows `begin` to `end` of the prompt in `slot`; those before `begin` were run already."""
+class PromptChunk(Piece):
+    """A piece of a prompt, and the rows of all of it."""
 
-    slot: int
     rows: PromptRows
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,11 @@ class TalkerRunner:
         model: its device and dtype are the runner's.
         slots: requests at a time.
         positions: longest prompt plus frames of a request.
-        capture: on CUDA, run each step as one CUDA graph where its shape was captured (`StepGraphs`).
+        enforce_eager: no CUDA graphs. Without it a step of a bfloat16 model on CUDA is one graph (`StepGraphs`):
+            grouped matrix products of other dtypes wait for the host, which a graph cannot hold.
     """
 
-    def __init__(self, model: TalkerModel, slots: int, positions: int, capture: bool = False) -> None:
+    def __init__(self, model: TalkerModel, slots: int, positions: int, enforce_eager: bool = False) -> None:
         sizes, device = model.spec.talker, model.device
         self.model, self.slots, self.positions = model, slots, positions
         # Zeros, not empty: attention weighs masked positions with 0, and 0 times a stray NaN would be NaN.
@@ -96,7 +94,8 @@ class TalkerRunner:
         self._host_inputs = torch.zeros(6, slots, dtype=torch.long, pin_memory=device.type == "cuda")
         self._inputs = torch.zeros(6, slots, dtype=torch.long, device=device)
         self._host_idle = torch.tensor(self._idle)[:, None]
-        self._graphs = StepGraphs(self._step, self._inputs, self._idle, positions) if capture else None
+        captured = device.type == "cuda" and model.dtype == torch.bfloat16 and not enforce_eager
+        self._graphs = StepGraphs(self._step, self._inputs, self._idle, positions) if captured else None
 
     @property
     def state_bytes(self) -> int:
@@ -132,16 +131,15 @@ class TalkerRunner:
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PromptChunk]) -> None:
         """Runs chunks of different prompts in one pass."""
-        pieces = [Piece(chunk.slot, chunk.begin, chunk.end) for chunk in chunks]
         hidden = self.model.model(
             torch.cat([chunk.rows.embeddings[chunk.begin : chunk.end] for chunk in chunks]),
             torch.cat([chunk.rows.positions[chunk.begin : chunk.end] for chunk in chunks]).to(self.model.device),
-            AttendPrompts(self._cache, pieces),
+            AttendPrompts(self._cache, chunks),
         )
         end = 0
-        for piece in pieces:
-            end += piece.end - piece.begin
-            self._hidden[piece.slot] = hidden[end - 1]
+        for chunk in chunks:
+            end += chunk.end - chunk.begin
+            self._hidden[chunk.slot] = hidden[end - 1]
 
     @torch.inference_mode()
     def step(self, batch: Sequence[StepInput]) -> torch.Tensor:

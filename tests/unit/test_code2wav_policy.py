@@ -25,7 +25,7 @@ class FakeStream:
 
 
 def policy(max_frames: int = 16, max_batch_frames: int = 16, transport_s: float = TRANSPORT_S) -> ChunkPolicy:
-    return ChunkPolicy(FRAME_S, max_frames, max_batch_frames, transport_s)
+    return ChunkPolicy(max_frames, max_batch_frames, transport_s)
 
 
 def playing(ready: int, lead_s: float, now: float, interval_s: float = 0.01) -> FakeStream:
@@ -228,7 +228,7 @@ def test_it_costs_less_than_decoding_what_is_there():
 
     arrivals = [steady(200, 0.01 * i, 0.005 * i) for i in range(1, 5)]
     waiting = simulate(policy(), arrivals)
-    at_once = simulate(AtOnce(FRAME_S, 16, 16, TRANSPORT_S), arrivals)
+    at_once = simulate(AtOnce(16, 16, TRANSPORT_S), arrivals)
     assert waiting.gaps_s == at_once.gaps_s == [0.0] * 4
     assert waiting.busy_s < 0.6 * at_once.busy_s
     chunks = [sum(map(len, run.frames)) for run in (waiting, at_once)]

@@ -277,8 +277,8 @@ async def test_captured_steps_say_what_eager_steps_say(tiny_checkpoint: Path) ->
         None,
     )
     said = []
-    for capture in (False, True):
-        runner = TalkerRunner(model, 5, POSITIONS, capture)
+    for enforce_eager in (True, False):
+        runner = TalkerRunner(model, 5, POSITIONS, enforce_eager)
         runner.capture()
         engine = TalkerEngine(runner)
         requests = [
