@@ -16,6 +16,7 @@ _DTYPES = {
     tensor_pb2.DATA_TYPE_INT16: torch.int16,
     tensor_pb2.DATA_TYPE_INT32: torch.int32,
     tensor_pb2.DATA_TYPE_INT64: torch.int64,
+    tensor_pb2.DATA_TYPE_UINT8: torch.uint8,
 }
 _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 
