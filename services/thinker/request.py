@@ -5,6 +5,7 @@ from typing import Any
 
 from quartet.v1 import thinker_pb2
 from services.common.errors import InvalidInput
+from services.common.media_bytes import read_bytes
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message
 from services.thinker.sampling import check_json_object
@@ -159,17 +160,4 @@ async def _part(
         raise InvalidInput(field, "must have text or media")
     media = part.media
     field = media.field or field
-    return MediaFile(_KINDS[media.kind], media.data or await _read_bytes(field, media.size_bytes, requests), field)
-
-
-async def _read_bytes(field: str, size_bytes: int, requests: AsyncIterator[thinker_pb2.GenerateRequest]) -> bytes:
-    """The next `size_bytes` of the MediaChunks."""
-    data = bytearray()
-    while len(data) < size_bytes:
-        request = await anext(requests, None)
-        if request is None or request.WhichOneof("message") != "media":
-            raise InvalidInput(field, f"has {len(data)} of {size_bytes} bytes; media chunks must bring the rest")
-        data += request.media.data
-    if len(data) > size_bytes:
-        raise InvalidInput(field, f"a media chunk runs past its {size_bytes} bytes")
-    return bytes(data)
+    return MediaFile(_KINDS[media.kind], media.data or await read_bytes(field, media.size_bytes, requests), field)

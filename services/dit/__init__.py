@@ -1,0 +1,1 @@
+"""The stage that makes pictures, videos and sound: diffusers' pipelines, served."""

@@ -1,0 +1,94 @@
+"""Starts the dit: `python -m services.dit --model DIR_OR_ID --port 50054`."""
+
+import asyncio
+import queue
+from collections.abc import Callable
+
+import structlog
+import torch
+
+from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
+from services.common.server import StageServer, main
+from services.dit.config import DitSettings
+from services.dit.engine import DitEngine
+from services.dit.facts import dit_info
+from services.dit.models import Models
+from services.dit.output import Done, Event, Failed
+from services.dit.request import check, plan
+from services.dit.servicer import DitServicer
+
+SERVICE = "quartet.v1.DitService"
+WARM_UP_TIMEOUT_S = 900.0  # compiling blocks takes minutes
+WARM_UP_STEPS = 2
+
+log = structlog.get_logger()
+
+
+async def serve(settings: DitSettings) -> None:
+    """Runs the stage until it is told to stop."""
+    server = StageServer(settings, "dit", SERVICE, streams=False)
+    servicer = DitServicer(server.admission, settings)
+    dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, server.grpc)
+    loop = asyncio.get_running_loop()
+
+    def load() -> tuple[DitEngine, server_info_pb2.GetServerInfoResponse]:
+        engine = start_engine(settings, lambda error: loop.call_soon_threadsafe(server.fatal, error))
+        info = dit_info(engine.models, settings)
+        log.info("loaded", pipeline=info.pipeline, tasks=[dit_pb2.DitTask.Name(task) for task in info.tasks])
+        warm_up(engine, info)
+        return engine, server.describe(str(engine.models.dtype), str(engine.models.device), dit=info)
+
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        engine, info = await asyncio.to_thread(load)
+        servicer.use(engine, info.dit)
+        return info
+
+    await server.run(start)
+
+
+def start_engine(settings: DitSettings, on_fatal: Callable[[Exception], object] = lambda error: None) -> DitEngine:
+    """The engine of this stage, loaded as `settings` say; not warmed up. Blocks until it is loaded.
+
+    Raises:
+        ValueError: no such checkpoint, or settings that do not fit it.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    return DitEngine(Models(settings), settings.max_running_requests, settings.max_batch, on_fatal)
+
+
+def warm_up(engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
+    """Makes one small output; blocks until that is done.
+
+    Raises:
+        StageError: it failed.
+        TimeoutError: it did not come back.
+    """
+    from PIL import Image
+
+    side = 0 if info.sample_rate_hz else 4 * info.size_multiple
+    start = dit_pb2.DitStart(prompt="warm-up", seed=0, width=side, height=side, num_inference_steps=WARM_UP_STEPS)
+    if info.frames_multiple:
+        start.num_frames = info.frames_multiple + 1
+    takes_image = info.tasks[0] in (dit_pb2.DIT_TASK_IMAGE_EDIT, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
+    images = [Image.new("RGB", (side, side), "gray")] if takes_image else []
+    for _ in images:
+        start.images.add()
+    task = check(start, info)
+    order = plan(start, task, images, None, engine.models, info).orders[0]
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    engine.submit(order, events.put)
+    while True:
+        try:
+            event = events.get(timeout=WARM_UP_TIMEOUT_S)
+        except queue.Empty:
+            raise TimeoutError(f"the warm-up took more than {WARM_UP_TIMEOUT_S:g} s") from None
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Done):
+            return
+
+
+if __name__ == "__main__":
+    loaded = DitSettings.load()
+    main(loaded, "dit", lambda: serve(loaded))

@@ -1,0 +1,192 @@
+"""Which calls of a model can be run as one, how their arguments are put together and the result taken apart.
+
+A call is what a diffusers pipeline passes to its transformer (or to `vae.decode`) in one go; its arguments have a row
+for every sample. Most of them say so by their shape. What each model does with the others is in `RULES`.
+"""
+
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from diffusers.utils.outputs import BaseOutput
+from torch.nn import functional
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How arguments of one model combine. Those not named: tensors and lists with an entry a sample are joined where
+    all entries have one shape, anything else must be equal.
+
+    Attributes:
+        rows: the argument that says how many samples a call has.
+        shared: without samples; must be equal, and is passed once.
+        alike: an entry a sample, but the model looks at the first only: must be equal, and is joined.
+        ragged: lists of tensors of any lengths; the model itself pads them.
+        padded: sequence -> its mask. Of any lengths: padded at the end and masked here.
+        expanded: one entry that stands for all samples of the call.
+        inert: objects of one request that do not matter while this says so of them.
+    """
+
+    rows: str = "hidden_states"
+    shared: frozenset[str] = frozenset()
+    alike: frozenset[str] = frozenset()
+    ragged: frozenset[str] = frozenset()
+    padded: Mapping[str, str] = field(default_factory=dict)
+    expanded: frozenset[str] = frozenset()
+    inert: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
+
+
+def _no_condition_images(kv_caches: Any) -> bool:
+    """GLM-Image keeps keys and values of an edit's pictures in it; without pictures it stays empty."""
+    return all(kv_caches[i].mode is None for i in range(kv_caches.num_layers))
+
+
+RULES: dict[str, Rules] = {
+    "QwenImageTransformer2DModel": Rules(
+        alike=frozenset({"img_shapes"}), padded={"encoder_hidden_states": "encoder_hidden_states_mask"}
+    ),
+    "ZImageTransformer2DModel": Rules(rows="x", ragged=frozenset({"cap_feats"})),
+    "FluxTransformer2DModel": Rules(shared=frozenset({"img_ids", "txt_ids"})),
+    "Flux2Transformer2DModel": Rules(alike=frozenset({"img_ids", "txt_ids"})),
+    "SD3Transformer2DModel": Rules(),
+    "GlmImageTransformer2DModel": Rules(inert={"kv_caches": _no_condition_images}),
+    "WanTransformer3DModel": Rules(),
+    "StableAudioDiTModel": Rules(shared=frozenset({"rotary_embedding"}), expanded=frozenset({"timestep"})),
+}
+DECODE_RULES = Rules(rows="z", inert={"generator": lambda generator: True})
+
+
+class Alone(Exception):
+    """The call has an argument that nothing is known about: it cannot share a step."""
+
+
+def samples_of(rules: Rules, arguments: Arguments) -> int:
+    """Samples in one call.
+
+    Raises:
+        Alone: they cannot be counted.
+    """
+    rows = arguments.get(rules.rows)
+    if isinstance(rows, torch.Tensor) and rows.dim():
+        return rows.shape[0]
+    if isinstance(rows, list) and rows:
+        return len(rows)
+    raise Alone(rules.rows)
+
+
+def key_of(rules: Rules, arguments: Arguments, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
+    """Calls with equal keys can be run as one.
+
+    Args:
+        digest: of a tensor's content; see `content`.
+
+    Raises:
+        Alone: the call shares its step with no other.
+    """
+    samples = samples_of(rules, arguments)
+    masks = set(rules.padded.values())
+    parts = ((name, _part(rules, name, value, samples, digest)) for name, value in arguments.items())
+    return tuple(part for part in parts if part[0] not in masks)
+
+
+def _part(rules: Rules, name: str, value: Any, samples: int, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if name in rules.inert and rules.inert[name](value):
+        return "inert"
+    if name in rules.shared or name in rules.alike:
+        return _equal(value, digest)
+    if isinstance(value, torch.Tensor):
+        if name in rules.padded:
+            return value.dtype, value.shape[2:]
+        if name in rules.expanded:
+            return value.dtype, value.shape[1:]
+        if value.dim() and value.shape[0] == samples:
+            return value.dtype, value.shape[1:]
+    elif isinstance(value, list) and len(value) == samples and all(isinstance(v, torch.Tensor) for v in value):
+        return tuple(
+            (v.dtype, v.shape[1:] if name in rules.ragged else v.shape)
+            for v in value[: 1 if name in rules.ragged else None]
+        )
+    elif isinstance(value, dict) and not value:
+        return "empty"
+    raise Alone(name)
+
+
+def _equal(value: Any, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        return value.shape[1:], digest(value)
+    if isinstance(value, (tuple, list)):
+        distinct = {_equal(entry, digest) for entry in value} if isinstance(value, list) else ()
+        return next(iter(distinct)) if len(distinct) == 1 else tuple(_equal(entry, digest) for entry in value)
+    return value
+
+
+def content(tensor: torch.Tensor) -> bytes:
+    """A digest of the tensor's elements; of entries that are all equal, that of one."""
+    tensor = tensor.detach()
+    if tensor.dim() > 2 and bool((tensor == tensor[:1]).all()):
+        tensor = tensor[:1]
+    return hashlib.blake2b(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).digest()
+
+
+def join(rules: Rules, calls: Sequence[Arguments]) -> Arguments:
+    """The arguments of one call instead of `calls`, which have equal keys."""
+    if len(calls) == 1:
+        return calls[0]
+    sizes = [samples_of(rules, call) for call in calls]
+    joined = {name: _join(rules, name, [call[name] for call in calls], sizes) for name in calls[0]}
+    for sequence, mask in rules.padded.items():
+        if sequence in calls[0]:
+            joined[sequence], joined[mask] = _pad([(call[sequence], call.get(mask)) for call in calls])
+    return joined
+
+
+def _join(rules: Rules, name: str, values: list[Any], sizes: list[int]) -> Any:
+    first = values[0]
+    if name in rules.shared or name in rules.padded:
+        return first
+    if isinstance(first, list):
+        return [entry for value in values for entry in value]
+    if not isinstance(first, torch.Tensor) or name in rules.padded.values():
+        return first
+    if name in rules.expanded:
+        values = [value.expand(size, *value.shape[1:]) for value, size in zip(values, sizes, strict=True)]
+    return torch.cat(values)
+
+
+def _pad(sequences: list[tuple[torch.Tensor, torch.Tensor | None]]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(samples, length, width) each, some with a mask (samples, length), as one of each."""
+    longest = max(states.shape[1] for states, _ in sequences)
+    if all(mask is None and states.shape[1] == longest for states, mask in sequences):
+        return torch.cat([states for states, _ in sequences]), None
+    masks = [torch.ones(s.shape[:2], dtype=torch.long, device=s.device) if m is None else m for s, m in sequences]
+    return (
+        torch.cat([functional.pad(states, (0, 0, 0, longest - states.shape[1])) for states, _ in sequences]),
+        torch.cat([functional.pad(mask.long(), (0, longest - mask.shape[1])) for mask in masks]),
+    )
+
+
+def split(output: Any, sizes: Sequence[int]) -> list[Any]:
+    """A model's output for several calls as one for each, of `sizes` samples.
+
+    Raises:
+        TypeError: an output of a kind that no pipeline here returns.
+    """
+    if len(sizes) == 1:
+        return [output]
+    if isinstance(output, torch.Tensor):
+        return list(output.split(list(sizes)))
+    if isinstance(output, list):
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        return [output[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    if isinstance(output, BaseOutput):
+        parts = {name: split(value, sizes) for name, value in output.items()}
+        return [type(output)(**{name: part[i] for name, part in parts.items()}) for i in range(len(sizes))]
+    if isinstance(output, tuple):
+        return [tuple(parts) for parts in zip(*(split(part, sizes) for part in output), strict=True)]
+    raise TypeError(f"cannot take a {type(output).__name__} apart")

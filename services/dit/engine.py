@@ -1,0 +1,229 @@
+"""Continuous batching of denoising steps: a thread that runs what many pipelines wait for, together where it can be."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+
+from services.common.errors import InternalError, InvalidInput, QueueFull, StageError, Unavailable
+from services.common.priority import yield_to_event_loops
+from services.dit import metrics
+from services.dit.batching import join, split
+from services.dit.models import Models
+from services.dit.output import Done, Event, Failed, Order, Output, Started
+from services.dit.weave import Call, Stopped
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Ends the thread."""
+
+
+class DitEngine:
+    """Makes many outputs at a time.
+
+    Whose turn it is goes by engine time: the output that had least of it so far is next, and every other that waits for
+    the same model with the same shapes and adapters shares the step, up to `max_batch`. An output begins at the level
+    of the least served, so a picture that comes during a video waits for the step that runs, not for the video.
+
+    Args:
+        models: pipelines and adapters.
+        max_running: outputs between their first step and their end; others wait, in order.
+        max_batch: most outputs that share a step.
+        on_fatal: called in the engine's thread with what broke it, after every output was told.
+    """
+
+    def __init__(
+        self, models: Models, max_running: int, max_batch: int, on_fatal: Callable[[Exception], object] = lambda e: None
+    ) -> None:
+        self.models = models
+        self._max_running, self._max_batch, self._on_fatal = max_running, max_batch, on_fatal
+        self._inbox: queue.SimpleQueue[Output | _Stop | None] = queue.SimpleQueue()
+        self._waiting: list[Output] = []
+        self._running: list[Output] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="dit-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, order: Order, emit: Callable[[Event], None]) -> Output:
+        """Queues `order`. `emit` is called in the engine's thread, last with Done or Failed; never after `cancel` took
+        effect."""
+        output = Output(order, emit)
+        self._inbox.put(output)
+        return output
+
+    def cancel(self, output: Output) -> None:
+        """Gives it up: at the next step at the latest its memory is free."""
+        output.cancelled = True
+        self._inbox.put(None)
+
+    def stop(self) -> None:
+        """Ends the thread after the step that runs; what is not done fails with Unavailable."""
+        self._inbox.put(_Stop())
+        self._thread.join()
+
+    # What follows runs in the engine's thread.
+
+    def _run(self) -> None:
+        if self.models.device.type == "cpu":
+            yield_to_event_loops()
+        try:
+            with torch.no_grad():
+                while not self._stopping:
+                    self._take_in(block=not self._running and not self._waiting)
+                    self._drop_cancelled()
+                    self._admit()
+                    if self._running and not self._stopping:
+                        self._advance(min(self._running, key=lambda output: output.served_s))
+            self._fail_all(Unavailable("the stage is shutting down"))
+        except Exception as error:
+            log.exception("dit engine failed")
+            self._fail_all(InternalError("the dit's engine failed; its log has the details"))
+            self._on_fatal(error)
+
+    def _take_in(self, block: bool) -> None:
+        """Reads the inbox; waits for something in it if there is nothing to do."""
+        while block or not self._inbox.empty():
+            entry = self._inbox.get()
+            block = False
+            if isinstance(entry, _Stop):
+                self._stopping = True
+            elif entry is not None:
+                self._waiting.append(entry)
+
+    def _drop_cancelled(self) -> None:
+        for output in [output for output in self._running if output.cancelled]:
+            self._end(output)
+        self._waiting = [output for output in self._waiting if not output.cancelled]
+        self._count()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._max_running:
+            output = self._waiting.pop(0)
+            output.served_s = min((other.served_s for other in self._running), default=0.0)
+            self._running.append(output)
+            output.emit(Started())
+        self._count()
+
+    def _advance(self, output: Output) -> None:
+        """Starts `output`, or runs what it waits for, with others that wait for the same."""
+        call = output.strand.call
+        if call is None:
+            self._resume(output, None)
+            return
+        batch = [output]
+        if call.key is not None and not self.models.unbatched:
+            others = [other for other in self._running if other is not output and self._matches(other, output)]
+            batch += sorted(others, key=lambda other: other.served_s)[: self._max_batch - 1]
+        started = time.monotonic()
+        try:
+            results = self._compute(batch)
+        except Exception as error:
+            if len(batch) == 1:
+                self._fail(output, error)
+                return
+            log.warning("a shared step failed; its outputs go on alone", outputs=len(batch), error=repr(error))
+            results = [self._compute_alone(member) for member in batch]
+        spent_s = time.monotonic() - started
+        metrics.STEP_SECONDS.labels(call.point.name).observe(spent_s)
+        metrics.STEP_OUTPUTS.labels(call.point.name).observe(len(batch))
+        for member, result in zip(batch, results, strict=True):
+            member.served_s += spent_s / len(batch)
+            member.batch = len(batch)
+            if result is not None:
+                self._resume(member, result)
+
+    def _matches(self, other: Output, output: Output) -> bool:
+        call, wanted = other.strand.call, output.strand.call
+        return (
+            call is not None
+            and wanted is not None
+            and call.key == wanted.key
+            and other.order.loras == output.order.loras
+        )
+
+    def _compute(self, batch: list[Output]) -> list[Any]:
+        calls = [_call_of(output) for output in batch]
+        point = calls[0].point
+        arguments = join(point.rules, [call.arguments for call in calls]) if point.rules else calls[0].arguments
+        with self.models.set_up(batch[0].order.loras, batch[0], calls[0]):
+            result = point.run(arguments)
+        if self.models.device.type == "cuda":
+            torch.cuda.synchronize(self.models.device)  # so that time spent is time spent
+        return split(result, [call.samples for call in calls])
+
+    def _compute_alone(self, output: Output) -> Any:
+        """The result for `output`; None if it failed and was told so."""
+        try:
+            return self._compute([output])[0]
+        except Exception as error:
+            self._fail(output, error)
+            return None
+
+    def _resume(self, output: Output, value: Any) -> None:
+        """Lets the pipeline go on to its next call, or to its end."""
+        started = time.monotonic()
+        try:
+            with self.models.set_up(output.order.loras):
+                result = output.strand.resume(value)
+        except Stopped:
+            self._end(output)
+            return
+        except Exception as error:
+            self._fail(output, error)
+            return
+        output.served_s += time.monotonic() - started
+        if output.strand.dead:
+            assert isinstance(result, Done)
+            self._end(output)
+            output.emit(result)
+
+    def _fail(self, output: Output, error: Exception) -> None:
+        self._end(output)
+        output.emit(Failed(_explain(error)))
+
+    def _fail_all(self, error: StageError) -> None:
+        self._take_in(block=False)
+        for output in [*self._running, *self._waiting]:
+            self._end(output)
+            output.emit(Failed(error))
+        self._waiting.clear()
+
+    def _end(self, output: Output) -> None:
+        """Frees what it holds."""
+        if output in self._running:
+            self._running.remove(output)
+        output.strand.stop()
+        self.models.forget(output)
+        self._count()
+
+    def _count(self) -> None:
+        metrics.RUNNING.set(len(self._running))
+        metrics.WAITING.set(len(self._waiting))
+
+
+def _call_of(output: Output) -> Call:
+    assert output.strand.call is not None
+    return output.strand.call
+
+
+def _explain(error: Exception) -> StageError:
+    """What the requester is told."""
+    if isinstance(error, StageError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        return QueueFull(
+            "the device has not enough memory for this size now; retry later or ask for a smaller one", 5.0
+        )
+    if isinstance(error, ValueError):  # how pipelines refuse arguments
+        return InvalidInput("request", str(error))
+    log.error("output failed", exc_info=error)
+    return InternalError("the pipeline failed; the stage's log has the details")

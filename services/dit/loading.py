@@ -1,0 +1,117 @@
+"""Loads a diffusers checkpoint with diffusers' own options: dtype, quantization, offloading, caches, adapters."""
+
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from diffusers.hooks.first_block_cache import FirstBlockCacheConfig
+from diffusers.hooks.taylorseer_cache import TaylorSeerCacheConfig
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
+from safetensors import safe_open
+
+from services.dit.config import DitSettings
+from services.dit.weave import DENOISERS
+
+_QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
+    "bitsandbytes-8bit": ("bitsandbytes_8bit", {"load_in_8bit": True}),
+    "bitsandbytes-4bit": ("bitsandbytes_4bit", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
+    "torchao-int8": ("torchao", {"quant_type": "int8wo"}),
+    "torchao-float8": ("torchao", {"quant_type": "float8wo"}),
+}
+
+log = structlog.get_logger()
+
+
+def load_pipeline(settings: DitSettings) -> DiffusionPipeline:
+    """The pipeline that the checkpoint's model_index.json names, ready on its device.
+
+    Raises:
+        ValueError: no such checkpoint, or options that the model or the machine does not have.
+    """
+    folder = _folder(settings.model)
+    dtype = _dtype(folder, settings.dtype)
+    device = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    options: dict[str, Any] = {"dtype": dtype}
+    if settings.quantization in _QUANTIZATION:
+        backend, arguments = _QUANTIZATION[settings.quantization]
+        denoisers = [name for name in DENOISERS if (folder / name).is_dir()]
+        options["quantization_config"] = PipelineQuantizationConfig(backend, arguments, denoisers)
+    try:
+        pipeline: Any = DiffusionPipeline.from_pretrained(folder, **options)
+    except (OSError, ImportError) as error:
+        raise ValueError(f"{settings.model}: {error}") from None
+    for name in settings.lora:
+        _load_lora(pipeline, name, settings.lora[name])
+    denoisers = [module for name in DENOISERS if (module := getattr(pipeline, name, None)) is not None]
+    for denoiser in denoisers:
+        _prepare(denoiser, dtype, settings)
+    _place(pipeline, device, settings.offload)
+    if settings.vae_slicing:
+        pipeline.vae.enable_slicing()
+    if settings.vae_tiling:
+        pipeline.vae.enable_tiling()
+    return pipeline
+
+
+def _folder(model: str) -> Path:
+    """The checkpoint on this machine, fetched if need be."""
+    if Path(model).is_dir():
+        if not (Path(model) / "model_index.json").is_file():
+            raise ValueError(f"{model} has no model_index.json: it is no diffusers checkpoint")
+        return Path(model)
+    try:
+        return Path(DiffusionPipeline.download(model))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{model} is neither a directory nor a diffusers model on the hub: {error}") from None
+
+
+def _dtype(folder: Path, asked: str) -> torch.dtype:
+    """`asked`, or what the transformer's weights are stored in."""
+    if asked != "auto":
+        return getattr(torch, asked)
+    files = [file for name in DENOISERS for file in sorted((folder / name).glob("*.safetensors"))]
+    if not files:
+        return torch.float32
+    with safe_open(files[0], framework="pt") as weights:
+        return weights.get_slice(next(iter(weights.keys())))[:1].dtype
+
+
+def _load_lora(pipeline: Any, name: str, path: str) -> None:
+    if not Path(path).exists():
+        raise ValueError(f"lora {name}: {path} does not exist")
+    if not hasattr(pipeline, "load_lora_weights"):
+        raise ValueError(f"lora {name}: {type(pipeline).__name__} takes no adapters")
+    pipeline.load_lora_weights(path, adapter_name=name)
+
+
+def _prepare(denoiser: Any, dtype: torch.dtype, settings: DitSettings) -> None:
+    if settings.attention_backend is not None:
+        denoiser.set_attention_backend(settings.attention_backend)
+    if settings.quantization == "float8-storage":
+        denoiser.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=dtype)
+    if settings.cache == "first-block":
+        denoiser.enable_cache(FirstBlockCacheConfig(threshold=settings.cache_threshold))
+    elif settings.cache == "taylorseer":
+        denoiser.enable_cache(TaylorSeerCacheConfig(cache_interval=settings.cache_interval_steps))
+    if settings.compile_blocks:
+        denoiser.compile_repeated_blocks(dynamic=True)
+
+
+def _place(pipeline: Any, device: str, offload: str) -> None:
+    """Onto the device, or partly, as `offload` says."""
+    if offload == "none":
+        pipeline.to(device)
+    elif device == "cpu":
+        raise ValueError(f"offload={offload} keeps models off the device; the device is the CPU itself: leave it out")
+    elif offload == "model":
+        pipeline.enable_model_cpu_offload(device=device)
+    elif offload == "sequential":
+        pipeline.enable_sequential_cpu_offload(device=device)
+    else:
+        pipeline.enable_group_offload(
+            onload_device=torch.device(device),
+            offload_type="leaf_level",
+            use_stream=torch.device(device).type == "cuda",
+        )

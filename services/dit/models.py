@@ -1,0 +1,106 @@
+"""The checkpoint's pipelines as the settings want them, and what has to be switched between two requests' calls."""
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import structlog
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+from services.dit.config import DitSettings
+from services.dit.families import family_of, variant
+from services.dit.loading import load_pipeline
+from services.dit.weave import DENOISERS, Call, install
+
+log = structlog.get_logger()
+
+
+class Models:
+    """A checkpoint, loaded. All but the constructor is for the engine's thread.
+
+    Attributes:
+        pipelines: by what they do: "text" or "image" (the checkpoint's own), "edit", "inpaint".
+        unbatched: why outputs do not share steps; empty if they do.
+
+    Raises:
+        ValueError: no such checkpoint, a pipeline that is not served, or settings that do not fit it.
+    """
+
+    def __init__(self, settings: DitSettings) -> None:
+        self.pipeline: Any = load_pipeline(settings)
+        self.family = family_of(self.pipeline)
+        self.pipelines: dict[str, DiffusionPipeline] = {"image" if self.family.needs_image else "text": self.pipeline}
+        if self.family.images and not self.family.needs_image:
+            self.pipelines["edit"] = self.pipeline
+        for task, name in (("edit", self.family.edit), ("inpaint", self.family.inpaint)):
+            if name is not None:
+                self.pipelines[task] = variant(self.pipeline, name)
+        self.unbatched = ""
+        self._denoisers = [module for name in DENOISERS if (module := getattr(self.pipeline, name, None)) is not None]
+        self._cached = settings.cache != "none"
+        if self._cached:
+            self._require_cache_contexts(settings.cache)
+            self.unbatched = f"cache={settings.cache} keeps results of each output's own earlier steps"
+        self._loras: tuple[tuple[str, float], ...] | None = None
+        self.lora_names = sorted(settings.lora)
+        install(self.pipeline)
+
+    @property
+    def device(self) -> torch.device:
+        """Where steps run."""
+        return self.pipeline._execution_device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the transformer."""
+        return self._denoisers[0].dtype
+
+    def _require_cache_contexts(self, cache: str) -> None:
+        if "cache_context(" not in inspect.getsource(type(self.pipeline).__call__):
+            name = type(self.pipeline).__name__
+            raise ValueError(
+                f"cache={cache}: {name} does not tell a step's calls apart, so that it has no caches; leave it out"
+            )
+
+    @contextlib.contextmanager
+    def set_up(
+        self, loras: tuple[tuple[str, float], ...], owner: Any = None, call: Call | None = None
+    ) -> Iterator[None]:
+        """The adapters `loras`, and for `call` the cache of `owner`, while inside."""
+        self._use(loras)
+        note = call and self._cached and getattr(self._module(call), "cache_context", None)
+        if not note:
+            yield
+            return
+        assert call is not None
+        assert call.context is not None
+        with note.outside(f"{id(owner)}/{call.context.name}", **call.context.facts):
+            yield
+
+    def _module(self, call: Call) -> Any:
+        return getattr(self.pipeline, call.point.name, None)
+
+    def _use(self, loras: tuple[tuple[str, float], ...]) -> None:
+        if not self.lora_names or loras == self._loras:
+            return
+        if loras:
+            self.pipeline.enable_lora()
+            self.pipeline.set_adapters([name for name, _ in loras], [weight for _, weight in loras])
+        else:
+            self.pipeline.disable_lora()
+        self._loras = loras
+
+    def forget(self, owner: Any) -> None:
+        """Frees what the caches keep for `owner`."""
+        if not self._cached:
+            return
+        for denoiser in self._denoisers:
+            for module in denoiser.modules():
+                registry = getattr(module, "_diffusers_hook", None)
+                for hook in registry.hooks.values() if registry else ():
+                    for state in vars(hook).values():
+                        kept = getattr(state, "_state_cache", {})
+                        for name in [name for name in kept if name.startswith(f"{id(owner)}/")]:
+                            del kept[name]

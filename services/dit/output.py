@@ -1,0 +1,201 @@
+"""One output on its way: a pipeline's call as a strand, its own scheduler, its progress and previews."""
+
+import copy
+import functools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+from torch.nn import functional
+
+from services.common.errors import StageError
+from services.dit.weave import Strand
+
+PREVIEW_SIDE = 256  # pixels
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to make.
+
+    Attributes:
+        pipeline: to be called; shared by all orders of its kind.
+        arguments: of its call, less generator, output type and callbacks.
+        seed: of the noise.
+        loras: (adapter, weight), sorted; the others are off.
+        result: the field of the pipeline's result: "images", "frames" or "audios".
+        preview_steps: after which steps (from 1) a preview is made.
+        steps: denoising steps it takes.
+    """
+
+    pipeline: DiffusionPipeline
+    arguments: Mapping[str, Any]
+    seed: int
+    result: str
+    loras: tuple[tuple[str, float], ...] = ()
+    preview_steps: frozenset[int] = frozenset()
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Started:
+    """The engine begins."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Denoising steps done, of all, and how many outputs shared the last of them."""
+
+    step: int
+    steps: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The picture as the model sees it after `step` steps: (height, width, 3), uint8, on the CPU."""
+
+    step: int
+    pixels: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result, float32 on the CPU: (height, width, 3) or (frames, height, width, 3) from 0 to 1, or
+    (samples, channels) from -1 to 1."""
+
+    data: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Failed:
+    """No result."""
+
+    error: StageError
+
+
+Event = Started | Progress | Preview | Done | Failed
+
+
+@dataclass(eq=False)
+class Output:
+    """An order in the engine. Made by `DitEngine.submit`; all but `cancelled` belongs to the engine's thread.
+
+    Attributes:
+        served_s: engine time spent on it, its share of shared steps; from the level of the others at its start.
+        batch: outputs that shared its latest denoising call.
+    """
+
+    order: Order
+    emit: Callable[[Event], None]
+    cancelled: bool = False
+    served_s: float = 0.0
+    batch: int = 1
+    step: int = 0
+    submitted: float = field(default_factory=time.monotonic)
+    _embeddings: list[Any] = field(default_factory=list)
+
+    @functools.cached_property
+    def strand(self) -> Strand:
+        """The pipeline's call. A greenlet belongs to the thread that made it: only the engine's may ask for it."""
+        return Strand(self._make)
+
+    def _make(self) -> Done:
+        """The strand's body."""
+        pipeline = _view(self.order.pipeline, self._follow)
+        _record(pipeline, self._embeddings)
+        return Done(self._call(pipeline))
+
+    def _call(self, pipeline: Any) -> torch.Tensor:
+        generator = torch.Generator("cpu").manual_seed(self.order.seed)
+        result = pipeline(**self.order.arguments, generator=generator, output_type=_output_type(self.order))
+        return _to_tensor(result[self.order.result][0])
+
+    def _follow(self, scheduler: Any) -> None:
+        """Counts the steps of `scheduler`, reports them and makes previews."""
+        step = scheduler.step
+
+        @functools.wraps(step)  # pipelines look at its signature
+        def counted(model_output: Any, timestep: Any, sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            sigma = _sigma(scheduler, timestep)
+            result = step(model_output, timestep, sample, *args, **kwargs)
+            self.step += 1
+            self.emit(Progress(self.step, self.order.steps, self.batch))
+            if self.step in self.order.preview_steps:
+                latents = result[0] if sigma is None else sample - sigma * model_output
+                self._preview(latents.to(result[0].dtype))
+            return result
+
+        scheduler.step = counted
+
+    def _preview(self, latents: torch.Tensor) -> None:
+        """Decodes `latents` by the pipeline itself: called once more, it gets its prompt's embeddings back as they
+        were, the transformer's latest answer for each of its questions, and from its scheduler always `latents`."""
+
+        def fix(scheduler: Any) -> None:
+            scheduler.step = lambda *args, **kwargs: (latents,)
+
+        pipeline = _view(self.order.pipeline, fix)
+        remembered = iter(self._embeddings)
+        pipeline.encode_prompt = lambda *args, **kwargs: next(remembered)  # type: ignore[attr-defined]
+        self.strand.replay = self.strand.last
+        try:
+            pixels = self._call(pipeline)
+        finally:
+            self.strand.replay = None
+        self.emit(Preview(self.step, _shrink(pixels)))
+
+
+def _view(pipeline: DiffusionPipeline, prepare: Callable[[Any], None]) -> Any:
+    """`pipeline` for one call: the same models, a scheduler and flags of its own."""
+    view: Any = copy.copy(pipeline)
+    scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)  # type: ignore[attr-defined]
+    prepare(scheduler)
+    vars(view).update(
+        scheduler=scheduler,
+        _progress_bar_config={"disable": True},
+        maybe_free_model_hooks=lambda: None,  # it resets what other calls are using
+    )
+    return view
+
+
+def _record(pipeline: Any, into: list[Any]) -> None:
+    encode = pipeline.encode_prompt
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        into.append(encode(*args, **kwargs))
+        return into[-1]
+
+    pipeline.encode_prompt = recorded
+
+
+def _sigma(scheduler: Any, timestep: Any) -> Any:
+    """The noise level before a step of a flow-matching scheduler, by which its clean sample can be told; else None."""
+    if not isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
+        return None
+    if scheduler.step_index is None:
+        scheduler._init_step_index(timestep)
+    sigmas: Any = scheduler.sigmas
+    return sigmas[scheduler.step_index]
+
+
+def _output_type(order: Order) -> str:
+    return "np" if order.result != "audios" else "pt"
+
+
+def _to_tensor(data: Any) -> torch.Tensor:
+    tensor = torch.as_tensor(data).detach().float().cpu()
+    return tensor.T.contiguous() if tensor.dim() == 2 else tensor  # (channels, samples)
+
+
+def _shrink(pixels: torch.Tensor) -> torch.Tensor:
+    """(height, width, 3), 0 to 1, as 8 bit, no side over PREVIEW_SIDE."""
+    scale = PREVIEW_SIDE / max(pixels.shape[:2])
+    if scale < 1:
+        size = [max(1, round(side * scale)) for side in pixels.shape[:2]]
+        pixels = functional.interpolate(pixels.permute(2, 0, 1)[None], size, mode="area")[0].permute(1, 2, 0)
+    return (pixels * 255).round().clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,229 @@
+"""DitStart as orders for the engine: checked against what the model takes, defaults filled in."""
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quartet.v1 import dit_pb2, server_info_pb2
+from services.common.errors import InvalidInput
+from services.dit.families import default_of
+from services.dit.models import Models
+from services.dit.output import Order
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_PREVIEWS = 10
+_RESULT = {"image": "images", "video": "frames", "sound": "audios"}
+_SEEDS = 1 << 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request, settled.
+
+    Attributes:
+        steps: denoising steps of each order.
+    """
+
+    task: dit_pb2.DitTask
+    seed: int
+    steps: int
+    orders: list[Order]
+
+
+def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:
+    """The task, after all that can be checked without the pictures' content.
+
+    Raises:
+        InvalidInput: names the field.
+    """
+    if not start.prompt.strip():
+        raise InvalidInput("prompt", "is required")
+    if start.HasField("negative_prompt") and not info.negative_prompt:
+        raise InvalidInput("negative_prompt", f"{info.pipeline} takes none; leave it out")
+    _check_images(start, info)
+    task = _task(start, info)
+    if (start.count or 1) > info.max_count:
+        raise InvalidInput("count", f"must be at most {info.max_count}")
+    _check_size(start, info)
+    if start.HasField("num_inference_steps") and not 1 <= start.num_inference_steps <= info.max_inference_steps:
+        raise InvalidInput("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
+    if start.HasField("guidance_scale") and not 0 <= start.guidance_scale < math.inf:
+        raise InvalidInput("guidance_scale", "must be a number of at least 0")
+    _check_length(start, info)
+    _check_loras(start, info)
+    steps = start.num_inference_steps or info.default_inference_steps
+    if start.previews and (info.frames_multiple or info.sample_rate_hz):
+        raise InvalidInput("previews", "only pictures have previews; leave it out")
+    if start.previews > min(MAX_PREVIEWS, steps - 1):
+        raise InvalidInput("previews", f"must be at most {min(MAX_PREVIEWS, steps - 1)}, fewer than the steps")
+    return task
+
+
+def _check_images(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
+    if len(start.images) > info.max_images:
+        most = f"at most {info.max_images} are taken" if info.max_images else f"{info.pipeline} takes none"
+        raise InvalidInput("images", f"there are {len(start.images)}; {most}")
+    if start.HasField("mask"):
+        if not info.mask:
+            raise InvalidInput("mask", f"{info.pipeline} takes none; leave it out")
+        if len(start.images) != 1:
+            raise InvalidInput("mask", "needs exactly one picture in images, which it is a mask of")
+
+
+def _task(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:
+    name = dit_pb2.DitTask.Name
+    takes_images = (dit_pb2.DIT_TASK_IMAGE_EDIT, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
+    if start.task and start.task not in info.tasks:
+        known = ", ".join(name(task) for task in info.tasks)
+        raise InvalidInput("task", f"{info.pipeline} does not do {name(start.task)}; it does {known}")
+    fitting = [task for task in info.tasks if (task in takes_images) == bool(start.images)]
+    if start.task:
+        fitting = [task for task in fitting if task == start.task]
+    if not fitting:
+        raise InvalidInput("images", "at least one is required" if not start.images else "are not taken by this task")
+    return fitting[0]
+
+
+def _check_size(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
+    if not start.width and not start.height:
+        return
+    if info.sample_rate_hz:
+        raise InvalidInput("width", "sound has no size; leave width and height out")
+    for field, value in (("width", start.width), ("height", start.height)):
+        if not value or value % info.size_multiple:
+            raise InvalidInput(field, f"must be a multiple of {info.size_multiple} pixels, not {value}")
+    if start.width * start.height > info.max_pixels:
+        raise InvalidInput(
+            "width", f"{start.width} x {start.height} is over the {info.max_pixels} pixels that are made"
+        )
+
+
+def _check_length(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
+    if start.num_frames:
+        if not info.frames_multiple:
+            raise InvalidInput("num_frames", f"{info.pipeline} makes no video; leave it out")
+        if start.num_frames > info.max_frames or (start.num_frames - 1) % info.frames_multiple:
+            raise InvalidInput(
+                "num_frames", f"must be 1 more than a multiple of {info.frames_multiple}, at most {info.max_frames}"
+            )
+    if start.audio_s:
+        if not info.sample_rate_hz:
+            raise InvalidInput("audio_s", f"{info.pipeline} makes no sound; leave it out")
+        if not 0 < start.audio_s <= info.max_audio_s:
+            raise InvalidInput("audio_s", f"must be over 0 and at most {info.max_audio_s:g} s")
+
+
+def _check_loras(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
+    seen: set[str] = set()
+    for i, lora in enumerate(start.loras):
+        if lora.name not in info.loras:
+            known = f"there are: {', '.join(info.loras)}" if info.loras else "this server has none"
+            raise InvalidInput(f"loras[{i}].name", f"there is no adapter '{lora.name}'; {known}")
+        if lora.name in seen:
+            raise InvalidInput(f"loras[{i}].name", f"'{lora.name}' is there twice")
+        if not math.isfinite(lora.weight):
+            raise InvalidInput(f"loras[{i}].weight", "must be a finite number")
+        seen.add(lora.name)
+
+
+def plan(
+    start: dit_pb2.DitStart,
+    task: dit_pb2.DitTask,
+    images: "Sequence[Image]",
+    mask: "Image | None",
+    models: Models,
+    info: server_info_pb2.DitInfo,
+) -> Plan:
+    """The orders of a request that `check` found good. Tokenizes the prompt: call it in a thread.
+
+    Args:
+        images: `start.images`, decoded.
+        mask: white where the picture is painted anew, of the first picture's size.
+
+    Raises:
+        InvalidInput: the prompt is too long.
+    """
+    _check_prompt(start, models, info)
+    kind = "inpaint" if mask is not None else "edit" if images and "edit" in models.pipelines else None
+    kind = kind or ("image" if images else "text")
+    pipeline = models.pipelines[kind]
+    arguments = _arguments(start, models, info)
+    arguments |= _size(start, info, images, follows_picture=pipeline is models.pipeline)
+    if images:
+        several = pipeline is models.pipeline and models.family.images > 1
+        arguments["image"] = list(images) if several else images[0]
+    if mask is not None:
+        arguments["mask_image"] = mask
+    steps = arguments["num_inference_steps"]
+    strength = default_of(type(pipeline), "strength")
+    if strength is not None:  # of an edit by noising the picture: the first steps are left out
+        steps = min(steps, int(steps * strength))
+        if not steps:
+            raise InvalidInput("num_inference_steps", "is too few for an edit; take at least 2")
+    seed = start.seed if start.HasField("seed") else secrets.randbits(32)
+    previews = frozenset(round(steps * (i + 1) / (start.previews + 1)) for i in range(start.previews)) - {0, steps}
+    orders = [
+        Order(
+            pipeline,
+            arguments,
+            (seed + i) % _SEEDS,
+            _RESULT[models.family.media],
+            tuple(sorted((lora.name, lora.weight) for lora in start.loras)),
+            previews,
+            steps,
+        )
+        for i in range(start.count or 1)
+    ]
+    return Plan(task, seed, steps, orders)
+
+
+def _check_prompt(start: dit_pb2.DitStart, models: Models, info: server_info_pb2.DitInfo) -> None:
+    tokenizer = getattr(models.pipeline, models.family.tokenizer, None)
+    if tokenizer is None or not info.max_prompt_tokens:
+        return
+    for field, text in (("prompt", start.prompt), ("negative_prompt", start.negative_prompt)):
+        tokens = len(tokenizer(text).input_ids)
+        if tokens > info.max_prompt_tokens:
+            raise InvalidInput(field, f"has {tokens} tokens; at most {info.max_prompt_tokens} are read: shorten it")
+
+
+def _arguments(start: dit_pb2.DitStart, models: Models, info: server_info_pb2.DitInfo) -> dict[str, Any]:
+    family = models.family
+    arguments: dict[str, Any] = {
+        "prompt": start.prompt,
+        "num_inference_steps": start.num_inference_steps or info.default_inference_steps,
+        family.guidance: start.guidance_scale if start.HasField("guidance_scale") else info.default_guidance_scale,
+    }
+    if family.negative:
+        asked = start.HasField("negative_prompt")
+        arguments["negative_prompt"] = start.negative_prompt if asked else family.default_negative
+    if family.media == "video":
+        arguments["num_frames"] = start.num_frames or info.default_frames
+    if family.media == "sound":
+        arguments["audio_end_in_s"] = start.audio_s or info.default_audio_s
+    return arguments
+
+
+def _size(
+    start: dit_pb2.DitStart, info: server_info_pb2.DitInfo, images: "Sequence[Image]", follows_picture: bool
+) -> dict[str, int]:
+    """width and height; none where the pipeline itself takes them from the picture."""
+    if info.sample_rate_hz:
+        return {}
+    if start.width:
+        return {"width": start.width, "height": start.height}
+    if not images or info.frames_multiple:
+        return {"width": info.default_width, "height": info.default_height}
+    if follows_picture:
+        return {}
+    width, height = images[0].size
+    scale = min(1.0, math.sqrt(info.max_pixels / (width * height)))
+    multiple = info.size_multiple
+    return {
+        "width": max(multiple, int(width * scale) // multiple * multiple),
+        "height": max(multiple, int(height * scale) // multiple * multiple),
+    }

@@ -1,0 +1,187 @@
+"""`quartet.v1.DitService`: messages in, engine calls, messages out."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import grpc
+import torch
+
+from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2, thinker_pb2
+from services.common.admission import Admission
+from services.common.call import Call, serve_call
+from services.common.errors import InvalidInput
+from services.common.media_bytes import read_bytes
+from services.common.tensors import MAX_INLINE_BYTES, to_message
+from services.dit.config import DitSettings
+from services.dit.engine import DitEngine
+from services.dit.inputs import decode_mask, decode_picture
+from services.dit.output import Done, Event, Failed, Preview, Progress, Started
+from services.dit.request import Plan, check, plan
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Requests = AsyncIterator[dit_pb2.DitServiceGenerateRequest]
+Response = dit_pb2.DitServiceGenerateResponse
+
+
+class DitServicer(dit_pb2_grpc.DitServiceServicer):
+    """Serves requests by an engine, which `use` sets once it is loaded."""
+
+    def __init__(self, admission: Admission, settings: DitSettings) -> None:
+        self._admission, self._settings = admission, settings
+        self._engine: DitEngine
+        self._info: server_info_pb2.DitInfo
+
+    def use(self, engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
+        """The engine, before `admission` opens, and what it takes."""
+        self._engine, self._info = engine, info
+
+    async def Generate(self, request_iterator: Requests, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
+        first = await anext(request_iterator, None)
+        start = first.start if first is not None and first.WhichOneof("message") == "start" else None
+        async with serve_call("dit", start.request_id if start else "", context, self._admission) as call:
+            assert start is not None  # without one there was no request_id
+            async with aclosing(self._serve(start, request_iterator, call)) as responses:
+                async for response in responses:
+                    yield response
+
+    async def _serve(self, start: dit_pb2.DitStart, requests: Requests, call: Call) -> AsyncGenerator[Response, None]:
+        settled = await self._settle(start, requests)
+        steps, count = settled.steps, len(settled.orders)
+        yield Response(
+            started=dit_pb2.DitStarted(task=settled.task, seed=settled.seed, count=count, num_inference_steps=steps)
+        )
+        run = _Run(self._engine, settled)
+        try:
+            async for output, event in run.events():
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Started):
+                    call.timings.mark_started()
+                elif isinstance(event, Progress):
+                    call.timings.mark_prefilled()
+                    run.count_step(event)
+                    progress = dit_pb2.DitProgress(output=output, step=event.step, num_inference_steps=event.steps)
+                    yield Response(progress=progress)
+                elif isinstance(event, Preview):
+                    yield Response(preview=run.preview(output, event))
+                else:
+                    call.timings.mark_output()
+                    for piece in self._pieces(output, event, start.pixel_format):
+                        yield Response(piece=piece)
+        finally:
+            run.cancel()
+            call.set(outputs=count, steps=run.steps, mean_batch=round(run.mean_batch, 2))
+        yield Response(
+            summary=dit_pb2.DitSummary(
+                count=count, steps=run.steps, timings=call.timings.to_message(), mean_batch=run.mean_batch
+            )
+        )
+
+    async def _settle(self, start: dit_pb2.DitStart, requests: Requests) -> Plan:
+        task = check(start, self._info)
+        files = [(f"images[{i}]", media) for i, media in enumerate(start.images)]
+        if start.HasField("mask"):
+            files.append(("mask", start.mask))
+        self._check_files(files)
+        data = [
+            media.data or await read_bytes(media.field or field, media.size_bytes, requests) for field, media in files
+        ]
+
+        def decode() -> Plan:
+            pictures: list[Image] = []
+            mask = None
+            for (field, media), content in zip(files, data, strict=True):
+                if field == "mask":
+                    mask = decode_mask(content, media.field or field, pictures[0], self._settings)
+                else:
+                    pictures.append(decode_picture(content, media.field or field, self._settings))
+            return plan(start, task, pictures, mask, self._engine.models, self._info)
+
+        return await asyncio.to_thread(decode)
+
+    def _check_files(self, files: list[tuple[str, thinker_pb2.Media]]) -> None:
+        """Refuses what is too much before any of it is read."""
+        size_bytes = 0
+        for field, media in files:
+            if media.kind != thinker_pb2.MEDIA_KIND_IMAGE:
+                raise InvalidInput(media.field or field, "must be of MEDIA_KIND_IMAGE")
+            if not media.data and not media.size_bytes:
+                raise InvalidInput(media.field or field, "is empty")
+            size_bytes += len(media.data) or media.size_bytes
+            if size_bytes > self._settings.max_media_bytes:
+                most = self._settings.max_media_bytes
+                raise InvalidInput(
+                    media.field or field, f"makes the pictures larger than the {most} bytes that are taken"
+                )
+
+    def _pieces(self, output: int, done: Done, pixel_format: dit_pb2.PixelFormat) -> Iterator[dit_pb2.DitPiece]:
+        """`done` in messages of at most 4 MiB; in each at least one row, frame or sample."""
+        data, info = done.data, self._info
+        if not info.sample_rate_hz and pixel_format != dit_pb2.PIXEL_FORMAT_FLOAT32:
+            data = (data * 255).round().clamp(0, 255).to(torch.uint8)
+        entries = max(1, MAX_INLINE_BYTES // max(1, data[:1].numel() * data.element_size()))
+        for first in range(0, data.shape[0], entries):
+            yield dit_pb2.DitPiece(
+                output=output,
+                first=first,
+                total=data.shape[0],
+                data=to_message(data[first : first + entries]),
+                frames_per_second=info.frames_per_second,
+                sample_rate_hz=info.sample_rate_hz,
+            )
+
+
+class _Run:
+    """A request's outputs in the engine.
+
+    Attributes:
+        steps: denoising steps done, of all of them.
+    """
+
+    def __init__(self, engine: DitEngine, settled: Plan) -> None:
+        self.steps = 0
+        self._batches = 0
+        self._previews = [0] * len(settled.orders)
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._engine, self._pending = engine, len(settled.orders)
+        loop = asyncio.get_running_loop()
+
+        def emit(output: int, event: Event) -> None:
+            loop.call_soon_threadsafe(self._events.put_nowait, (output, event))
+
+        self._outputs = [
+            engine.submit(order, lambda event, i=i: emit(i, event)) for i, order in enumerate(settled.orders)
+        ]
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """(output, event), until the last is done or one has failed."""
+        while self._pending:
+            output, event = await self._events.get()
+            self._pending -= isinstance(event, Done)
+            yield output, event
+
+    def count_step(self, progress: Progress) -> None:
+        """Takes note of a step."""
+        self.steps += 1
+        self._batches += progress.batch
+
+    @property
+    def mean_batch(self) -> float:
+        """Outputs that shared a step, on average."""
+        return self._batches / self.steps if self.steps else 0.0
+
+    def preview(self, output: int, event: Preview) -> dit_pb2.DitPreview:
+        """The message, numbered."""
+        self._previews[output] += 1
+        return dit_pb2.DitPreview(
+            output=output, index=self._previews[output] - 1, step=event.step, pixels=to_message(event.pixels)
+        )
+
+    def cancel(self) -> None:
+        """Gives up what is not done."""
+        for output in self._outputs:
+            self._engine.cancel(output)

@@ -1,0 +1,175 @@
+"""Stops a diffusers pipeline inside its call, where it asks its model, and goes on with it later.
+
+A pipeline's `__call__` is one long function. Here it runs as a greenlet: whenever it calls its transformer or decodes
+by its VAE, control goes back to the engine, which runs such calls of several pipelines as one and gives each its part
+of the result. So every line of the pipeline is diffusers' own, and so is every number.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from greenlet import getcurrent, greenlet
+
+from services.dit.batching import DECODE_RULES, RULES, Alone, Arguments, Rules, content, key_of, samples_of
+
+DENOISERS = ("transformer", "transformer_2", "unet")
+
+
+class Stopped(BaseException):
+    """Raised inside a pipeline to end it. No Exception, so that no pipeline catches it."""
+
+
+class Point:
+    """A function of a model that pipelines stop at."""
+
+    def __init__(self, name: str, function: Callable[..., Any], rules: Rules | None) -> None:
+        self.name, self.function, self.rules = name, function, rules
+        self._signature = inspect.signature(function)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Arguments by name."""
+        return self._signature.bind(*args, **kwargs).arguments
+
+    def run(self, arguments: Arguments) -> Any:
+        """Calls the function."""
+        bound = inspect.BoundArguments(self._signature, arguments)  # type: ignore[arg-type]  # a dict is ordered
+        return self.function(*bound.args, **bound.kwargs)
+
+
+@dataclass(frozen=True)
+class CacheContext:
+    """What a pipeline said by `cache_context`: which of a step's calls this is, and where in the loop."""
+
+    name: str
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a stopped pipeline waits for.
+
+    Attributes:
+        key: calls with equal keys can be run as one; None: this one runs alone.
+        samples: rows of it.
+    """
+
+    point: Point
+    arguments: Arguments
+    context: CacheContext | None
+    key: Hashable
+    samples: int
+
+
+class Strand(greenlet):
+    """A pipeline's call that can be stopped.
+
+    Args:
+        body: calls the pipeline and returns its result.
+
+    Attributes:
+        call: what it waits for; None before its start, and when it has ended.
+        replay: while set, calls of the model return this at once, and others are not stopped at: see `preview`.
+        last: what its latest denoising call returned.
+    """
+
+    def __init__(self, body: Callable[[], Any]) -> None:
+        super().__init__(body)
+        self.call: Call | None = None
+        self.context: CacheContext | None = None
+        self.replay: Any = None
+        self.last: Any = None
+        self._digests: dict[int, tuple[torch.Tensor, bytes]] = {}
+
+    def resume(self, value: Any = None) -> Any:
+        """Goes on to the next call or the end, whose result it returns (`dead` tells). What the pipeline raises comes
+        out here."""
+        self.call = None
+        return self.switch() if not self else self.switch(value)
+
+    def stop(self) -> None:
+        """Ends the pipeline where it is; frees what it holds."""
+        if self and not self.dead:
+            with contextlib.suppress(Stopped):
+                self.throw(Stopped)
+        self.call = self.last = None
+        self._digests.clear()
+
+    def wait_for(self, point: Point, arguments: Arguments) -> Any:
+        """Called by the pipeline, through `install`: stops it until the engine has the result."""
+        samples, key = 1, None
+        if point.rules is not None:
+            with contextlib.suppress(Alone):
+                samples = samples_of(point.rules, arguments)
+                key = (point.name, key_of(point.rules, arguments, self._digest))
+        self.call = Call(point, arguments, self.context, key, samples)
+        return self.parent.switch(None)  # type: ignore[union-attr]  # the engine's greenlet
+
+    def _digest(self, tensor: torch.Tensor) -> bytes:
+        """Content of a tensor that most pipelines pass unchanged with every step."""
+        known = self._digests.get(id(tensor))
+        if known is None or known[0] is not tensor:
+            known = self._digests[id(tensor)] = (tensor, content(tensor))
+        return known[1]
+
+
+def install(pipeline: DiffusionPipeline) -> None:
+    """Makes strands stop at the models of `pipeline`. To be called last, after offloading, caches and compilation have
+    put their own functions in the models' place. Calls from outside of a strand go through as before."""
+    for name in DENOISERS:
+        module: Any = getattr(pipeline, name, None)
+        if module is not None:
+            rules = RULES.get(type(module).__name__)
+            module.forward = _stopping(Point(name, module.forward, rules), denoises=True)
+            if hasattr(module, "cache_context"):
+                module.cache_context = _noting(module.cache_context)
+    vae = getattr(pipeline, "vae", None)
+    if vae is not None:
+        vae.decode = _stopping(Point("vae.decode", _plain_decode(vae.decode), DECODE_RULES), denoises=False)
+
+
+def _plain_decode(decode: Callable[..., Any]) -> Callable[..., Any]:
+    """`decode` with a signature; diffusers hides it behind a decorator. No VAE here draws from the generator that one
+    pipeline passes."""
+
+    def plain(z: torch.Tensor, return_dict: bool = True, generator: Any = None) -> Any:
+        return decode(z, return_dict=return_dict)
+
+    return plain
+
+
+def _stopping(point: Point, denoises: bool) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        strand = getcurrent()
+        if not isinstance(strand, Strand):
+            return point.function(*args, **kwargs)
+        if strand.replay is not None:
+            return strand.replay if denoises else point.function(*args, **kwargs)
+        result = strand.wait_for(point, point.bind(args, kwargs))
+        if denoises:
+            strand.last = result
+        return result
+
+    return call
+
+
+def _noting(cache_context: Callable[..., Any]) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def note(name: str, **facts: Any) -> Iterator[None]:
+        strand = getcurrent()
+        if not isinstance(strand, Strand):
+            with cache_context(name, **facts):
+                yield
+            return
+        strand.context = CacheContext(name, facts)
+        try:
+            yield
+        finally:
+            strand.context = None
+
+    note.outside = cache_context  # type: ignore[attr-defined]  # the engine enters it for a strand's call
+    return note
