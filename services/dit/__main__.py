@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import structlog
 import torch
+from diffusers.utils import logging as diffusers_logging
+from transformers.utils import logging as transformers_logging
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
 from services.common.server import StageServer, main
@@ -91,4 +93,7 @@ def warm_up(engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
 
 if __name__ == "__main__":
     loaded = DitSettings.load()
+    for library in (diffusers_logging, transformers_logging):
+        library.disable_progress_bar()  # logs are lines here
+        library.set_verbosity_error()
     main(loaded, "dit", lambda: serve(loaded))

@@ -15,7 +15,7 @@ from services.common.priority import yield_to_event_loops
 from services.dit import metrics
 from services.dit.batching import join, split
 from services.dit.models import Models
-from services.dit.output import Done, Event, Failed, Order, Output, Started
+from services.dit.output import Done, Encoded, Event, Failed, Order, Output, Started
 from services.dit.weave import Call, Stopped
 
 log = structlog.get_logger()
@@ -117,6 +117,8 @@ class DitEngine:
         call = output.strand.call
         if call is None:
             self._resume(output, None)
+            if output.strand.call is not None:
+                output.emit(Encoded())
             return
         batch = [output]
         if call.key is not None and not self.models.unbatched:

@@ -92,7 +92,8 @@ FAMILIES: Mapping[str, Family] = {
         edit="StableDiffusion3Img2ImgPipeline",
         inpaint="StableDiffusion3InpaintPipeline",
     ),
-    "GlmImagePipeline": Family(size_multiple=_glm_multiple, negative=False, images=4),
+    # no edits: diffusers 0.42 passes the pictures' features to transformers 5.19 in a shape that it does not take
+    "GlmImagePipeline": Family(size_multiple=_glm_multiple, negative=False),
     "WanPipeline": Family("video", (832, 480), _video_multiple),
     "WanImageToVideoPipeline": Family("video", (832, 480), _video_multiple, images=1, needs_image=True),
     "StableAudioPipeline": Family("sound", (0, 0), lambda pipe: 1, max_prompt_tokens=128),

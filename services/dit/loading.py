@@ -1,5 +1,6 @@
 """Loads a diffusers checkpoint with diffusers' own options: dtype, quantization, offloading, caches, adapters."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def load_pipeline(settings: DitSettings) -> DiffusionPipeline:
     for name in settings.lora:
         _load_lora(pipeline, name, settings.lora[name])
     denoisers = [module for name in DENOISERS if (module := getattr(pipeline, name, None)) is not None]
+    if settings.cache != "none" and "cache_context(" not in inspect.getsource(type(pipeline).__call__):
+        raise ValueError(f"cache={settings.cache}: {type(pipeline).__name__} does not support caches; leave it out")
     for denoiser in denoisers:
         _prepare(denoiser, dtype, settings)
     _place(pipeline, device, settings.offload)

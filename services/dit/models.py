@@ -1,7 +1,6 @@
 """The checkpoint's pipelines as the settings want them, and what has to be switched between two requests' calls."""
 
 import contextlib
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,7 +40,6 @@ class Models:
         self._denoisers = [module for name in DENOISERS if (module := getattr(self.pipeline, name, None)) is not None]
         self._cached = settings.cache != "none"
         if self._cached:
-            self._require_cache_contexts(settings.cache)
             self.unbatched = f"cache={settings.cache} keeps results of each output's own earlier steps"
         self._loras: tuple[tuple[str, float], ...] | None = None
         self.lora_names = sorted(settings.lora)
@@ -56,13 +54,6 @@ class Models:
     def dtype(self) -> torch.dtype:
         """Of the transformer."""
         return self._denoisers[0].dtype
-
-    def _require_cache_contexts(self, cache: str) -> None:
-        if "cache_context(" not in inspect.getsource(type(self.pipeline).__call__):
-            name = type(self.pipeline).__name__
-            raise ValueError(
-                f"cache={cache}: {name} does not tell a step's calls apart, so that it has no caches; leave it out"
-            )
 
     @contextlib.contextmanager
     def set_up(

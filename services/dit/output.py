@@ -47,6 +47,11 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """The prompt, and what came with it, is read; denoising begins."""
+
+
+@dataclass(frozen=True)
 class Progress:
     """Denoising steps done, of all, and how many outputs shared the last of them."""
 
@@ -78,7 +83,7 @@ class Failed:
     error: StageError
 
 
-Event = Started | Progress | Preview | Done | Failed
+Event = Started | Encoded | Progress | Preview | Done | Failed
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from services.common.tensors import MAX_INLINE_BYTES, to_message
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
 from services.dit.inputs import decode_mask, decode_picture
-from services.dit.output import Done, Event, Failed, Preview, Progress, Started
+from services.dit.output import Done, Encoded, Event, Failed, Preview, Progress, Started
 from services.dit.request import Plan, check, plan
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                     raise event.error
                 if isinstance(event, Started):
                     call.timings.mark_started()
-                elif isinstance(event, Progress):
+                elif isinstance(event, Encoded):
                     call.timings.mark_prefilled()
+                elif isinstance(event, Progress):
                     run.count_step(event)
                     progress = dit_pb2.DitProgress(output=output, step=event.step, num_inference_steps=event.steps)
                     yield Response(progress=progress)
@@ -70,7 +71,8 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                     yield Response(preview=run.preview(output, event))
                 else:
                     call.timings.mark_output()
-                    for piece in self._pieces(output, event, start.pixel_format):
+                    pieces = self._pieces(output, event, start.pixel_format)
+                    while piece := await asyncio.to_thread(next, pieces, None):
                         yield Response(piece=piece)
         finally:
             run.cancel()
@@ -121,15 +123,15 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
     def _pieces(self, output: int, done: Done, pixel_format: dit_pb2.PixelFormat) -> Iterator[dit_pb2.DitPiece]:
         """`done` in messages of at most 4 MiB; in each at least one row, frame or sample."""
         data, info = done.data, self._info
-        if not info.sample_rate_hz and pixel_format != dit_pb2.PIXEL_FORMAT_FLOAT32:
-            data = (data * 255).round().clamp(0, 255).to(torch.uint8)
-        entries = max(1, MAX_INLINE_BYTES // max(1, data[:1].numel() * data.element_size()))
+        as_floats = bool(info.sample_rate_hz) or pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32
+        entries = max(1, MAX_INLINE_BYTES // max(1, data[:1].numel() * (4 if as_floats else 1)))
         for first in range(0, data.shape[0], entries):
+            part = data[first : first + entries]
             yield dit_pb2.DitPiece(
                 output=output,
                 first=first,
                 total=data.shape[0],
-                data=to_message(data[first : first + entries]),
+                data=to_message(part if as_floats else (part * 255).round().clamp(0, 255).to(torch.uint8)),
                 frames_per_second=info.frames_per_second,
                 sample_rate_hz=info.sample_rate_hz,
             )

@@ -1,0 +1,119 @@
+"""Drives the dit's engine in this process, and diffusers beside it."""
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+from quartet.v1 import dit_pb2, server_info_pb2
+from services.dit.__main__ import start_engine
+from services.dit.config import DitSettings
+from services.dit.engine import DitEngine
+from services.dit.facts import dit_info
+from services.dit.output import Done, Event, Failed, Order, Output, Progress
+from services.dit.request import check, plan
+
+TIMEOUT_S = 120.0
+
+
+@dataclass
+class Watched:
+    """An output in the engine and what was heard of it."""
+
+    output: Output
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The result."""
+        last = self.events[-1]
+        assert isinstance(last, Done), last
+        return last.data
+
+    @property
+    def batches(self) -> list[int]:
+        """How many outputs shared each of its steps."""
+        return [event.batch for event in self.events if isinstance(event, Progress)]
+
+
+class Bench:
+    """An engine on one checkpoint.
+
+    Attributes:
+        log: (output, event) of all outputs, in the order of the engine's thread.
+    """
+
+    def __init__(self, engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
+        self.engine, self.info = engine, info
+        self.log: list[tuple[Watched, Event]] = []
+        self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def orders(self, start: dit_pb2.DitStart, images: Sequence[Any] = (), mask: Any = None) -> list[Order]:
+        """Those of a request."""
+        for _ in range(len(images) - len(start.images)):
+            start.images.add()
+        if mask is not None:
+            start.mask.SetInParent()
+        return plan(start, check(start, self.info), images, mask, self.engine.models, self.info).orders
+
+    def submit(self, order: Order, hear: Callable[[Event], object] = lambda event: None) -> Watched:
+        """`hear` is called in the engine's thread."""
+
+        def emit(event: Event) -> None:
+            watched.events.append(event)
+            self.log.append((watched, event))
+            hear(event)
+            self._changed.put(None)
+
+        watched = Watched(None)  # type: ignore[arg-type]  # events may come before submit returns
+        watched.output = self.engine.submit(order, emit)
+        return watched
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Until a condition on events holds."""
+        while not until():
+            self._changed.get(timeout=TIMEOUT_S)
+
+    def finish(self, watched: Sequence[Watched]) -> list[torch.Tensor]:
+        """Their results, as soon as all are there."""
+        self.wait(lambda: all(w.events and isinstance(w.events[-1], Done | Failed) for w in watched))
+        return [w.data for w in watched]
+
+    def make(self, orders: Sequence[Order]) -> list[torch.Tensor]:
+        """All of them at once."""
+        return self.finish([self.submit(order) for order in orders])
+
+
+@contextmanager
+def bench(checkpoint: Path, **settings: Any) -> Iterator[Bench]:
+    """An engine that has one thread."""
+    torch.set_num_threads(1)
+    asked = DitSettings(model=str(checkpoint), **{"default_size": "64x64", **settings})
+    engine = start_engine(asked)
+    try:
+        yield Bench(engine, dit_info(engine.models, asked))
+    finally:
+        engine.stop()
+
+
+def reference(pipeline: Any, order: Order) -> torch.Tensor:
+    """What diffusers makes of `order` with a pipeline of its own: (height, width, 3), (frames, height, width, 3) or
+    (samples, channels)."""
+    pipeline.set_progress_bar_config(disable=True)
+    # Stable Audio's scheduler keeps the noise of its first call
+    pipeline.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)
+    generator = torch.Generator("cpu").manual_seed(order.seed)
+    sound = order.result == "audios"
+    result = pipeline(**order.arguments, generator=generator, output_type="pt" if sound else "np")
+    data = torch.as_tensor(result[order.result][0]).float()
+    return data.T if sound else data
+
+
+def fresh(checkpoint: Path) -> Any:
+    """diffusers' own pipeline of a checkpoint."""
+    return DiffusionPipeline.from_pretrained(checkpoint)
