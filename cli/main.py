@@ -25,6 +25,16 @@ class Arch(StrEnum):
     """Architectures of random checkpoints."""
 
     qwen3_omni = "qwen3-omni"
+    sd3 = "sd3"
+    flux = "flux"
+    flux2_klein = "flux2-klein"
+    qwen_image = "qwen-image"
+    qwen_image_edit = "qwen-image-edit"
+    z_image = "z-image"
+    glm_image = "glm-image"
+    wan = "wan"
+    wan_i2v = "wan-i2v"
+    stable_audio = "stable-audio"
 
 
 def _print_version(wanted: bool) -> None:
@@ -45,12 +55,17 @@ def tiny(
     out: Annotated[Path, typer.Option(help="directory to write; made if needed")],
     arch: Annotated[Arch, typer.Option(help="architecture")] = Arch.qwen3_omni,
     seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
-    size: Annotated[Size, typer.Option(help="tiny: 3 M parameters; small: 7 M, other dimensions")] = Size.tiny,
+    size: Annotated[Size, typer.Option(help="small is larger and differs in every dimension")] = Size.tiny,
 ) -> None:
     """Make a small random checkpoint with the real architecture, config keys, weight names and tokenizer."""
-    from cli.tiny import make_checkpoint
+    if arch is Arch.qwen3_omni:
+        from cli.tiny import make_checkpoint
 
-    make_checkpoint(out, seed=seed, size=size.value)
+        make_checkpoint(out, seed=seed, size=size.value)
+    else:
+        from cli.tiny.diffusion import make_diffusion_checkpoint
+
+        make_diffusion_checkpoint(out, arch.value, seed=seed, size=size.value)
     typer.echo(f"wrote {out} ({arch.value}, {size.value}, seed {seed})")
 
 

@@ -1,6 +1,7 @@
 """A small byte-level BPE with the published special tokens in their published order after it."""
 
 import json
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AddedToken, Qwen2Tokenizer
@@ -28,7 +29,7 @@ NAMED_TOKENS = {
     "audio_eos_token": "<|audio_end|>",
 }
 
-_CORPUS = """
+CORPUS = """
 The sea is quiet in the morning and loud at night. A small boat moves along the shore, and the people in it sing.
 What do you see in this picture? There is a house with a red door, a tree beside it, and two children who play.
 Tell me about the train that leaves at seven. It goes over the bridge, through the long valley, and stops at the lake.
@@ -40,8 +41,11 @@ My friend plays the violin on Sundays. The neighbours open their windows, and th
 """
 
 
-def make_tokenizer(merges: int) -> Qwen2Tokenizer:
-    """Tokenizer with 256 byte tokens, `merges` merges and `SPECIAL_TOKENS`."""
+def make_tokenizer(merges: int, words: Sequence[str] = ()) -> Qwen2Tokenizer:
+    """Tokenizer with 256 byte tokens, `merges` merges and `SPECIAL_TOKENS`.
+
+    Each of `words` becomes one token if there are merges enough.
+    """
     byte_level = Tokenizer(models.BPE())
     byte_level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     byte_level.decoder = decoders.ByteLevel()
@@ -50,7 +54,7 @@ def make_tokenizer(merges: int) -> Qwen2Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    byte_level.train_from_iterator([_CORPUS, *(f"{role}\n" * 200 for role in ROLES)], trainer)
+    byte_level.train_from_iterator([CORPUS, *(f"{word}\n" * 200 for word in (*ROLES, *words))], trainer)
     model = json.loads(byte_level.to_str())["model"]
     merges_of_pairs = [tuple(pair) for pair in model["merges"]]
     tokenizer = Qwen2Tokenizer(vocab=model["vocab"], merges=merges_of_pairs)  # type: ignore[arg-type]

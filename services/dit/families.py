@@ -44,6 +44,7 @@ class Family:
             has no `max_sequence_length`.
         images: most pictures it takes itself; `needs_image`: and at least one.
         edit, inpaint: classes of diffusers that do that with the same components.
+        min_steps: fewer make no picture: Qwen-Image's schedule divides by zero.
         fps: frames a second.
     """
 
@@ -59,6 +60,7 @@ class Family:
     needs_image: bool = False
     edit: str | None = None
     inpaint: str | None = None
+    min_steps: int = 1
     fps: float = 16.0
 
 
@@ -66,6 +68,7 @@ FAMILIES: Mapping[str, Family] = {
     "QwenImagePipeline": Family(
         guidance="true_cfg_scale",
         default_negative=" ",  # without one there is no guidance
+        min_steps=2,
         edit="QwenImageImg2ImgPipeline",
         inpaint="QwenImageInpaintPipeline",
     ),
@@ -75,8 +78,11 @@ FAMILIES: Mapping[str, Family] = {
         images=1,
         needs_image=True,
         inpaint="QwenImageEditInpaintPipeline",
+        min_steps=2,
     ),
-    "QwenImageEditPlusPipeline": Family(guidance="true_cfg_scale", default_negative=" ", images=3, needs_image=True),
+    "QwenImageEditPlusPipeline": Family(
+        guidance="true_cfg_scale", default_negative=" ", images=3, needs_image=True, min_steps=2
+    ),
     "ZImagePipeline": Family(edit="ZImageImg2ImgPipeline", inpaint="ZImageInpaintPipeline"),
     "FluxPipeline": Family(
         negative=False, tokenizer="tokenizer_2", edit="FluxImg2ImgPipeline", inpaint="FluxInpaintPipeline"

@@ -12,7 +12,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch.nn import functional
 
-from services.common.errors import StageError
+from services.common.errors import InternalError, StageError
 from services.dit.weave import Strand
 
 PREVIEW_SIDE = 256  # pixels
@@ -71,7 +71,7 @@ class Preview:
 @dataclass(frozen=True)
 class Done:
     """The result, float32 on the CPU: (height, width, 3) or (frames, height, width, 3) from 0 to 1, or
-    (samples, channels) from -1 to 1."""
+    (samples, channels), which may go beyond -1 to 1."""
 
     data: torch.Tensor
 
@@ -194,6 +194,8 @@ def _output_type(order: Order) -> str:
 
 def _to_tensor(data: Any) -> torch.Tensor:
     tensor = torch.as_tensor(data).detach().float().cpu()
+    if not tensor.isfinite().all():
+        raise InternalError("the model's output has values that are no numbers; try more steps or less guidance")
     return tensor.T.contiguous() if tensor.dim() == 2 else tensor  # (channels, samples)
 
 

@@ -159,6 +159,8 @@ def plan(
     if mask is not None:
         arguments["mask_image"] = mask
     steps = arguments["num_inference_steps"]
+    if steps < models.family.min_steps:
+        raise InvalidInput("num_inference_steps", f"must be at least {models.family.min_steps} for this model")
     strength = default_of(type(pipeline), "strength")
     if strength is not None:  # of an edit by noising the picture: the first steps are left out
         steps = min(steps, int(steps * strength))

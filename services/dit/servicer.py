@@ -126,7 +126,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         as_floats = bool(info.sample_rate_hz) or pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32
         entries = max(1, MAX_INLINE_BYTES // max(1, data[:1].numel() * (4 if as_floats else 1)))
         for first in range(0, data.shape[0], entries):
-            part = data[first : first + entries]
+            part = data[first : first + entries].clamp(-1, 1)
             yield dit_pb2.DitPiece(
                 output=output,
                 first=first,

@@ -1,0 +1,101 @@
+"""Random weights under which every input shows in the picture.
+
+As they are initialised, a diffusion transformer's gates and last layer are zero: its output is constant. These weights
+preserve variance from layer to layer instead, and the VAE's last layer is scaled to pictures of some contrast.
+"""
+
+import math
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
+from diffusers.models.autoencoders.autoencoder_oobleck import AutoencoderOobleck
+from diffusers.models.transformers.transformer_qwenimage import QwenImageTransformer2DModel
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from torch import nn
+
+# Standard deviation of decoded noise, where the range is -1 to 1: few values are clipped.
+CONTRAST = 0.4
+LOUDNESS = 0.03  # of decoded noise; denoised latents are several times as large
+TEXT_GAIN = 2.5  # of Qwen-Image's keys of the prompt: its few tokens are heard among an edit's thousands of pictures
+GAINS = ("gamma", "weight_g")  # multiply what has unit variance
+# Logarithm of the frequency of Snake activations. From 0 on a stack of them multiplies rounding errors by hundreds.
+SNAKE_ALPHA = -1.5
+
+
+@torch.no_grad()
+def randomize_pipeline(pipeline: DiffusionPipeline) -> None:
+    """Fills every model of `pipeline` from torch's global generator."""
+    for model in pipeline.components.values():
+        if isinstance(model, nn.Module):
+            model.float().eval()
+            _randomize(model)
+    _set_contrast(pipeline)
+
+
+def _randomize(model: nn.Module) -> None:
+    done: set[int] = set()  # tied weights are filled once
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in done:
+                done.add(id(parameter))
+                _fill(module, name, parameter)
+        if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None and module.running_var is not None:
+            module.running_mean.normal_(std=0.1)
+            module.running_var.uniform_(0.5, 1.5)
+        if isinstance(model, QwenImageTransformer2DModel) and path.endswith("norm_added_k"):
+            module.weight.mul_(TEXT_GAIN)  # type: ignore[operator]
+        if path.endswith("Attention.q"):  # T5 does not divide the scores by the root of the head's width
+            parameter = module.weight
+            assert isinstance(parameter, nn.Parameter)
+            parameter.mul_(1 / math.sqrt(model.config.d_kv))  # type: ignore[union-attr]
+
+
+def _fill(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    frequencies = "Fourier" in type(module).__name__ or name == "weights"
+    if frequencies or isinstance(module, nn.Embedding) or name.endswith("pad_token"):
+        parameter.normal_()
+    elif name in GAINS:
+        parameter.normal_(mean=1, std=0.1)
+    elif name == "alpha":
+        parameter.normal_(mean=SNAKE_ALPHA, std=0.1)
+    elif name in ("beta", "bias") or name.endswith("_bias"):
+        parameter.normal_(std=0.1)
+    elif parameter.ndim >= 2:
+        parameter.normal_(std=1 / math.sqrt(parameter[0].numel()))
+    else:  # norms
+        parameter.normal_(mean=1, std=0.1)
+
+
+def _set_contrast(pipeline: DiffusionPipeline) -> None:
+    """Scales the decoder's last convolution so that decoded noise has the standard deviation `CONTRAST`."""
+    vae: Any = pipeline.components["vae"]
+    if _makes_sound(vae):
+        last, gain, wanted = vae.decoder.conv2, vae.decoder.conv2.weight_g, LOUDNESS
+    else:
+        last, gain, wanted = vae.decoder.conv_out, vae.decoder.conv_out.weight, CONTRAST
+    if last.bias is not None:
+        last.bias.zero_()
+    # Video decoders clip: far from that the scale is linear.
+    gain.mul_(1e-3)
+    gain.mul_(wanted / vae.decode(_latents(vae)).sample.std())
+
+
+def _makes_sound(vae: Any) -> bool:
+    return isinstance(vae, AutoencoderOobleck)
+
+
+def _latents(vae: Any) -> torch.Tensor:
+    """Noise, scaled as the pipelines scale latents before they decode them."""
+    config = vae.config
+    if _makes_sound(vae):
+        return torch.randn(1, config.decoder_input_channels, 32)
+    if "z_dim" in config:  # a video's
+        latents = torch.randn(1, config.z_dim, 1 if isinstance(vae, AutoencoderKLQwenImage) else 3, 16, 16)
+    else:
+        latents = torch.randn(1, config.latent_channels, 16, 16)
+    if config.get("latents_mean"):
+        shape = (1, -1, *(1,) * (latents.ndim - 2))
+        mean, std = (torch.tensor(config[key]).view(shape) for key in ("latents_mean", "latents_std"))
+        return latents * std + mean
+    return latents / (config.get("scaling_factor") or 1) + (config.get("shift_factor") or 0)

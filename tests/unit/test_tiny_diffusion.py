@@ -1,0 +1,124 @@
+"""`quartet tiny` of diffusion families: diffusers loads and runs them, and every input shows in what they make."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from PIL import Image
+
+from cli.tiny.diffusion import FAMILIES, make_diffusion_checkpoint
+
+PIPELINES = {
+    "sd3": "StableDiffusion3Pipeline",
+    "flux": "FluxPipeline",
+    "flux2-klein": "Flux2KleinPipeline",
+    "qwen-image": "QwenImagePipeline",
+    "qwen-image-edit": "QwenImageEditPlusPipeline",
+    "z-image": "ZImagePipeline",
+    "glm-image": "GlmImagePipeline",
+    "wan": "WanPipeline",
+    "wan-i2v": "WanImageToVideoPipeline",
+    "stable-audio": "StableAudioPipeline",
+}
+SIDE = 64  # pixels
+SHAPES = {"wan": (5, SIDE, SIDE, 3), "wan-i2v": (5, SIDE, SIDE, 3), "stable-audio": (2, 22_050)}
+GUIDANCE = {"qwen-image": "true_cfg_scale", "qwen-image-edit": "true_cfg_scale"}
+WITHOUT_NEGATIVE_PROMPT = ("flux2-klein", "glm-image")
+PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def directory(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_diffusion_checkpoint(tmp_path_factory.mktemp(family), family, seed=0, size="tiny")
+
+
+@pytest.fixture(scope="session")
+def run(family: str, directory: Path) -> Any:
+    """Runs the loaded pipeline: seed, prompt and guidance -> what it made, as an array."""
+    pipeline: Any = DiffusionPipeline.from_pretrained(directory)
+    pipeline.set_progress_bar_config(disable=True)
+
+    @cache  # an edit takes seconds: its pictures are encoded at a million pixels
+    def make(seed: int = 0, prompt: str = "a red house by the sea", guidance: float = 4.0) -> np.ndarray:
+        arguments: dict[str, Any] = {"prompt": prompt, GUIDANCE.get(family, "guidance_scale"): guidance}
+        if family not in WITHOUT_NEGATIVE_PROMPT:
+            arguments["negative_prompt"] = "fog"
+        if family == "stable-audio":
+            arguments["audio_end_in_s"] = 0.5
+        else:
+            arguments |= {"width": SIDE, "height": SIDE, "output_type": "np"}
+        if family in ("wan", "wan-i2v"):
+            arguments["num_frames"] = 5
+        if family in ("wan-i2v", "qwen-image-edit"):
+            arguments["image"] = PICTURE
+        generator = torch.Generator("cpu").manual_seed(seed)
+        made = pipeline(**arguments, generator=generator, num_inference_steps=2, return_dict=False)[0][0]
+        return made.numpy() if torch.is_tensor(made) else made
+
+    return make
+
+
+def test_diffusers_loads_it_as_the_published_pipeline(family: str, directory: Path) -> None:
+    assert json.loads((directory / "model_index.json").read_text())["_class_name"] == PIPELINES[family]
+    assert sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()) < 12e6
+
+
+def test_it_makes_something(family: str, run: Any) -> None:
+    made = run()
+    assert made.shape == SHAPES.get(family, (SIDE, SIDE, 3))
+    assert np.isfinite(made).all()
+    assert made.std() > 0.02
+    if family != "stable-audio":
+        assert ((made == 0) | (made == 1)).mean() < 0.2  # clipped values hide differences
+
+
+def test_a_seed_makes_the_same_again_and_another_seed_something_else(run: Any) -> None:
+    first = run()
+    assert np.abs(run(seed=1) - first).mean() > 0.02
+    assert np.array_equal(run.__wrapped__(), first)
+
+
+def test_prompt_and_guidance_show(run: Any) -> None:
+    assert np.abs(run(prompt="the quiet train leaves at seven") - run()).mean() > 0.002
+    assert np.abs(run(guidance=1.5) - run()).mean() > 0.002
+
+
+def test_the_sizes_differ_in_every_dimension_of_the_denoiser(family: str, directory: Path, tmp_path: Path) -> None:
+    small = make_diffusion_checkpoint(tmp_path, family, seed=0, size="small")
+    one, other = (json.loads((path / "transformer/config.json").read_text()) for path in (directory, small))
+    of_z_image = ("dim", "n_layers", "n_refiner_layers", "n_heads", "cap_feat_dim")
+    keys = ("in_channels", "num_layers", "num_attention_heads", "attention_head_dim", *of_z_image)
+    compared = [key for key in keys if key in one]
+    assert len(compared) >= 4
+    assert not [key for key in compared if one[key] == other[key]]
+
+
+def test_a_seed_makes_the_same_weights_again_and_another_seed_others(tmp_path: Path) -> None:
+    a, b, c = (
+        make_diffusion_checkpoint(tmp_path / name, "flux", seed, "tiny")
+        for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    )
+    for file in ("transformer/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"):
+        assert (a / file).read_bytes() == (b / file).read_bytes()
+        assert (a / file).read_bytes() != (c / file).read_bytes()
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_qwen_images_fixed_text_has_as_many_tokens_as_published(size: str) -> None:
+    # The pipelines drop the states of that many tokens in front of the prompt.
+    from cli.tiny.diffusion.qwen_image import qwen_image, qwen_image_edit
+
+    for build in (qwen_image, qwen_image_edit):
+        pipeline = build(size)
+        fixed_text = pipeline.prompt_template_encode.split("{}")[0]
+        assert len(pipeline.tokenizer(fixed_text).input_ids) == pipeline.prompt_template_encode_start_idx
