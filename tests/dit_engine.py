@@ -11,10 +11,9 @@ import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.dit.__main__ import start_engine
+from services.dit.__main__ import describe, start_engine
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.facts import dit_info
 from services.dit.output import Done, Event, Failed, Order, Output, Progress
 from services.dit.request import check, plan
 
@@ -96,7 +95,7 @@ def bench(checkpoint: Path, **settings: Any) -> Iterator[Bench]:
     asked = DitSettings(model=str(checkpoint), **{"default_size": "64x64", **settings})
     engine = start_engine(asked)
     try:
-        yield Bench(engine, dit_info(engine.models, asked))
+        yield Bench(engine, describe(engine.models, asked))
     finally:
         engine.stop()
 

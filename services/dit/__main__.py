@@ -35,9 +35,10 @@ async def serve(settings: DitSettings) -> None:
 
     def load() -> tuple[DitEngine, server_info_pb2.GetServerInfoResponse]:
         engine = start_engine(settings, lambda error: loop.call_soon_threadsafe(server.fatal, error))
-        info = dit_info(engine.models, settings)
+        info = describe(engine.models, settings)
         log.info("loaded", pipeline=info.pipeline, tasks=[dit_pb2.DitTask.Name(task) for task in info.tasks])
-        warm_up(engine, info)
+        if not info.needs_source:  # else there is nothing to warm up with: prompts come encoded
+            warm_up(engine, info)
         return engine, server.describe(str(engine.models.dtype), str(engine.models.device), dit=info)
 
     async def start() -> server_info_pb2.GetServerInfoResponse:
@@ -57,6 +58,15 @@ def start_engine(settings: DitSettings, on_fatal: Callable[[Exception], object] 
     if settings.threads:
         torch.set_num_threads(settings.threads)
     return DitEngine(Models(settings), settings.max_running_requests, settings.max_batch, on_fatal)
+
+
+def describe(models: Models, settings: DitSettings) -> server_info_pb2.DitInfo:
+    """This stage's part of the server info."""
+    info = dit_info(models, settings)
+    info.loras.extend(models.lora_names)
+    info.batched, info.not_batched = not models.unbatched, models.unbatched
+    info.needs_source = settings.encoders == "stream"
+    return info
 
 
 def warm_up(engine: DitEngine, info: server_info_pb2.DitInfo) -> None:

@@ -11,13 +11,9 @@ from services.common.settings import StageSettings
 Size = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$")]
 
 
-class DitSettings(StageSettings):
-    """Settings of the dit: flags, QUARTET_DIT_* variables, or keys of the file that --config names."""
+class PipelineSettings(StageSettings):
+    """What every process of a diffusers pipeline has: limits and defaults of requests."""
 
-    model_config = SettingsConfigDict(env_prefix="QUARTET_DIT_")
-
-    max_running_requests: int = Field(8, ge=1, description="outputs that are denoised at a time; bounds memory")
-    max_batch: int = Field(8, ge=1, description="most outputs that share a denoising step")
     max_count: int = Field(10, ge=1, description="most outputs of a request")
     max_pixels: int = Field(2048 * 2048, ge=1, description="most pixels of a picture or of a video's frame")
     max_frames: int = Field(161, ge=1, description="most frames of a video")
@@ -33,6 +29,26 @@ class DitSettings(StageSettings):
     min_image_side: int = Field(4, ge=1, description="least width and height of a picture that comes in")
     threads: int = Field(0, ge=0, description="CPU threads of a step; 0: torch's default, one per core")
 
+    @property
+    def default_width_height(self) -> tuple[int, int] | None:
+        """`default_size` as (width, height)."""
+        if self.default_size is None:
+            return None
+        width, height = map(int, self.default_size.split("x"))
+        return width, height
+
+    def frame_limit(self, multiple: int) -> int:
+        """Most frames, one more than a multiple of `multiple`."""
+        return math.floor((self.max_frames - 1) / multiple) * multiple + 1
+
+
+class DitSettings(PipelineSettings):
+    """Settings of the dit: flags, QUARTET_DIT_* variables, or keys of the file that --config names."""
+
+    model_config = SettingsConfigDict(env_prefix="QUARTET_DIT_")
+
+    max_running_requests: int = Field(8, ge=1, description="outputs that are denoised at a time; bounds memory")
+    max_batch: int = Field(8, ge=1, description="most outputs that share a denoising step")
     attention_backend: str | None = Field(
         None,
         description="diffusers' name of an attention backend, e.g. native, flash, sage; default: diffusers' choice",
@@ -53,16 +69,7 @@ class DitSettings(StageSettings):
     quantization: Literal[
         "none", "float8-storage", "bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8", "torchao-float8"
     ] = Field("none", description="of the transformer; bitsandbytes and torchao are packages of their own")
+    encoders: Literal["own", "stream"] = Field(
+        "own", description="stream: prompts come encoded from an encoder's process; text encoders are not loaded here"
+    )
     lora: dict[str, str] = Field({}, description="NAME=DIRECTORY_OR_FILE of an adapter; may be repeated")
-
-    @property
-    def default_width_height(self) -> tuple[int, int] | None:
-        """`default_size` as (width, height)."""
-        if self.default_size is None:
-            return None
-        width, height = map(int, self.default_size.split("x"))
-        return width, height
-
-    def frame_limit(self, multiple: int) -> int:
-        """Most frames, one more than a multiple of `multiple`."""
-        return math.floor((self.max_frames - 1) / multiple) * multiple + 1

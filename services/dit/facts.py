@@ -3,13 +3,13 @@
 from typing import Any
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.dit.config import DitSettings
+from services.dit.config import PipelineSettings
 from services.dit.families import default_of
-from services.dit.models import Models
+from services.dit.models import Pipelines
 
 
-def dit_info(models: Models, settings: DitSettings) -> server_info_pb2.DitInfo:
-    """This stage's part of the server info; requests are checked against it."""
+def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.DitInfo:
+    """What requests of these pipelines are checked against; what the engine adds is left out."""
     family, pipe = models.family, models.pipeline
     call = type(pipe)
     width, height = settings.default_width_height or (_default_size(pipe, family.size) if family.size[0] else (0, 0))
@@ -28,9 +28,6 @@ def dit_info(models: Models, settings: DitSettings) -> server_info_pb2.DitInfo:
         max_images=family.images or int("edit" in models.pipelines or "inpaint" in models.pipelines),
         mask="inpaint" in models.pipelines,
         max_count=settings.max_count,
-        loras=models.lora_names,
-        batched=not models.unbatched,
-        not_batched=models.unbatched,
     )
     if family.media == "video":
         multiple = pipe.vae_scale_factor_temporal
@@ -45,7 +42,7 @@ def dit_info(models: Models, settings: DitSettings) -> server_info_pb2.DitInfo:
     return info
 
 
-def _tasks(models: Models) -> list[dit_pb2.DitTask]:
+def _tasks(models: Pipelines) -> list[dit_pb2.DitTask]:
     """The checkpoint's own task first."""
     media, needs_image = models.family.media, models.family.needs_image
     if media == "video":
@@ -64,5 +61,5 @@ def _default_size(pipe: Any, size: tuple[int, int]) -> tuple[int, int]:
     return (side * pipe.vae_scale_factor,) * 2 if isinstance(side, int) else size
 
 
-def _guidance(settings: DitSettings, default: float | None) -> float:
+def _guidance(settings: PipelineSettings, default: float | None) -> float:
     return settings.default_guidance_scale if settings.default_guidance_scale is not None else default or 0.0

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import diffusers
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
+from services.dit.hollow import run_on
+
 Media = Literal["image", "video", "sound"]
 
 
@@ -128,4 +130,7 @@ def variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline:
     """A pipeline of class `name` with the same models: they are not loaded again, nor kept twice."""
     cls: type[DiffusionPipeline] = getattr(diffusers, name)
     wanted = inspect.signature(cls.__init__).parameters
-    return cls(**{key: value for key, value in pipeline.components.items() if key in wanted})
+    made = cls(**{key: value for key, value in pipeline.components.items() if key in wanted})
+    if type(pipeline) is not getattr(diffusers, type(pipeline).__name__):  # some models are hollow
+        run_on(made, pipeline._execution_device)
+    return made

@@ -1,16 +1,59 @@
 """Pictures that come with a request."""
 
 import io
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from quartet.v1 import dit_pb2, thinker_pb2
 from services.common.errors import InvalidInput
-from services.dit.config import DitSettings
+from services.common.media_bytes import read_bytes
+from services.dit.config import PipelineSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def decode_picture(data: bytes, field: str, limits: DitSettings) -> "Image":
+Files = Sequence[tuple[str, bytes]]
+"""(field, content) of the pictures, in their order, and of the mask, whose field is MASK_FIELD."""
+
+MASK_FIELD = "mask"
+
+
+async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limits: PipelineSettings) -> Files:
+    """The request's files; bytes that `start` does not have come from the messages in `requests`.
+
+    Raises:
+        InvalidInput: names the field: too large, of another kind, or bytes that do not come.
+    """
+    media = [(each.field or f"images[{i}]", each) for i, each in enumerate(start.images)]
+    if start.HasField("mask"):
+        media.append((MASK_FIELD, start.mask))
+    size_bytes = 0
+    for field, each in media:
+        if each.kind != thinker_pb2.MEDIA_KIND_IMAGE:
+            raise InvalidInput(field, "must be of MEDIA_KIND_IMAGE")
+        if not each.data and not each.size_bytes:
+            raise InvalidInput(field, "is empty")
+        size_bytes += len(each.data) or each.size_bytes
+        if size_bytes > limits.max_media_bytes:
+            raise InvalidInput(
+                field, f"makes the pictures larger than the {limits.max_media_bytes} bytes that are taken"
+            )
+    return [(field, each.data or await read_bytes(field, each.size_bytes, requests)) for field, each in media]
+
+
+def decode_files(files: Files, limits: PipelineSettings) -> "tuple[list[Image], Image | None]":
+    """(pictures, mask).
+
+    Raises:
+        InvalidInput: names the field.
+    """
+    pictures = [decode_picture(data, field, limits) for field, data in files if field != MASK_FIELD]
+    masks = [decode_mask(data, field, pictures[0], limits) for field, data in files if field == MASK_FIELD]
+    return pictures, masks[0] if masks else None
+
+
+def decode_picture(data: bytes, field: str, limits: PipelineSettings) -> "Image":
     """The picture upright in RGB; transparent parts on white; of an animation the first frame.
 
     Raises:
@@ -26,7 +69,7 @@ def decode_picture(data: bytes, field: str, limits: DitSettings) -> "Image":
     return picture.convert("RGB")
 
 
-def decode_mask(data: bytes, field: str, of: "Image", limits: DitSettings) -> "Image":
+def decode_mask(data: bytes, field: str, of: "Image", limits: PipelineSettings) -> "Image":
     """The mask of `of` in grey: white where the file is transparent, or without alpha channel where it is white.
 
     Raises:
@@ -43,7 +86,7 @@ def decode_mask(data: bytes, field: str, of: "Image", limits: DitSettings) -> "I
     return mask.convert("L")
 
 
-def _open(data: bytes, field: str, limits: DitSettings) -> "Image":
+def _open(data: bytes, field: str, limits: PipelineSettings) -> "Image":
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:

@@ -13,6 +13,7 @@ from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 from safetensors import safe_open
 
 from services.dit.config import DitSettings
+from services.dit.hollow import ENCODERS, hollow_models, without
 from services.dit.weave import DENOISERS
 
 _QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
@@ -31,10 +32,11 @@ def load_pipeline(settings: DitSettings) -> DiffusionPipeline:
     Raises:
         ValueError: no such checkpoint, or options that the model or the machine does not have.
     """
-    folder = _folder(settings.model)
-    dtype = _dtype(folder, settings.dtype)
+    folder = find_checkpoint(settings.model)
+    dtype = checkpoint_dtype(folder, settings.dtype)
     device = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    options: dict[str, Any] = {"dtype": dtype}
+    hollow = hollow_models(folder, dtype, ENCODERS.__contains__) if settings.encoders == "stream" else {}
+    options: dict[str, Any] = {"dtype": dtype, **hollow}
     if settings.quantization in _QUANTIZATION:
         backend, arguments = _QUANTIZATION[settings.quantization]
         denoisers = [name for name in DENOISERS if (folder / name).is_dir()]
@@ -50,7 +52,8 @@ def load_pipeline(settings: DitSettings) -> DiffusionPipeline:
         raise ValueError(f"cache={settings.cache}: {type(pipeline).__name__} does not support caches; leave it out")
     for denoiser in denoisers:
         _prepare(denoiser, dtype, settings)
-    _place(pipeline, device, settings.offload)
+    with without(pipeline, hollow):
+        _place(pipeline, device, settings.offload)
     if settings.vae_slicing:
         pipeline.vae.enable_slicing()
     if settings.vae_tiling:
@@ -58,8 +61,12 @@ def load_pipeline(settings: DitSettings) -> DiffusionPipeline:
     return pipeline
 
 
-def _folder(model: str) -> Path:
-    """The checkpoint on this machine, fetched if need be."""
+def find_checkpoint(model: str) -> Path:
+    """The checkpoint's directory on this machine, fetched if need be.
+
+    Raises:
+        ValueError: there is no such diffusers checkpoint.
+    """
     if Path(model).is_dir():
         if not (Path(model) / "model_index.json").is_file():
             raise ValueError(f"{model} has no model_index.json: it is no diffusers checkpoint")
@@ -70,7 +77,7 @@ def _folder(model: str) -> Path:
         raise ValueError(f"{model} is neither a directory nor a diffusers model on the hub: {error}") from None
 
 
-def _dtype(folder: Path, asked: str) -> torch.dtype:
+def checkpoint_dtype(folder: Path, asked: str) -> torch.dtype:
     """`asked`, or what the transformer's weights are stored in."""
     if asked != "auto":
         return getattr(torch, asked)

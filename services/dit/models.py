@@ -16,11 +16,37 @@ from services.dit.weave import DENOISERS, Call, install
 log = structlog.get_logger()
 
 
-class Models:
-    """A checkpoint, loaded. All but the constructor is for the engine's thread.
+class Pipelines:
+    """A loaded pipeline, and its variants on the same models.
 
     Attributes:
+        family: what is known of its class.
         pipelines: by what they do: "text" or "image" (the checkpoint's own), "edit", "inpaint".
+
+    Raises:
+        ValueError: a pipeline that is not served.
+    """
+
+    def __init__(self, pipeline: DiffusionPipeline) -> None:
+        self.pipeline: Any = pipeline
+        self.family = family_of(pipeline)
+        self.pipelines: dict[str, DiffusionPipeline] = {"image" if self.family.needs_image else "text": pipeline}
+        if self.family.images and not self.family.needs_image:
+            self.pipelines["edit"] = pipeline
+        for task, name in (("edit", self.family.edit), ("inpaint", self.family.inpaint)):
+            if name is not None:
+                self.pipelines[task] = variant(self.pipeline, name)
+
+    @property
+    def device(self) -> torch.device:
+        """Where models run."""
+        return self.pipeline._execution_device
+
+
+class Models(Pipelines):
+    """A checkpoint, loaded for denoising. All but the constructor is for the engine's thread.
+
+    Attributes:
         unbatched: why outputs do not share steps; empty if they do.
 
     Raises:
@@ -28,14 +54,7 @@ class Models:
     """
 
     def __init__(self, settings: DitSettings) -> None:
-        self.pipeline: Any = load_pipeline(settings)
-        self.family = family_of(self.pipeline)
-        self.pipelines: dict[str, DiffusionPipeline] = {"image" if self.family.needs_image else "text": self.pipeline}
-        if self.family.images and not self.family.needs_image:
-            self.pipelines["edit"] = self.pipeline
-        for task, name in (("edit", self.family.edit), ("inpaint", self.family.inpaint)):
-            if name is not None:
-                self.pipelines[task] = variant(self.pipeline, name)
+        super().__init__(load_pipeline(settings))
         self.unbatched = ""
         self._denoisers = [module for name in DENOISERS if (module := getattr(self.pipeline, name, None)) is not None]
         self._cached = settings.cache != "none"
@@ -44,11 +63,6 @@ class Models:
         self._loras: tuple[tuple[str, float], ...] | None = None
         self.lora_names = sorted(settings.lora)
         install(self.pipeline)
-
-    @property
-    def device(self) -> torch.device:
-        """Where steps run."""
-        return self.pipeline._execution_device
 
     @property
     def dtype(self) -> torch.dtype:

@@ -13,6 +13,7 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchE
 from torch.nn import functional
 
 from services.common.errors import InternalError, StageError
+from services.dit.conditioning import Conditioning
 from services.dit.weave import Strand
 
 PREVIEW_SIDE = 256  # pixels
@@ -28,6 +29,7 @@ class Order:
         seed: of the noise.
         loras: (adapter, weight), sorted; the others are off.
         result: the field of the pipeline's result: "images", "frames" or "audios".
+        conditioning: what is known of the prompt, and where what is not will be kept.
         preview_steps: after which steps (from 1) a preview is made.
         steps: denoising steps it takes.
     """
@@ -36,6 +38,7 @@ class Order:
     arguments: Mapping[str, Any]
     seed: int
     result: str
+    conditioning: Conditioning = field(default_factory=Conditioning)
     loras: tuple[tuple[str, float], ...] = ()
     preview_steps: frozenset[int] = frozenset()
     steps: int = 0
@@ -102,7 +105,6 @@ class Output:
     batch: int = 1
     step: int = 0
     submitted: float = field(default_factory=time.monotonic)
-    _embeddings: list[Any] = field(default_factory=list)
 
     @functools.cached_property
     def strand(self) -> Strand:
@@ -111,8 +113,8 @@ class Output:
 
     def _make(self) -> Done:
         """The strand's body."""
-        pipeline = _view(self.order.pipeline, self._follow)
-        _record(pipeline, self._embeddings)
+        pipeline = view(self.order.pipeline, self._follow)
+        self.order.conditioning.attach(pipeline)
         return Done(self._call(pipeline))
 
     def _call(self, pipeline: Any) -> torch.Tensor:
@@ -138,15 +140,14 @@ class Output:
         scheduler.step = counted
 
     def _preview(self, latents: torch.Tensor) -> None:
-        """Decodes `latents` by the pipeline itself: called once more, it gets its prompt's embeddings back as they
-        were, the transformer's latest answer for each of its questions, and from its scheduler always `latents`."""
+        """Decodes `latents` by the pipeline itself: called once more, it finds its prompt encoded, gets the
+        transformer's latest answer for each of its questions, and from its scheduler always `latents`."""
 
         def fix(scheduler: Any) -> None:
             scheduler.step = lambda *args, **kwargs: (latents,)
 
-        pipeline = _view(self.order.pipeline, fix)
-        remembered = iter(self._embeddings)
-        pipeline.encode_prompt = lambda *args, **kwargs: next(remembered)  # type: ignore[attr-defined]
+        pipeline = view(self.order.pipeline, fix)
+        self.order.conditioning.attach(pipeline)
         self.strand.replay = self.strand.last
         try:
             pixels = self._call(pipeline)
@@ -155,27 +156,17 @@ class Output:
         self.emit(Preview(self.step, _shrink(pixels)))
 
 
-def _view(pipeline: DiffusionPipeline, prepare: Callable[[Any], None]) -> Any:
+def view(pipeline: DiffusionPipeline, prepare: Callable[[Any], None]) -> Any:
     """`pipeline` for one call: the same models, a scheduler and flags of its own."""
-    view: Any = copy.copy(pipeline)
+    copied: Any = copy.copy(pipeline)
     scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)  # type: ignore[attr-defined]
     prepare(scheduler)
-    vars(view).update(
+    vars(copied).update(
         scheduler=scheduler,
         _progress_bar_config={"disable": True},
         maybe_free_model_hooks=lambda: None,  # it resets what other calls are using
     )
-    return view
-
-
-def _record(pipeline: Any, into: list[Any]) -> None:
-    encode = pipeline.encode_prompt
-
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        into.append(encode(*args, **kwargs))
-        return into[-1]
-
-    pipeline.encode_prompt = recorded
+    return copied
 
 
 def _sigma(scheduler: Any, timestep: Any) -> Any:

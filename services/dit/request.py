@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InvalidInput
+from services.dit.conditioning import Conditioning
 from services.dit.families import default_of
-from services.dit.models import Models
+from services.dit.models import Pipelines
 from services.dit.output import Order
 
 if TYPE_CHECKING:
@@ -135,13 +136,15 @@ def plan(
     task: dit_pb2.DitTask,
     images: "Sequence[Image]",
     mask: "Image | None",
-    models: Models,
+    models: Pipelines,
     info: server_info_pb2.DitInfo,
+    given: Sequence[Conditioning] = (),
 ) -> Plan:
     """The orders of a request that `check` found good. Tokenizes the prompt: call it in a thread.
 
     Args:
         images: `start.images`, decoded.
+        given: what the encoders made, for each output; none: this process has the encoders.
         mask: white where the picture is painted anew, of the first picture's size.
 
     Raises:
@@ -168,12 +171,15 @@ def plan(
             raise InvalidInput("num_inference_steps", "is too few for an edit; take at least 2")
     seed = start.seed if start.HasField("seed") else secrets.randbits(32)
     previews = frozenset(round(steps * (i + 1) / (start.previews + 1)) for i in range(start.previews)) - {0, steps}
+    first = Conditioning()
+    conditionings = given or [first, *(first.for_another_seed() for _ in range(1, start.count or 1))]
     orders = [
         Order(
             pipeline,
             arguments,
             (seed + i) % _SEEDS,
             _RESULT[models.family.media],
+            conditionings[i],
             tuple(sorted((lora.name, lora.weight) for lora in start.loras)),
             previews,
             steps,
@@ -183,7 +189,7 @@ def plan(
     return Plan(task, seed, steps, orders)
 
 
-def _check_prompt(start: dit_pb2.DitStart, models: Models, info: server_info_pb2.DitInfo) -> None:
+def _check_prompt(start: dit_pb2.DitStart, models: Pipelines, info: server_info_pb2.DitInfo) -> None:
     tokenizer = getattr(models.pipeline, models.family.tokenizer, None)
     if tokenizer is None or not info.max_prompt_tokens:
         return
@@ -193,7 +199,7 @@ def _check_prompt(start: dit_pb2.DitStart, models: Models, info: server_info_pb2
             raise InvalidInput(field, f"has {tokens} tokens; at most {info.max_prompt_tokens} are read: shorten it")
 
 
-def _arguments(start: dit_pb2.DitStart, models: Models, info: server_info_pb2.DitInfo) -> dict[str, Any]:
+def _arguments(start: dit_pb2.DitStart, models: Pipelines, info: server_info_pb2.DitInfo) -> dict[str, Any]:
     family = models.family
     arguments: dict[str, Any] = {
         "prompt": start.prompt,

@@ -3,25 +3,21 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import grpc
 import torch
 
-from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2, thinker_pb2
+from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
 from services.common.admission import Admission
 from services.common.call import Call, serve_call
 from services.common.errors import InvalidInput
-from services.common.media_bytes import read_bytes
 from services.common.tensors import MAX_INLINE_BYTES, to_message
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.inputs import decode_mask, decode_picture
+from services.dit.inputs import decode_files, read_files
 from services.dit.output import Done, Encoded, Event, Failed, Preview, Progress, Started
 from services.dit.request import Plan, check, plan
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from services.dit.source import read_conditioning
 
 Requests = AsyncIterator[dit_pb2.DitServiceGenerateRequest]
 Response = dit_pb2.DitServiceGenerateResponse
@@ -85,40 +81,22 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
 
     async def _settle(self, start: dit_pb2.DitStart, requests: Requests) -> Plan:
         task = check(start, self._info)
-        files = [(f"images[{i}]", media) for i, media in enumerate(start.images)]
-        if start.HasField("mask"):
-            files.append(("mask", start.mask))
-        self._check_files(files)
-        data = [
-            media.data or await read_bytes(media.field or field, media.size_bytes, requests) for field, media in files
-        ]
+        if start.HasField("source") != self._info.needs_source:
+            reason = (
+                "is required: this dit has no text encoders"
+                if self._info.needs_source
+                else "is not taken: leave it out"
+            )
+            raise InvalidInput("source", reason)
+        files = await read_files(start, requests, self._settings)
+        models, given = self._engine.models, []
+        if self._info.needs_source:
+            given = await read_conditioning(start, models.device)
 
-        def decode() -> Plan:
-            pictures: list[Image] = []
-            mask = None
-            for (field, media), content in zip(files, data, strict=True):
-                if field == "mask":
-                    mask = decode_mask(content, media.field or field, pictures[0], self._settings)
-                else:
-                    pictures.append(decode_picture(content, media.field or field, self._settings))
-            return plan(start, task, pictures, mask, self._engine.models, self._info)
+        def settle() -> Plan:
+            return plan(start, task, *decode_files(files, self._settings), models, self._info, given)
 
-        return await asyncio.to_thread(decode)
-
-    def _check_files(self, files: list[tuple[str, thinker_pb2.Media]]) -> None:
-        """Refuses what is too much before any of it is read."""
-        size_bytes = 0
-        for field, media in files:
-            if media.kind != thinker_pb2.MEDIA_KIND_IMAGE:
-                raise InvalidInput(media.field or field, "must be of MEDIA_KIND_IMAGE")
-            if not media.data and not media.size_bytes:
-                raise InvalidInput(media.field or field, "is empty")
-            size_bytes += len(media.data) or media.size_bytes
-            if size_bytes > self._settings.max_media_bytes:
-                most = self._settings.max_media_bytes
-                raise InvalidInput(
-                    media.field or field, f"makes the pictures larger than the {most} bytes that are taken"
-                )
+        return await asyncio.to_thread(settle)
 
     def _pieces(self, output: int, done: Done, pixel_format: dit_pb2.PixelFormat) -> Iterator[dit_pb2.DitPiece]:
         """`done` in messages of at most 4 MiB; in each at least one row, frame or sample."""

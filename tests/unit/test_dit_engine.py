@@ -322,3 +322,43 @@ def test_bad_requests_name_the_field(shared: Bench, fields: dict[str, Any], fiel
 def shared(flux: Path):
     with bench(flux) as started:
         yield started
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"offload": "model"},
+        {"offload": "group"},
+        {"offload": "sequential"},
+        {"compile_blocks": True},
+        {"attention_backend": "_native_efficient"},
+        {"dtype": "bfloat16"},
+    ],
+    ids=lambda settings: next(iter(settings), "plain"),
+)
+def test_on_cuda(flux: Path, settings: dict[str, Any]) -> None:
+    pipeline = fresh(flux).to("cuda")
+    with bench(flux, device="cuda", **settings) as dit:
+        orders = dit.orders(start(count=3))
+        for picture, order in zip(dit.make(orders), orders, strict=True):
+            tolerance = 0.2 if "dtype" in settings else 1e-2
+            torch.testing.assert_close(picture, reference(pipeline, order), atol=tolerance, rtol=0)
+
+
+@pytest.mark.gpu
+def test_cancels_leave_device_memory_as_it_was(flux: Path) -> None:
+    with bench(flux, device="cuda") as dit:
+        (order,) = dit.orders(start(num_inference_steps=50))
+        dit.make(dit.orders(start()))
+        level = torch.cuda.memory_allocated()
+        for _ in range(200):
+            watched = dit.submit(order)
+            dit.wait(lambda watched=watched: len(watched.batches) >= 3)
+            dit.engine.cancel(watched.output)
+            dit.log.clear()
+        dit.make(dit.orders(start()))
+        dit.log.clear()
+        gc.collect()
+        assert torch.cuda.memory_allocated() == level

@@ -1,0 +1,41 @@
+"""Reads what an encoder's process made of a prompt off its tensor stream."""
+
+import torch
+
+from quartet.v1 import dit_pb2, stream_pb2
+from services.common.errors import InvalidInput
+from services.common.subscribe import subscribe
+from services.common.tensors import to_torch
+from services.dit.conditioning import Conditioning, count_tensors, unpack
+
+LAYOUT = "layout"
+
+
+async def read_conditioning(start: dit_pb2.DitStart, device: torch.device) -> list[Conditioning]:
+    """One for each of the request's outputs, on `device`.
+
+    Raises:
+        InvalidInput: the stream is not what an encoder sends.
+        StageError: whatever ended it.
+    """
+    pieces: dict[str, list[torch.Tensor]] = {}
+    async with subscribe(start.source, start.request_id, []) as messages:
+        async for message in messages:
+            if isinstance(message, stream_pb2.StreamChunk):
+                for row in message.rows:
+                    pieces.setdefault(row.name, []).append(to_torch(row.tensor, f"source.{row.name}"))
+    whole = {name: torch.cat(parts) for name, parts in pieces.items()}
+    made = [_unpack(whole, i, device) for i in range(sum(name.endswith(f".{LAYOUT}") for name in whole))]
+    count = start.count or 1
+    if len(made) == 1:
+        return made + [made[0].for_another_seed() for _ in range(1, count)]
+    if len(made) != count:
+        raise InvalidInput("source", f"the stream is for {len(made)} outputs; this request has {count}")
+    return made
+
+
+def _unpack(whole: dict[str, torch.Tensor], output: int, device: torch.device) -> Conditioning:
+    layout = whole[f"{output}.{LAYOUT}"].numpy().tobytes()
+    # a tensor without elements has no rows to send
+    tensors = [whole.get(f"{output}.{i}", torch.empty(0)) for i in range(count_tensors(layout))]
+    return unpack(layout, tensors, device)

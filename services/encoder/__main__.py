@@ -1,0 +1,60 @@
+"""Starts the encoder: `python -m services.encoder --model DIR_OR_ID --port 50055`."""
+
+import asyncio
+
+import structlog
+from diffusers.utils import logging as diffusers_logging
+from transformers.utils import logging as transformers_logging
+
+from quartet.v1 import dit_pb2, encoder_pb2_grpc, server_info_pb2
+from services.common.server import StageServer, main
+from services.dit.facts import dit_info
+from services.dit.request import plan
+from services.encoder.config import EncoderSettings
+from services.encoder.engine import EncoderEngine
+from services.encoder.servicer import EncoderServicer
+
+SERVICE = "quartet.v1.EncoderService"
+
+log = structlog.get_logger()
+
+
+async def serve(settings: EncoderSettings) -> None:
+    """Runs the stage until it is told to stop."""
+    server = StageServer(settings, "encoder", SERVICE)
+    servicer = EncoderServicer(server.admission, server.hub, settings)
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server.grpc)
+
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        engine = await asyncio.to_thread(EncoderEngine, settings)
+        await warm_up(engine, settings)
+        servicer.use(engine)
+        info = server_info_pb2.EncoderInfo(
+            pipeline=type(engine.models.pipeline).__name__, models=engine.names, needs_seed=engine.draws_prior_tokens
+        )
+        log.info("loaded", pipeline=info.pipeline, models=list(info.models))
+        return server.describe(str(engine.dtype), str(engine.models.device), encoder=info)
+
+    await server.run(start)
+
+
+async def warm_up(engine: EncoderEngine, settings: EncoderSettings) -> None:
+    """Reads one prompt, if the pipeline reads prompts without pictures.
+
+    Raises:
+        StageError: it failed.
+    """
+    if engine.models.family.needs_image:
+        return
+    info = dit_info(engine.models, settings)
+    side = 0 if info.sample_rate_hz else 4 * info.size_multiple
+    start = dit_pb2.DitStart(prompt="warm-up", seed=0, width=side, height=side)
+    await engine.encode(plan(start, info.tasks[0], [], None, engine.models, info).orders, asyncio.get_running_loop())
+
+
+if __name__ == "__main__":
+    loaded = EncoderSettings.load()
+    for library in (diffusers_logging, transformers_logging):
+        library.disable_progress_bar()  # logs are lines here
+        library.set_verbosity_error()
+    main(loaded, "encoder", lambda: serve(loaded))

@@ -1,0 +1,14 @@
+"""Settings of the encoder's process."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.dit.config import PipelineSettings
+
+
+class EncoderSettings(PipelineSettings):
+    """Settings of the encoder: flags, QUARTET_ENCODER_* variables, or keys of the file that --config names."""
+
+    model_config = SettingsConfigDict(env_prefix="QUARTET_ENCODER_")
+
+    max_running_requests: int = Field(1, ge=1, le=1, description="prompts that are encoded at a time")

@@ -1,0 +1,102 @@
+"""`quartet.v1.EncoderService`: messages in, engine calls, messages out."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+import torch
+
+from quartet.v1 import encoder_pb2, encoder_pb2_grpc, stream_pb2
+from services.common.admission import Admission
+from services.common.call import serve_call
+from services.common.errors import InvalidInput
+from services.common.output_stream import OutputStream
+from services.common.streams import StreamHub
+from services.common.tensors import MAX_INLINE_BYTES, to_message
+from services.dit.conditioning import Conditioning, pack
+from services.dit.facts import dit_info
+from services.dit.inputs import decode_files, read_files
+from services.dit.output import Order
+from services.dit.request import plan
+from services.dit.source import LAYOUT
+from services.encoder.config import EncoderSettings
+from services.encoder.engine import EncoderEngine
+
+
+class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
+    """Serves requests by an engine, which `use` sets once it is loaded."""
+
+    def __init__(self, admission: Admission, hub: StreamHub, settings: EncoderSettings) -> None:
+        self._admission, self._hub, self._settings = admission, hub, settings
+        self._engine: EncoderEngine
+
+    def use(self, engine: EncoderEngine) -> None:
+        """The engine, before `admission` opens."""
+        self._engine = engine
+        self._info = dit_info(engine.models, self._settings)
+
+    async def Encode(
+        self, request_iterator: AsyncIterator[encoder_pb2.EncodeRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[encoder_pb2.EncodeResponse]:
+        first = await anext(request_iterator, None)
+        start = first.start if first is not None and first.WhichOneof("message") == "start" else None
+        async with serve_call("encoder", start.request.request_id if start else "", context, self._admission) as call:
+            assert start is not None  # without one there was no request_id
+            if not start.output_stream_id:
+                raise InvalidInput("output_stream_id", "is required")
+            with self._hub.open(start.output_stream_id, []) as output:
+                output.start(prompt_positions=0)
+                orders = await self._orders(start, request_iterator)
+                call.timings.mark_started()
+                made = await self._engine.encode(orders, asyncio.get_running_loop())
+                call.timings.mark_output()
+                tensors, size_bytes = await asyncio.to_thread(_put, output, made, asyncio.get_running_loop())
+                call.set(tensors=tensors, size_bytes=size_bytes)
+                output.finish(end_position=0)
+            yield encoder_pb2.EncodeResponse(
+                summary=encoder_pb2.EncodeSummary(
+                    tensors=tensors, size_bytes=size_bytes, timings=call.timings.to_message()
+                )
+            )
+
+    async def _orders(
+        self, start: encoder_pb2.EncodeStart, requests: AsyncIterator[encoder_pb2.EncodeRequest]
+    ) -> list[Order]:
+        request = start.request
+        if not request.prompt.strip():
+            raise InvalidInput("request.prompt", "is required")
+        if self._engine.draws_prior_tokens and not request.HasField("seed"):
+            raise InvalidInput("request.seed", "is required: this model draws prior tokens by it")
+        files = await read_files(request, requests, self._settings)
+
+        def settle() -> list[Order]:
+            pictures, mask = decode_files(files, self._settings)
+            return plan(request, request.task, pictures, mask, self._engine.models, self._info).orders
+
+        return await asyncio.to_thread(settle)
+
+
+def _put(output: OutputStream, made: Sequence[Conditioning], loop: asyncio.AbstractEventLoop) -> tuple[int, int]:
+    """Sends all of it; returns how many tensors and bytes that were. For a thread: tensors are large."""
+    count = size_bytes = 0
+    for i, conditioning in enumerate(made):
+        layout, tensors = pack(conditioning)
+        named = {LAYOUT: torch.frombuffer(bytearray(layout), dtype=torch.uint8)}
+        named |= {str(k): tensor for k, tensor in enumerate(tensors)}
+        for name, tensor in named.items():
+            for rows in _rows(f"{i}.{name}", tensor):
+                loop.call_soon_threadsafe(output.put, [rows])
+        count += len(tensors)
+        size_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()  # what was put before is there
+    return count, size_bytes
+
+
+def _rows(name: str, tensor: torch.Tensor) -> list[stream_pb2.Rows]:
+    """`tensor` in messages of a size that streams take."""
+    row_bytes = max(1, tensor[:1].numel() * tensor.element_size())
+    step = max(1, MAX_INLINE_BYTES // row_bytes)
+    return [
+        stream_pb2.Rows(name=name, first_position=first, tensor=to_message(tensor[first : first + step]))
+        for first in range(0, tensor.shape[0], step)
+    ]
