@@ -10,6 +10,7 @@ from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.yaml_source import YamlError
 from gateway.settings import GatewaySettings
+from gateway.videos.store import StoreError, VideoStore
 from services.common import logs
 
 
@@ -22,6 +23,11 @@ def main() -> None:
         sys.exit(str(error))
     logs.configure(settings.log_level, "gateway")
     structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
+    if pipeline.outputs.video is not None:
+        try:
+            VideoStore(settings.jobs_dir, settings.video_ttl_s).check()
+        except StoreError as error:
+            sys.exit(str(error))
     # uvicorn drains on SIGTERM, then raises it again: a drained stop is a success
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(

@@ -11,11 +11,13 @@ from starlette.responses import Response
 from gateway import operations
 from gateway.gateway import Gateway
 from gateway.middleware import BodyLimit, RequestContext
-from gateway.openai import chat, models
+from gateway.openai import chat, images, models, sound, videos
 from gateway.openai.connection import ClientGone
 from gateway.openai.errors import ApiError
 from gateway.pipeline.config import PipelineConfig
 from gateway.settings import GatewaySettings
+from gateway.videos.jobs import Limits, VideoJobs
+from gateway.videos.store import VideoStore
 from services.common.collector import freeze_heap
 
 
@@ -24,7 +26,7 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with Gateway(settings, pipeline) as app.state.gateway:
+        async with Gateway(settings, pipeline) as app.state.gateway, _videos(settings, pipeline) as app.state.videos:
             freeze_heap()
             yield
 
@@ -34,9 +36,25 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig) -> FastAPI:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)
-    for module in (chat, models, operations):
+    for module in (chat, images, models, operations, sound, videos):
         app.include_router(module.router)
     return app
+
+
+@asynccontextmanager
+async def _videos(settings: GatewaySettings, pipeline: PipelineConfig) -> AsyncIterator[VideoJobs | None]:
+    """The video jobs, if the pipeline makes videos."""
+    if pipeline.outputs.video is None:
+        yield None
+        return
+    limits = Limits(
+        settings.max_running_videos, settings.max_queued_videos, settings.video_timeout_s, settings.drain_timeout_s
+    )
+    async with (
+        VideoStore(settings.jobs_dir, settings.video_ttl_s) as store,
+        VideoJobs(store, limits, videos.explain) as jobs,
+    ):
+        yield jobs
 
 
 async def _api_error(http: Request, error: Exception) -> Response:

@@ -1,10 +1,10 @@
 """What the endpoints share."""
 
 from gateway.media.fetch import Fetcher
-from gateway.openai.errors import ApiError
+from gateway.openai.errors import ApiError, invalid
 from gateway.openai.transcripts import Transcripts
-from gateway.pipeline.config import PipelineConfig
-from gateway.pipeline.stages import Stages
+from gateway.pipeline.config import Output, PipelineConfig
+from gateway.pipeline.stages import Stage, Stages
 from gateway.settings import GatewaySettings
 from services.common.admission import Admission
 
@@ -29,19 +29,61 @@ class Gateway:
         await self.fetcher.close()
         await self.stages.__aexit__()
 
-    @property
-    def model_name(self) -> str | None:
-        """Name clients ask for; None while only the thinker knows it and was never reached."""
-        thinker = self.stages.thinker
-        return self.settings.model_name or self.pipeline.model or (thinker.info.model if thinker.info else None)
+    def model_of(self, stage: Stage) -> str | None:
+        """Name clients ask for the stage's model by; None while only the stage knows it and was never reached.
 
-    def require_model(self, name: str) -> None:
-        """Raises ApiError: 404 if this is not the model served, 503 if that is not known yet."""
-        served = self.model_name
+        The settings' name, or else the pipeline file's, is that of the main stage.
+        """
+        name = self.settings.model_name or self.pipeline.model
+        if name is not None and stage is self.stages.main:
+            return name
+        return stage.info.model if stage.info else None
+
+    @property
+    def models(self) -> dict[str, Stage]:
+        """The models that clients can ask for; of two with one name the first."""
+        models: dict[str, Stage] = {}
+        for stage in self.stages.with_models:
+            if (name := self.model_of(stage)) is not None:
+                models.setdefault(name, stage)
+        return models
+
+    def stage_for(self, output: Output, model: str | None) -> Stage:
+        """The stage that makes `output`, for a request that names `model`, or none.
+
+        Raises:
+            ApiError: 400 if nothing here makes it, or another stage has that model; 404 and 503 as require_model.
+        """
+        stage = self.stages.output(output)
+        if stage is None:
+            made = ", ".join(name for name, stage in self.pipeline.outputs if stage is not None)
+            raise invalid("model", f"nothing here makes {output}; this server makes: {made}", "unsupported_model")
+        if model is not None:
+            self.require_model(model, stage)
+        return stage
+
+    def require_model(self, name: str, stage: Stage) -> None:
+        """Raises ApiError: 404 if this is not the stage's model, 503 if that is not known yet."""
+        served = self.model_of(stage)
         if served is None:
-            state = self.stages.thinker.state
-            message = f"the thinker was not reached yet ({state}); retry later"
-            raise ApiError(503, message, None, "stage_unavailable", "service_unavailable_error", 1)
-        if name != served:
-            message = f"model: {name!r} does not exist here; this server has {served!r}"
+            raise not_reached(stage)
+        if name == served:
+            return
+        self.model_stage(name)
+        raise invalid("model", f"{name!r} does not do this; {served!r} does", "unsupported_model")
+
+    def model_stage(self, name: str) -> Stage:
+        """The stage of the model `name`. Raises ApiError: 404 if there is none, 503 if no name is known yet."""
+        models = self.models
+        if not models:
+            raise not_reached(self.stages.main)
+        if name not in models:
+            message = f"model: {name!r} does not exist here; this server has {' and '.join(map(repr, models))}"
             raise ApiError(404, message, "model", "model_not_found")
+        return models[name]
+
+
+def not_reached(stage: Stage) -> ApiError:
+    """The 503 for a stage that must be known first."""
+    message = f"the {stage.kind} was not reached yet ({stage.state}); retry later"
+    return ApiError(503, message, None, "stage_unavailable", "service_unavailable_error", 1)

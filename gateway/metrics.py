@@ -20,3 +20,5 @@ RTF = Histogram(
 PROMPT_TOKENS = Counter("quartet_gateway_prompt_tokens_total", "Tokens of prompts")
 TEXT_TOKENS = Counter("quartet_gateway_text_tokens_total", "Text tokens of answers")
 AUDIO_SECONDS = Counter("quartet_gateway_audio_seconds_total", "Audio of answers, in seconds")
+IMAGES = Counter("quartet_gateway_images_total", "Pictures made")
+VIDEOS = Counter("quartet_gateway_videos_total", "Video jobs ended, but for deleted ones", ["status"])

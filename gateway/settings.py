@@ -1,5 +1,6 @@
 """Settings of the gateway."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,12 @@ from services.common.settings import Settings
 MIB = 1024 * 1024
 
 
+def _state_dir() -> Path:
+    """Where this user's programs keep what outlives them."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(base) / "quartet/jobs"
+
+
 class GatewaySettings(Settings):
     """OpenAI-compatible gateway of a Quartet pipeline."""
 
@@ -19,18 +26,30 @@ class GatewaySettings(Settings):
     pipeline: Path = Field(description="pipeline YAML, e.g. deploy/pipelines/qwen3-omni.yaml")
     stage: dict[str, str] = Field({}, description="NAME=HOST:PORT, instead of the pipeline's address; may be repeated")
     model_name: str | None = Field(
-        None, description="name clients ask for; default: the pipeline's, else the thinker's"
+        None, description="name clients ask for; default: the pipeline's, else the main stage's"
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
 
-    max_running_requests: int = Field(256, ge=1, description="chat requests at a time; more get 429")
+    max_running_requests: int = Field(256, ge=1, description="requests at a time; more get 429")
     max_choices: int = Field(8, ge=1, le=128, description="largest n of a request")
     request_timeout_s: float = Field(600.0, gt=0, description="longest a request may take, media fetching included")
     drain_timeout_s: float = Field(60.0, gt=0, description="longest wait for running requests at stop")
     audio_ttl_s: float = Field(3600.0, gt=0, description="how long a produced audio id can be referred to")
     max_body_bytes: int = Field(256 * MIB, ge=1024, description="largest request body")
+
+    jobs_dir: Path = Field(
+        default_factory=_state_dir,
+        description="directory of video jobs and their files, for this gateway alone; default: quartet/jobs in "
+        "$XDG_STATE_HOME or ~/.local/state",
+    )
+    video_ttl_s: float = Field(86_400.0, gt=0, description="how long a video is kept after it was finished or failed")
+    video_timeout_s: float = Field(
+        3600.0, gt=0, description="longest that making a video may take, its wait not counted"
+    )
+    max_running_videos: int = Field(4, ge=1, description="videos made at a time")
+    max_queued_videos: int = Field(32, ge=0, description="videos that may wait beyond those; more get 429")
 
     health_interval_s: float = Field(0.25, gt=0, description="time between two health checks of a stage")
     health_timeout_s: float = Field(1.0, gt=0, description="a health check that takes longer has failed")

@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 # Oversubscribed OpenMP can be a hundred times slower than one thread; set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Videos of a gateway that is told no other place: not the user's own.
+os.environ["QUARTET_GATEWAY_JOBS_DIR"] = tempfile.mkdtemp(prefix="quartet-jobs-")
 
 import pytest
 
@@ -27,6 +30,12 @@ def _checkpoint(directory: Path, seed: int, size: str) -> Path:
     command = [sys.executable, "-m", "cli.main", "tiny", "--seed", str(seed), "--size", size, "--out", str(directory)]
     subprocess.run(command, check=True, capture_output=True, timeout=240)
     return directory
+
+
+@pytest.fixture(autouse=True)
+def own_jobs_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A test's gateway shares no videos with another test's: a directory belongs to one gateway at a time."""
+    monkeypatch.setenv("QUARTET_GATEWAY_JOBS_DIR", str(tmp_path / "jobs"))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Stages that follow a script: real gRPC servers with the real services, but no model behind them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,8 @@ from gateway.pipeline.stages import SERVICE
 from quartet.v1 import (
     code2wav_pb2,
     code2wav_pb2_grpc,
+    dit_pb2,
+    dit_pb2_grpc,
     server_info_pb2,
     server_info_pb2_grpc,
     talker_pb2,
@@ -32,6 +34,25 @@ SAMPLES_PER_FRAME = 1280
 PCM16 = np.arange(3 * SAMPLES_PER_FRAME, dtype="<i2").tobytes()
 PIECES = ("Hello", ", ", "world")
 VOICES = ["chelsie", "ethan"]
+DIT_STEPS = 4
+DRAWN_SEED = 99
+PICTURES = server_info_pb2.DitInfo(
+    tasks=[dit_pb2.DIT_TASK_TEXT_TO_IMAGE, dit_pb2.DIT_TASK_IMAGE_EDIT],
+    pipeline="ScriptedPipeline",
+    default_width=64,
+    default_height=48,
+    size_multiple=16,
+    max_pixels=256 * 256,
+    default_inference_steps=DIT_STEPS,
+    max_inference_steps=50,
+    default_guidance_scale=4,
+    negative_prompt=True,
+    max_images=3,
+    mask=True,
+    max_count=4,
+    loras=["ink", "oil"],
+    batched=True,
+)
 TIMINGS = timings_pb2.Timings(queue_ms=1, prefill_ms=2, first_output_ms=3, decode_ms=4, total_ms=5)
 
 
@@ -42,7 +63,7 @@ class Script:
     Attributes:
         error: raised after the first `after` outputs.
         after: outputs before `error` or `hold`.
-        hold: wait here for ever.
+        hold: wait here until `release` is set.
         requests: the start messages received.
         media: bytes that came in MediaChunks.
         ended: "done" or "cancelled", one for each call.
@@ -57,6 +78,7 @@ class Script:
     media: bytearray = field(default_factory=bytearray)
     ended: list[str] = field(default_factory=list)
     holding: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def play(self, request: Any, outputs: list[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """The outputs, as far as the script goes."""
@@ -65,7 +87,7 @@ class Script:
             for i, output in enumerate([*outputs, None]):
                 if i == self.after and self.hold:
                     self.holding.set()
-                    await asyncio.Event().wait()
+                    await self.release.wait()
                 if i == self.after and self.error is not None:
                     await abort(context, self.error)
                 if output is not None:
@@ -149,11 +171,66 @@ class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
             yield output
 
 
+def picture_of(seed: int, width: int = 64, height: int = 48) -> np.ndarray:
+    """What the scripted dit makes of a seed, smooth colours: (height, width, 3) uint8."""
+    y, x = np.mgrid[0:height, 0:width]
+    red, green = 255 * x // width, 255 * y // height
+    return np.stack([red, green, np.full_like(x, 37 * seed % 256)], axis=-1).astype(np.uint8)
+
+
+class Dit(dit_pb2_grpc.DitServiceServicer):
+    """Makes pictures. The last output is sent first, each in two pieces."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def Generate(self, request_iterator, context):
+        start = (await anext(request_iterator)).start
+        files = [*start.images, *([start.mask] if start.HasField("mask") else [])]
+        assert not any(file.data for file in files)
+        received = 0
+        while received < sum(file.size_bytes for file in files):
+            chunk = (await anext(request_iterator)).media.data
+            received += len(chunk)
+            self.script.media += chunk
+        seed = start.seed if start.HasField("seed") else DRAWN_SEED
+        steps, count = start.num_inference_steps or DIT_STEPS, start.count or 1
+        started = dit_pb2.DitStarted(seed=seed, count=count, num_inference_steps=steps)
+        outputs = [dit_pb2.DitServiceGenerateResponse(started=started)]
+        for step in range(1, steps + 1):
+            for output in range(count):
+                progress = dit_pb2.DitProgress(output=output, step=step, num_inference_steps=steps)
+                outputs.append(dit_pb2.DitServiceGenerateResponse(progress=progress))
+                if step <= start.previews:
+                    preview = dit_pb2.DitPreview(
+                        output=output, index=step - 1, step=step, pixels=_pixels(picture_of(1000 + step, 16, 12))
+                    )
+                    outputs.append(dit_pb2.DitServiceGenerateResponse(preview=preview))
+        for output in reversed(range(count)):
+            picture = picture_of(seed + output, start.width or 64, start.height or 48)
+            for rows in (slice(0, 10), slice(10, None)):
+                piece = dit_pb2.DitPiece(
+                    output=output, first=rows.start, total=len(picture), data=_pixels(picture[rows])
+                )
+                outputs.append(dit_pb2.DitServiceGenerateResponse(piece=piece))
+        summary = dit_pb2.DitSummary(count=count, steps=steps * count, timings=TIMINGS, mean_batch=count)
+        outputs.append(dit_pb2.DitServiceGenerateResponse(summary=summary))
+        async for output in self.script.play(start, outputs, context):
+            yield output
+
+
+def _pixels(pixels: np.ndarray) -> tensor_pb2.Tensor:
+    return tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_UINT8, shape=pixels.shape, inline=pixels.tobytes())
+
+
 class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
     def __init__(self, stage: str) -> None:
         self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
         self.info.thinker.input_modalities.extend(["audio", "image"])
-        if stage == "talker":
+        if stage == "dit":
+            self.info.model = "scripted-dit"
+            self.info.dit.CopyFrom(PICTURES)
+        elif stage == "talker":
             self.info.talker.speakers.extend(VOICES)
         elif stage == "code2wav":
             self.info.code2wav.sample_rate_hz = SAMPLE_RATE_HZ
@@ -163,7 +240,7 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
 
 
 class ScriptedStages:
-    """Three servers.
+    """A server for each of `kinds`.
 
     Attributes:
         scripts: what each does, by stage; to be changed by tests.
@@ -171,8 +248,8 @@ class ScriptedStages:
         servers: the servers by stage; stopping one without grace is what a killed process looks like.
     """
 
-    def __init__(self) -> None:
-        self.scripts = {stage: Script() for stage in SERVICE}
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.scripts = {stage: Script() for stage in kinds}
         self.addresses: dict[str, str] = {}
         self.servers: dict[str, grpc.aio.Server] = {}
 
@@ -184,6 +261,8 @@ class ScriptedStages:
             thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(Thinker(script), server)
         elif stage == "talker":
             talker_pb2_grpc.add_TalkerServiceServicer_to_server(Talker(script), server)
+        elif stage == "dit":
+            dit_pb2_grpc.add_DitServiceServicer_to_server(Dit(script), server)
         else:
             code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(Code2Wav(script), server)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(ServerInfo(stage), server)
@@ -197,10 +276,11 @@ class ScriptedStages:
 
 
 @asynccontextmanager
-async def scripted_stages() -> AsyncIterator[ScriptedStages]:
-    """Three running servers."""
-    stages = ScriptedStages()
-    for stage in SERVICE:
+async def scripted_stages(*kinds: str) -> AsyncIterator[ScriptedStages]:
+    """Running servers; by default those that speak: thinker, talker and code2wav."""
+    kinds = kinds or ("thinker", "talker", "code2wav")
+    stages = ScriptedStages(kinds)
+    for stage in kinds:
         await stages.start(stage)
     try:
         yield stages

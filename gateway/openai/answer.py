@@ -75,25 +75,26 @@ class Answer:
     def quartet(self) -> dict[str, Any]:
         """Where the time went, by stage, and what the audio is."""
         end = self.finished
-        result: dict[str, Any] = {"timings": {"thinker": _timings(end.thinker.timings)}}
+        result: dict[str, Any] = {"timings": {"thinker": timings(end.thinker.timings)}}
         if end.talker and end.code2wav:
-            result["timings"]["talker"] = _timings(end.talker.timings) | {
+            result["timings"]["talker"] = timings(end.talker.timings) | {
                 "waited_for_text_ms": end.talker.waited_for_text_ms
             }
-            result["timings"]["code2wav"] = _timings(end.code2wav.timings) | {
+            result["timings"]["code2wav"] = timings(end.code2wav.timings) | {
                 "waited_for_frames_ms": end.code2wav.waited_for_frames_ms
             }
             result |= {"frames": end.talker.frames, "sample_rate_hz": end.code2wav.sample_rate_hz}
         return result
 
 
-def _timings(timings: timings_pb2.Timings) -> dict[str, float | None]:
+def timings(message: timings_pb2.Timings) -> dict[str, float | None]:
+    """The phases of a request in one stage."""
     return {
-        "queue_ms": timings.queue_ms,
-        "prefill_ms": timings.prefill_ms,
-        "first_output_ms": timings.first_output_ms if timings.HasField("first_output_ms") else None,
-        "decode_ms": timings.decode_ms,
-        "total_ms": timings.total_ms,
+        "queue_ms": message.queue_ms,
+        "prefill_ms": message.prefill_ms,
+        "first_output_ms": message.first_output_ms if message.HasField("first_output_ms") else None,
+        "decode_ms": message.decode_ms,
+        "total_ms": message.total_ms,
     }
 
 

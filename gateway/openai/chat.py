@@ -18,11 +18,13 @@ from gateway.openai.connection import EventStream, while_connected
 from gateway.openai.errors import ApiError, from_failure, from_validation
 from gateway.openai.jobs import to_jobs
 from gateway.openai.openapi import CHAT_OPENAPI
+from gateway.openai.picture_chat import PictureChat
 from gateway.openai.schema import ChatCompletionRequest
 from gateway.openai.streamed import DONE, ChunkStream, sse
 from gateway.openai.whole import WholeAnswers
 from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
 from gateway.pipeline.run import run
+from gateway.pipeline.stages import Stage
 from services.common.errors import DeadlineExceeded, InvalidInput, QueueFull
 
 router = APIRouter(tags=["chat"])
@@ -43,14 +45,28 @@ async def _admitted(http: Request) -> AsyncIterator[Gateway]:
 
 @router.post("/v1/chat/completions", openapi_extra=CHAT_OPENAPI, response_model=None)
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(_admitted)]) -> Response:
-    """Answers a conversation with text and, if asked for, speech."""
+    """Answers a conversation with text and, if asked for, speech; or with pictures, if that is what the model makes."""
     limit_s = gateway.settings.request_timeout_s
     request = await _parse(await _body(http, limit_s))
-    gateway.require_model(request.model)
+    stage = _stage(gateway, request.model)
+    if stage.kind == "dit":
+        pictures = PictureChat(gateway, stage, request, http.state.request_id, http.state.log)
+        if request.stream:
+            return EventStream(pictures.stream(), limit_s + _LAST_WORD_S)
+        return await while_connected(http.receive, pictures.whole())
     exchange = Exchange(gateway, request, http.state.request_id, http.state.log)
     if request.stream:
         return EventStream(exchange.stream(), limit_s + _LAST_WORD_S)
     return JSONResponse(await while_connected(http.receive, exchange.whole()))
+
+
+def _stage(gateway: Gateway, model: str) -> Stage:
+    """The stage that answers for `model`: one that writes, or one that makes pictures. Raises ApiError."""
+    thinker, artist = gateway.stages.thinker, gateway.stages.output("image")
+    if artist is not None and (thinker is None or gateway.models.get(model) is artist):
+        gateway.require_model(model, artist)
+        return artist
+    return gateway.stage_for("text", model)
 
 
 async def _body(http: Request, limit_s: float) -> bytes:

@@ -82,7 +82,7 @@ UserPart = Annotated[
 TextOnly = Annotated[list[Annotated[TextPart, Field()]], Field(min_length=1), BeforeValidator(_as_parts)]
 UserContent = Annotated[list[UserPart], Field(min_length=1), BeforeValidator(_as_parts)]
 AssistantContent = Annotated[
-    list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]], BeforeValidator(_as_parts)
+    list[Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]], BeforeValidator(_as_parts)
 ]
 
 

@@ -106,7 +106,7 @@ _TALKER_FIELDS = (
 def request_field(stage: str, field: str) -> str:
     """The request's field behind a stage's `field`, e.g. ("talker", "speaker") is "audio.voice"."""
     field = field.removeprefix("start.")
-    for pattern, replacement in _THINKER_FIELDS if stage == "thinker" else _TALKER_FIELDS:
+    for pattern, replacement in {"thinker": _THINKER_FIELDS, "talker": _TALKER_FIELDS}.get(stage, ()):
         field, count = re.subn(pattern, replacement, field)
         if count:
             break

@@ -31,7 +31,7 @@ _TOOL_CHOICES = {
 
 
 @dataclass
-class _Pending:
+class Pending:
     """A media part whose file is still to be had. `field` is the part's place in the request."""
 
     message: thinker_pb2.Media
@@ -47,6 +47,10 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
         ApiError: 400 naming the field at fault.
     """
     settings, pipeline = gateway.settings, gateway.pipeline
+    if "image" in (request.modalities or ()):
+        raise invalid("modalities", "this model makes no pictures")
+    if request.quartet.dit is not None:
+        raise invalid("quartet.dit", "this model makes no pictures")
     if conflict := request.conflict():
         raise invalid(*conflict)
     if request.speaks and pipeline.outputs.audio is None:
@@ -56,7 +60,7 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
     speaker = _speaker(gateway, request)
 
     start = thinker_pb2.GenerateStart(use_audio_in_video=request.use_audio_in_video)
-    pending: list[_Pending] = []
+    pending: list[Pending] = []
     for i, message in enumerate(request.messages):
         _fill_message(start.messages.add(), gateway, message, i, pending)
     _fill_sampling(start.sampling, request, gateway)
@@ -100,7 +104,7 @@ def _speaker(gateway: Gateway, request: ChatCompletionRequest) -> str:
 
 
 def _fill_message(
-    result: thinker_pb2.ChatMessage, gateway: Gateway, message: Message, index: int, pending: list[_Pending]
+    result: thinker_pb2.ChatMessage, gateway: Gateway, message: Message, index: int, pending: list[Pending]
 ) -> None:
     result.role = "system" if message.role == "developer" else message.role
     result.name = getattr(message, "name", None) or ""
@@ -110,10 +114,12 @@ def _fill_message(
             result.content.add(text=part.text)
         elif isinstance(part, RefusalPart):
             result.content.add(text=part.refusal)
+        elif isinstance(message, AssistantMessage):
+            raise invalid(field, "this model reads pictures in the user's messages only")
         else:
             kind = "audio" if isinstance(part, InputAudioPart) else part.type.removesuffix("_url")
             media = result.content.add(media=thinker_pb2.Media(kind=_KINDS[kind], field=field)).media
-            pending.append(_Pending(media, part, kind, field))
+            pending.append(Pending(media, part, kind, field))
     if isinstance(message, AssistantMessage):
         if message.audio and not message.content:
             transcript = gateway.transcripts.get(message.audio.id)
@@ -130,6 +136,7 @@ def _fill_message(
 
 
 def _fill_sampling(message: thinker_pb2.SamplingParameters, request: ChatCompletionRequest, gateway: Gateway) -> None:
+    assert gateway.pipeline.thinker is not None, "a chat was asked of a pipeline without text"
     request.fill(message, gateway.pipeline.thinker.sampling)
     if request.max_completion_tokens is not None:
         message.max_tokens = request.max_completion_tokens
@@ -155,8 +162,21 @@ def _fill_tools(start: thinker_pb2.GenerateStart, request: ChatCompletionRequest
         start.tool_choice.name = choice.function.name if choice.function else ""
 
 
-async def _attach_media(gateway: Gateway, pending: list[_Pending]) -> list[bytes]:
+async def _attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
     """Fetches the files and puts them into their messages; returns those that have to follow in chunks."""
+    late, inline_bytes = [], 0
+    for item, content in zip(pending, await load_media(gateway, pending), strict=True):
+        if inline_bytes + len(content) <= MAX_INLINE_BYTES:
+            item.message.data = content
+            inline_bytes += len(content)
+        else:
+            item.message.size_bytes = len(content)
+            late.append(content)
+    return late
+
+
+async def load_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
+    """Fetches and checks the files. Raises ApiError: 400 naming the first part at fault."""
     settings = gateway.settings
     if len(pending) > settings.media_max_parts:
         reason = f"the request has {len(pending)} media parts; at most {settings.media_max_parts} are allowed"
@@ -164,7 +184,7 @@ async def _attach_media(gateway: Gateway, pending: list[_Pending]) -> list[bytes
     slots = asyncio.Semaphore(_PARALLEL_FETCHES)
     total_bytes = 0
 
-    async def load(item: _Pending) -> bytes | ApiError:
+    async def load(item: Pending) -> bytes | ApiError:
         nonlocal total_bytes
         try:
             async with slots:
@@ -177,20 +197,15 @@ async def _attach_media(gateway: Gateway, pending: list[_Pending]) -> list[bytes
         except MediaError as error:
             return invalid(item.field, str(error), "invalid_media")
 
-    late, inline_bytes = [], 0
-    for item, content in zip(pending, await asyncio.gather(*map(load, pending)), strict=True):
+    files = []
+    for content in await asyncio.gather(*map(load, pending)):
         if isinstance(content, ApiError):
             raise content
-        if inline_bytes + len(content) <= MAX_INLINE_BYTES:
-            item.message.data = content
-            inline_bytes += len(content)
-        else:
-            item.message.size_bytes = len(content)
-            late.append(content)
-    return late
+        files.append(content)
+    return files
 
 
-async def _bytes(gateway: Gateway, item: _Pending) -> bytes:
+async def _bytes(gateway: Gateway, item: Pending) -> bytes:
     if isinstance(item.part, InputAudioPart):
         most = gateway.settings.media_max_bytes
         return await asyncio.to_thread(decode_base64, item.part.input_audio.data, most)

@@ -4,45 +4,70 @@ import time
 from typing import Any
 
 from fastapi import APIRouter, Request
+from google.protobuf.json_format import MessageToDict
 
 from gateway.gateway import Gateway
+from gateway.pipeline.stages import Stage
+from quartet.v1 import dit_pb2, server_info_pb2
 
 router = APIRouter(tags=["models"])
 _STARTED = int(time.time())
+_OFTEN_0 = {"max_images", "default_guidance_scale"}  # where 0 says something
+_T = dit_pb2.DitTask
+_MAKES = {
+    _T.DIT_TASK_TEXT_TO_IMAGE: "image",
+    _T.DIT_TASK_IMAGE_EDIT: "image",
+    _T.DIT_TASK_TEXT_TO_VIDEO: "video",
+    _T.DIT_TASK_IMAGE_TO_VIDEO: "video",
+    _T.DIT_TASK_TEXT_TO_AUDIO: "sound",
+}
 
 
-def _model(gateway: Gateway, name: str) -> dict[str, Any]:
-    stages = gateway.stages
-    thinker = stages.thinker.info.thinker if stages.thinker.info else None
+def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
+    facts = _dit_facts(stage.info) if stage.kind == "dit" else _thinker_facts(gateway, stage.info)
+    return {"id": name, "object": "model", "created": _STARTED, "owned_by": "quartet", "quartet": facts}
+
+
+def _thinker_facts(gateway: Gateway, info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, Any]:
+    stages, thinker = gateway.stages, info.thinker if info else None
     code2wav = stages.code2wav.info.code2wav if stages.code2wav and stages.code2wav.info else None
     return {
-        "id": name,
-        "object": "model",
-        "created": _STARTED,
-        "owned_by": "quartet",
-        "quartet": {
-            "input_modalities": ["text", *(thinker.input_modalities if thinker else ())],
-            "output_modalities": [output for output, _ in gateway.pipeline.outputs if _ is not None],
-            "max_context_tokens": thinker.max_context_tokens if thinker else None,
-            "voices": stages.voices,
-            "sample_rate_hz": stages.sample_rate_hz,
-            "samples_per_frame": code2wav.samples_per_frame if code2wav else None,
-            "trimmed_samples": code2wav.trimmed_samples if code2wav else None,
-        },
+        "input_modalities": ["text", *(thinker.input_modalities if thinker else ())],
+        "output_modalities": [output for output in ("text", "audio") if stages.output(output) is not None],
+        "max_context_tokens": thinker.max_context_tokens if thinker else None,
+        "voices": stages.voices,
+        "sample_rate_hz": stages.sample_rate_hz,
+        "samples_per_frame": code2wav.samples_per_frame if code2wav else None,
+        "trimmed_samples": code2wav.trimmed_samples if code2wav else None,
+    }
+
+
+def _dit_facts(info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, Any]:
+    """DitInfo under its own names, less numbers that this kind of model does not have; tasks as "text_to_image"."""
+    if info is None:
+        return {}
+    dit = info.dit
+    facts = MessageToDict(dit, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    facts = {name: value for name, value in facts.items() if value != 0 or isinstance(value, bool) or name in _OFTEN_0}
+    if dit.max_pixels:
+        facts["max_pixels"] = dit.max_pixels  # MessageToDict makes 64-bit numbers texts
+    facts["tasks"] = [_T.Name(task).removeprefix("DIT_TASK_").lower() for task in dit.tasks]
+    return {
+        "input_modalities": ["text", "image"] if dit.max_images else ["text"],
+        "output_modalities": list(dict.fromkeys(_MAKES[task] for task in dit.tasks if task in _MAKES)),
+        **facts,
     }
 
 
 @router.get("/v1/models")
 async def list_models(http: Request) -> dict[str, Any]:
-    """The model served; none while its name is still to be learnt from the thinker."""
+    """The models served, less those whose names are still to be learnt from their stages."""
     gateway: Gateway = http.app.state.gateway
-    name = gateway.model_name
-    return {"object": "list", "data": [] if name is None else [_model(gateway, name)]}
+    return {"object": "list", "data": [_model(gateway, name, stage) for name, stage in gateway.models.items()]}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(http: Request, name: str) -> dict[str, Any]:
     """One model."""
     gateway: Gateway = http.app.state.gateway
-    gateway.require_model(name)
-    return _model(gateway, name)
+    return _model(gateway, name, gateway.model_stage(name))

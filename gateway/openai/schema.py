@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.openai.content import Message
+from gateway.openai.image_request import PictureOptions
 from gateway.pipeline.sampling import Strict, TalkerSampling, ThinkerSampling
 
 MAX_STOP_STRINGS = 16
@@ -113,6 +114,7 @@ class QuartetOptions(Strict):
     thinker: ThinkerOptions = ThinkerOptions()
     talker: TalkerSampling = TalkerSampling()
     code2wav: Code2WavOptions = Code2WavOptions()
+    dit: PictureOptions | None = Field(default=None, description="only for a model that makes pictures")
 
 
 class MmProcessorKwargs(Strict):
@@ -143,7 +145,9 @@ class ChatCompletionRequest(MeaninglessHere, ThinkerSampling):
 
     model: str
     messages: list[Message] = Field(min_length=1)
-    modalities: list[Literal["text", "audio"]] | None = Field(default=None, description='["text"] or ["text", "audio"]')
+    modalities: list[Literal["text", "audio", "image"]] | None = Field(
+        default=None, description='["text"] or ["text", "audio"]; ["image"] for a model that makes pictures'
+    )
     audio: AudioOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

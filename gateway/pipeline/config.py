@@ -36,28 +36,53 @@ class Code2WavStage(Strict):
     source: str
 
 
-StageConfig = Annotated[ThinkerStage | TalkerStage | Code2WavStage, Field(discriminator="kind")]
+class DitStage(Strict):
+    """Makes pictures, videos or sound of a prompt; which of these, its model says."""
+
+    kind: Literal["dit"]
+    address: Address
+
+
+StageConfig = Annotated[ThinkerStage | TalkerStage | Code2WavStage | DitStage, Field(discriminator="kind")]
+Output = Literal["text", "audio", "image", "video", "sound"]
+KINDS = "thinker, talker, code2wav, dit"
 SOURCE_KIND = {"talker": "thinker", "code2wav": "talker"}
-OUTPUT_KIND = {"text": "thinker", "audio": "code2wav"}
+OUTPUT_KIND = {
+    "text": "thinker",
+    "audio": "code2wav",
+    "image": "dit",
+    "video": "dit",
+    "sound": "dit",
+}
 
 
 class Outputs(Strict):
-    """Which stage each output comes from. Without `audio` the pipeline writes text only."""
+    """Which stage each output comes from, at least one. `audio` is the text spoken; `sound` is made of a prompt."""
 
-    text: str
+    text: str | None = None
     audio: str | None = None
+    image: str | None = None
+    video: str | None = None
+    sound: str | None = None
 
 
 class PipelineConfig(Strict):
     """A whole pipeline file."""
 
-    model: str | None = Field(default=None, min_length=1, description="name clients ask for; default: the thinker's")
+    model: str | None = Field(default=None, min_length=1, description="name clients ask for; default: the main stage's")
     stages: dict[str, StageConfig] = Field(min_length=1)
     outputs: Outputs
 
     @property
-    def thinker(self) -> ThinkerStage:
-        """The stage the text comes from."""
+    def main_name(self) -> str:
+        """Name of the stage that `model` names: that of the text, else that of the first other output."""
+        return next(name for _, name in self.outputs if name is not None)
+
+    @property
+    def thinker(self) -> ThinkerStage | None:
+        """The stage the text comes from, if there is a text output."""
+        if self.outputs.text is None:
+            return None
         stage = self.stages[self.outputs.text]
         assert isinstance(stage, ThinkerStage)
         return stage
@@ -121,9 +146,9 @@ def _explain(error) -> str:
     if kind == "missing":
         return f"{path}: missing; add it"
     if kind == "union_tag_invalid":
-        return f"{path}.kind: unknown stage kind {error['input'].get('kind')!r}; use one of thinker, talker, code2wav"
+        return f"{path}.kind: unknown stage kind {error['input'].get('kind')!r}; use one of {KINDS}"
     if kind == "union_tag_not_found":
-        return f"{path}.kind: missing; use one of thinker, talker, code2wav"
+        return f"{path}.kind: missing; use one of {KINDS}"
     if kind == "string_pattern_mismatch" and key == "address":
         return f"{path}: {error['input']!r} is no address; write host:port"
     return f"{path}: {error['msg']}"
@@ -136,7 +161,7 @@ def _without_tags(loc) -> list[str | int]:
 
 def _check_edges(source: YamlSource, config: PipelineConfig) -> None:
     for name, stage in config.stages.items():
-        if isinstance(stage, ThinkerStage):
+        if isinstance(stage, ThinkerStage | DitStage):
             continue
         path, wanted = ("stages", name, "source"), SOURCE_KIND[stage.kind]
         if stage.source not in config.stages:
@@ -160,6 +185,8 @@ def _check_edges(source: YamlSource, config: PipelineConfig) -> None:
 
 def _check_outputs(source: YamlSource, config: PipelineConfig) -> None:
     used: set[str] = set()
+    if not any(name for _, name in config.outputs):
+        raise source.error(("outputs",), f"outputs: name at least one of {', '.join(OUTPUT_KIND)}")
     for output, name in config.outputs.model_dump(exclude_none=True).items():
         path, wanted = ("outputs", output), OUTPUT_KIND[output]
         if name not in config.stages:
@@ -171,8 +198,11 @@ def _check_outputs(source: YamlSource, config: PipelineConfig) -> None:
         while current is not None:
             used.add(current)
             current = getattr(config.stages[current], "source", None)
+    audio = ("outputs", "audio")
+    if config.outputs.audio is not None and config.outputs.text is None:
+        raise source.error(audio, "outputs.audio: needs outputs.text, the text that is spoken; add it")
     if config.outputs.audio is not None and config.outputs.text not in used_by(config, config.outputs.audio):
-        raise source.error(("outputs", "audio"), "outputs.audio: must speak the text of outputs.text")
+        raise source.error(audio, "outputs.audio: must speak the text of outputs.text")
     for name in config.stages:
         if name not in used:
             raise source.error(("stages", name), f"stages.{name}: no output needs this stage; remove it")

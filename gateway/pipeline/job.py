@@ -72,7 +72,7 @@ class StageFailure(Exception):
     """A stage ended a request.
 
     Attributes:
-        stage: its kind: "thinker", "talker" or "code2wav".
+        stage: its kind: "thinker", "talker", "code2wav" or "dit"; "gateway" for the gateway itself.
         error: why.
     """
 

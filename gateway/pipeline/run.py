@@ -21,8 +21,7 @@ from quartet.v1 import (
     thinker_pb2,
     thinker_pb2_grpc,
 )
-from services.common.errors import DeadlineExceeded, InternalError, StageError, Unavailable
-from services.common.status import from_rpc_error
+from services.common.errors import DeadlineExceeded, InternalError, StageError
 
 # Events that may wait for a slow client. Beyond, the stages' streams are not read, which slows the stages down.
 _MAX_BUFFERED_EVENTS = 64
@@ -85,6 +84,7 @@ class _Answer:
 
     async def run(self) -> None:
         thinker, talker, code2wav = self._stages.thinker, self._stages.talker, self._stages.code2wav
+        assert thinker is not None
         if self._job.speech is None:
             (summary,) = await all_or_none([self._think(thinker)])
             await self._emit(Finished(summary, None, None))
@@ -177,18 +177,9 @@ async def _responses(stage: Stage, call: Any) -> AsyncGenerator[Any, None]:
         async for response in call:
             yield response
     except grpc.aio.AioRpcError as error:
-        reason = from_rpc_error(error)
-        if isinstance(reason, Unavailable) and not _said_so_itself(error):
-            stage.mark_down(f"lost: {error.details()}")
-            reason = Unavailable(f"stage {stage.name} was lost while it worked on the request; retry")
-        raise StageFailure(stage.kind, reason) from error
+        raise StageFailure(stage.kind, stage.failure(error)) from error
     finally:
         call.cancel()
-
-
-def _said_so_itself(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the stage's own code sent the status, and not gRPC on behalf of a stage that is gone."""
-    return any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
 
 
 def _require_serving(stage: Stage) -> None:

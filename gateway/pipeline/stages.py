@@ -6,15 +6,17 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.pipeline.config import PipelineConfig, StageConfig
+from gateway.pipeline.config import Output, PipelineConfig, StageConfig
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc
 from services.common import channels
-from services.common.errors import Unavailable
+from services.common.errors import StageError, Unavailable
+from services.common.status import from_rpc_error
 
 SERVICE = {
     "thinker": "quartet.v1.ThinkerService",
     "talker": "quartet.v1.TalkerService",
     "code2wav": "quartet.v1.Code2WavService",
+    "dit": "quartet.v1.DitService",
 }
 
 # Health checks in a row without an answer before a stage that was serving counts as down: a busy machine may be late.
@@ -57,6 +59,14 @@ class Stage:
         self._set_state(reason)
         self._check_now.set()
 
+    def failure(self, error: grpc.aio.AioRpcError) -> StageError:
+        """Why a call to this stage failed. A stage that is lost is marked down."""
+        reason = from_rpc_error(error)
+        if isinstance(reason, Unavailable) and not _said_so_itself(error):
+            self.mark_down(f"lost: {error.details()}")
+            return Unavailable(f"stage {self.name} was lost while it worked on the request; retry")
+        return reason
+
     async def watch(self, interval_s: float, timeout_s: float) -> None:
         """Checks the stage's health for ever, every `interval_s`."""
         while True:
@@ -94,6 +104,11 @@ class Stage:
             self.state = state
 
 
+def _said_so_itself(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the stage's own code sent the status, and not gRPC on behalf of a stage that is gone."""
+    return any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
+
+
 class Stages:
     """All stages of a pipeline. Use as `async with Stages(...) as stages`: watches them meanwhile."""
 
@@ -115,10 +130,26 @@ class Stages:
         await asyncio.gather(*self._watches, return_exceptions=True)
         await channels.close_all()
 
+    def output(self, output: Output) -> Stage | None:
+        """The stage that `output` comes from, if the pipeline has that output."""
+        name = getattr(self.config.outputs, output)
+        return None if name is None else self._by_name[name]
+
     @property
-    def thinker(self) -> Stage:
-        """The stage that writes the text."""
-        return self._by_name[self.config.outputs.text]
+    def main(self) -> Stage:
+        """The stage that the pipeline's `model` names."""
+        return self._by_name[self.config.main_name]
+
+    @property
+    def with_models(self) -> list[Stage]:
+        """The stages whose models clients ask for by name, the main one first."""
+        names = dict.fromkeys(name for output, name in self.config.outputs if name is not None and output != "audio")
+        return [self._by_name[name] for name in names]
+
+    @property
+    def thinker(self) -> Stage | None:
+        """The stage that writes the text, if the pipeline has one."""
+        return self.output("text")
 
     @property
     def talker(self) -> Stage | None:
@@ -128,7 +159,7 @@ class Stages:
     @property
     def code2wav(self) -> Stage | None:
         """The stage the sound comes from, if the pipeline has one."""
-        return None if self.config.outputs.audio is None else self._by_name[self.config.outputs.audio]
+        return self.output("audio")
 
     @property
     def states(self) -> dict[str, str]:

@@ -74,7 +74,10 @@ def test_text_only(load):
         ("  audio: c\n", "  audio: b\n", 16, "comes from a code2wav, but 'b' is a talker"),
         ("  audio: c\n", "  smell: c\n", 16, "outputs.smell: unknown key"),
         ("  audio: c\n", "", 6, "no output needs this stage"),
-        ("  text: a\n", "", 14, "outputs.text: missing"),
+        ("  text: a\n", "", 15, "outputs.audio: needs outputs.text"),
+        ("outputs:\n  text: a\n  audio: c\n", "outputs: {}\n", 14, "outputs: name at least one of text, audio, image"),
+        ("  text: a\n", "  text: a\n  image: a\n", 16, "outputs.image: comes from a dit, but 'a' is a thinker"),
+        ("kind: code2wav\n", "kind: dit\n", 13, "stages.c.source: unknown key"),
         ("  text: a\n", "  text: a\n  text: a\n", 16, "twice (first on line 15)"),
         ("outputs:", "modle: x\noutputs:", 14, "modle: unknown key"),
         ("    kind: talker\n", "    kind: [\n", 9, "not valid YAML"),
@@ -86,6 +89,19 @@ def test_faults_are_named_with_their_line(load, old, new, line, says):
         load(GOOD.replace(old, new, 1))
     assert f"p.yaml:{line}: " in str(refused.value)
     assert says in str(refused.value)
+
+
+def test_the_shipped_dit_file_is_valid():
+    config = load_pipeline(SHIPPED.with_name("dit.yaml"))
+    assert [stage.kind for stage in config.stages.values()] == ["dit"]
+    assert (config.thinker, config.talker, config.main_name) == (None, None, "dit")
+
+
+def test_a_thinker_and_a_dit(load):
+    dit = "  d: {kind: dit, address: 'h:4'}\n"
+    config = load(GOOD.replace("outputs:\n", f"{dit}outputs:\n  image: d\n"))
+    assert config.outputs.image == "d"
+    assert config.main_name == "a"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "stages: []\noutputs: {text: a}", "stages: {}\noutputs: {text: a}"])

@@ -1,0 +1,159 @@
+"""Chat completions by a model that makes pictures: the user's last message says what of."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from gateway.gateway import Gateway
+from gateway.openai.content import ImagePart, TextPart, UserMessage
+from gateway.openai.errors import ApiError, from_validation, invalid
+from gateway.openai.image_request import ImageRequest, PictureOptions
+from gateway.openai.jobs import Pending, load_media
+from gateway.openai.pictures import Event, Picture, Pictures, Upload, picture_facts, to_base64
+from gateway.openai.schema import ChatCompletionRequest
+from gateway.openai.streamed import DONE, sse
+from gateway.pipeline.stages import Stage
+from quartet.v1 import thinker_pb2
+
+# Members that ask for another answer than pictures; those that only say how text is sampled are not read.
+_TEXT_ONLY = ("audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
+_OWN_NAME = {"model", "n", "seed"}
+
+
+class PictureChat:
+    """One chat request and its response.
+
+    Args:
+        gateway: the gateway.
+        stage: makes the pictures.
+        request: the request, valid by itself.
+        request_id: names it in every stage and log line.
+        log: fields of the request's log line, filled in here.
+    """
+
+    def __init__(
+        self, gateway: Gateway, stage: Stage, request: ChatCompletionRequest, request_id: str, log: dict[str, Any]
+    ) -> None:
+        self._gateway, self._stage, self._request = gateway, stage, request
+        self._request_id, self._log = request_id, log
+        self._deadline = time.monotonic() + gateway.settings.request_timeout_s
+        self._options = request.quartet.dit or PictureOptions()
+        self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": request.model}
+        self._asked_in = "messages"  # where the prompt is
+        log["stream"] = bool(request.stream)
+
+    async def whole(self) -> Response:
+        """The response in one piece. Raises ApiError."""
+        pictures = await self._pictures()
+        parts: dict[int, dict[str, Any]] = {}
+        async with aclosing(self._events(pictures)) as events:
+            async for event in events:
+                if isinstance(event, Picture):
+                    parts[event.output] = await self._part(event)
+        choices = [
+            {
+                "index": i,
+                "finish_reason": "stop",
+                "logprobs": None,
+                "message": {"role": "assistant", "content": [parts[i]], "refusal": None},
+            }
+            for i in sorted(parts)
+        ]
+        body = self._head | {"object": "chat.completion", "modality": "image", "choices": choices}
+        return await asyncio.to_thread(JSONResponse, body | {"quartet": pictures.quartet()})  # megabytes of text
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. Raises ApiError."""
+        pictures = await self._pictures()
+        made = []
+        async with aclosing(self._events(pictures)) as events:
+            async for event in events:
+                if isinstance(event, Picture):
+                    made.append(event.output)
+                    delta = {"role": "assistant", "content": [await self._part(event)]}
+                    yield await asyncio.to_thread(sse, self._chunk(event.output, delta, None))
+        for i in sorted(made):
+            yield sse(self._chunk(i, {}, "stop") | {"quartet": pictures.quartet()})
+        yield DONE
+
+    def _chunk(self, index: int, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return self._head | {"object": "chat.completion.chunk", "modality": "image", "choices": [choice]}
+
+    async def _part(self, picture: Picture) -> dict[str, Any]:
+        file_format = self._options.file_format
+        file = await asyncio.to_thread(to_base64, picture.pixels, file_format, self._options.file_quality)
+        return {"type": "image_url", "image_url": {"url": f"data:image/{file_format};base64,{file}"}}
+
+    async def _pictures(self) -> Pictures:
+        request = self._request
+        for name in _TEXT_ONLY:
+            if getattr(request, name):
+                raise invalid(name, "this model answers with pictures; leave it out")
+        if "audio" in (request.modalities or ()):
+            raise invalid("modalities", 'this model answers with pictures: use ["image"]')
+        prompt, images = self._last_message()
+        info = picture_facts(self._stage, edits=bool(images))
+        options = self._options.model_dump(exclude_none=True)
+        try:
+            start = ImageRequest(prompt=prompt, n=request.n, seed=request.seed, **options).image_start(info)
+        except ValidationError as error:
+            raise self._in_chat_terms(from_validation(error.errors(include_url=False))) from None
+        except ApiError as error:
+            raise self._in_chat_terms(error) from None
+        if len(images) > info.max_images:
+            reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
+            raise invalid(images[info.max_images].field, reason)
+        limit_s = self._gateway.settings.request_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                files = await load_media(self._gateway, images)
+        except TimeoutError:
+            message = f"the request's media took longer than its {limit_s:g} s"
+            raise ApiError(504, message, None, "deadline_exceeded", "timeout_error") from None
+        uploads = [Upload(image.field, file) for image, file in zip(images, files, strict=True)]
+        start.request_id = self._request_id
+        return Pictures(self._stage, start, uploads, None, self._deadline, self._log)
+
+    async def _events(self, pictures: Pictures) -> AsyncGenerator[Event, None]:
+        try:
+            async with aclosing(pictures.events()) as events:
+                async for event in events:
+                    yield event
+        except ApiError as error:
+            raise self._in_chat_terms(error) from error
+
+    def _in_chat_terms(self, error: ApiError) -> ApiError:
+        """A refusal with the names of this endpoint's members."""
+        param = error.param
+        if param is None or param in _OWN_NAME or param.startswith("messages"):
+            return error
+        error.param = self._asked_in if param == "prompt" else f"quartet.dit.{param}"
+        error.message = error.param + error.message.removeprefix(param)
+        return error
+
+    def _last_message(self) -> tuple[str, list[Pending]]:
+        """Text and images of the user's last message."""
+        messages = self._request.messages
+        index = max((i for i, message in enumerate(messages) if isinstance(message, UserMessage)), default=None)
+        if index is None:
+            raise invalid("messages", "one of them must be the user's: it says what the picture shows")
+        texts, images = [], []
+        message = messages[index]
+        self._asked_in = f"messages[{index}].content"
+        assert isinstance(message, UserMessage)
+        for j, part in enumerate(message.content):
+            field = f"messages[{index}].content[{j}]"
+            if isinstance(part, TextPart):
+                texts.append(part.text)
+            elif isinstance(part, ImagePart):
+                images.append(Pending(thinker_pb2.Media(), part, "image", field))
+            else:
+                raise invalid(field, "this model reads text and images only")
+        return "\n".join(texts), images

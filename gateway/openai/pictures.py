@@ -1,0 +1,184 @@
+"""A request for pictures on its way through its stage, whichever endpoint it came by."""
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gateway import metrics
+from gateway.gateway import Gateway
+from gateway.media.check import check
+from gateway.media.fetch import MediaError
+from gateway.media.picture_file import PictureFormat, encode_picture
+from gateway.openai.answer import timings
+from gateway.openai.diffusion import from_stage, require_info
+from gateway.openai.errors import ApiError, invalid
+from gateway.pipeline.dit import Pieces, generate, to_numpy
+from gateway.pipeline.stages import Stage
+from quartet.v1 import dit_pb2, server_info_pb2
+from services.common.errors import InternalError, InvalidInput, StageError
+
+_STAGE_FIELDS = {"images": "image", "previews": "partial_images"}
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A picture that came with a request, and the member it came in."""
+
+    field: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What an output looks like by now."""
+
+    output: int
+    index: int
+    pixels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A finished output, (height, width, 3) uint8."""
+
+    output: int
+    pixels: np.ndarray
+
+
+Event = dit_pb2.DitProgress | Preview | Picture
+
+
+class Pictures:
+    """Makes the pictures of one request.
+
+    Args:
+        stage: makes them.
+        start: what the stage gets, without files.
+        images: the pictures to start from; they have been checked.
+        mask: of the first of them; checked too.
+        deadline: `time.monotonic()` at which the request's time is over.
+        log: fields of the request's log line, filled in here.
+
+    Attributes:
+        started: what the stage settled; of use after the first event.
+        summary: set when the events have ended.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        start: dit_pb2.DitStart,
+        images: Sequence[Upload],
+        mask: Upload | None,
+        deadline: float,
+        log: dict[str, Any],
+    ) -> None:
+        self.started, self.summary = dit_pb2.DitStarted(), dit_pb2.DitSummary()
+        self._stage, self._start, self._deadline, self._log = stage, start, deadline, log
+        for image in images:
+            start.images.add(field=image.field)
+        if mask is not None:
+            start.mask.field = mask.field
+        self._files = [upload.content for upload in (*images, *([mask] if mask else []))]
+        log |= {"pictures": start.count, "inputs": len(images)}
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """What happens, as it does. Closing the generator cancels the stage's call. Raises ApiError."""
+        try:
+            async with aclosing(self._events()) as events:
+                async for event in events:
+                    yield event
+        except StageError as error:
+            failure = _in_image_terms(self._stage, error)
+            # a stage's reason for a refusal may quote the user
+            what = failure.param if isinstance(error, InvalidInput) else str(error)
+            self._log |= {"failed_stage": self._stage.kind, "error": what, "code": failure.code}
+            raise failure from error
+
+    async def _events(self) -> AsyncGenerator[Event, None]:
+        outputs: dict[int, Pieces] = {}
+        made = 0
+        left_s = max(0.001, self._deadline - time.monotonic())
+        async with aclosing(generate(self._stage, self._start, self._files, left_s)) as responses:
+            async for response in responses:
+                match response.WhichOneof("message"):
+                    case "started":
+                        self.started = response.started
+                        self._log |= {"seed": self.started.seed, "steps": self.started.num_inference_steps}
+                    case "progress":
+                        yield response.progress
+                    case "preview":
+                        preview = response.preview
+                        yield Preview(preview.output, preview.index, _picture(to_numpy(preview.pixels)))
+                    case "piece":
+                        index = response.piece.output
+                        pieces = outputs.setdefault(index, Pieces())
+                        pieces.add(response.piece)
+                        if pieces.complete:
+                            yield Picture(index, _picture(await asyncio.to_thread(outputs.pop(index).array)))
+                            made += 1
+                    case "summary":
+                        self.summary = response.summary
+        if made != self._start.count:
+            raise InternalError(f"the stage made {made} of {self._start.count} pictures")
+        metrics.IMAGES.inc(made)
+
+    def quartet(self) -> dict[str, Any]:
+        """How the pictures were made, and where the time went."""
+        return {
+            "seed": self.started.seed,
+            "num_inference_steps": self.started.num_inference_steps,
+            "mean_batch": round(self.summary.mean_batch, 2),
+            "timings": {"dit": timings(self.summary.timings)},
+        }
+
+
+def _picture(pixels: np.ndarray) -> np.ndarray:
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+        raise InternalError(f"the stage sent {list(pixels.shape)} of {pixels.dtype}, which is no picture of 8 bit")
+    return pixels
+
+
+def _in_image_terms(stage: Stage, error: StageError) -> ApiError:
+    if isinstance(error, InvalidInput):
+        field = error.field.removeprefix("start.")
+        error = InvalidInput(_STAGE_FIELDS.get(field, field), error.reason)
+    return from_stage(stage, error)
+
+
+def picture_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
+    """The facts of the stage's model. Raises ApiError: 503 while it does not serve, 400 if it makes no pictures so."""
+    if edits:
+        return require_info(stage, (dit_pb2.DIT_TASK_IMAGE_EDIT,), "edits of pictures")
+    return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "pictures of a prompt alone")
+
+
+async def check_uploads(gateway: Gateway, uploads: Sequence[Upload]) -> None:
+    """Raises ApiError: 400 naming the first upload that is broken, too large or no picture."""
+    settings, total_bytes = gateway.settings, 0
+    for upload in uploads:
+        total_bytes += len(upload.content)
+        try:
+            if len(upload.content) > settings.media_max_bytes:
+                raise MediaError(f"the file is larger than the {settings.media_max_bytes} bytes allowed")
+            if total_bytes > settings.media_max_total_bytes:
+                raise MediaError(f"all media together are more than {settings.media_max_total_bytes} bytes")
+            await asyncio.to_thread(check, "image", upload.content, settings)
+        except MediaError as error:
+            raise invalid(upload.field, str(error), "invalid_media") from None
+
+
+def to_base64(pixels: np.ndarray, file_format: PictureFormat, quality: int) -> str:
+    """A picture's file in base64. Blocking: call it in a thread."""
+    return base64.b64encode(encode_picture(pixels, file_format, quality)).decode()
+
+
+def size_of(pixels: np.ndarray) -> str:
+    """ "WIDTHxHEIGHT"."""
+    return f"{pixels.shape[1]}x{pixels.shape[0]}"

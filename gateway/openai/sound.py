@@ -1,0 +1,74 @@
+"""`POST /v1/audio/generations`: sound of a prompt."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from gateway import metrics
+from gateway.gateway import Gateway
+from gateway.openai.audio import encode
+from gateway.openai.connection import while_connected
+from gateway.openai.diffusion import admitted, from_stage, require_info
+from gateway.openai.errors import invalid
+from gateway.openai.forms import read_json
+from gateway.openai.openapi import SOUND_OPENAPI
+from gateway.openai.sound_request import MEDIA_TYPES, SoundRequest
+from gateway.pipeline.dit import Pieces, generate
+from gateway.pipeline.stages import Stage
+from quartet.v1 import dit_pb2
+from services.common.errors import InternalError, StageError
+
+router = APIRouter(tags=["sound"])
+
+
+@router.post("/v1/audio/generations", openapi_extra=SOUND_OPENAPI, response_model=None)
+async def generate_sound(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Makes a sound; the response is its file."""
+    limit_s = gateway.settings.request_timeout_s
+    request = await read_json(http, SoundRequest, limit_s)
+    stage = gateway.stage_for("sound", request.model)
+    info = require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_AUDIO,), "sound")
+    start = request.start(info)
+    if request.seconds is not None:
+        if request.seconds > info.max_audio_s:
+            raise invalid("seconds", f"must be at most {info.max_audio_s:g}")
+        start.audio_s = request.seconds
+    start.request_id = http.state.request_id
+    try:
+        pieces, seed = await while_connected(http.receive, _make(stage, start, limit_s))
+    except StageError as error:
+        failure = from_stage(stage, error)
+        http.state.log |= {"failed_stage": stage.kind, "code": failure.code}
+        raise failure from error
+    file, audio_s = await asyncio.to_thread(_file, pieces, request.response_format)
+    metrics.AUDIO_SECONDS.inc(audio_s)
+    http.state.log |= {"audio_s": round(audio_s, 3), "seed": seed}
+    headers = {"x-quartet-seed": str(seed), "x-quartet-sample-rate-hz": str(pieces.sample_rate_hz)}
+    return Response(file, media_type=MEDIA_TYPES[request.response_format], headers=headers)
+
+
+async def _make(stage: Stage, start: dit_pb2.DitStart, timeout_s: float) -> tuple[Pieces, int]:
+    """The sound, complete, and its seed. Raises StageError."""
+    pieces, seed = Pieces(), 0
+    async with aclosing(generate(stage, start, (), timeout_s)) as responses:
+        async for response in responses:
+            match response.WhichOneof("message"):
+                case "started":
+                    seed = response.started.seed
+                case "piece":
+                    pieces.add(response.piece)
+    if not pieces.complete or pieces.sample_rate_hz <= 0:
+        raise InternalError(f"stage {stage.name} did not send a whole sound")
+    return pieces, seed
+
+
+def _file(pieces: Pieces, file_format: str) -> tuple[bytes, float]:
+    """The file in 16 bit, and its length in seconds. Blocking."""
+    samples = pieces.array()  # (samples, channels) float32
+    pcm16 = np.rint(np.clip(samples, -1.0, 1.0) * 32767).astype("<i2")
+    file = encode(pcm16.tobytes(), pieces.sample_rate_hz, file_format, channels=samples.shape[1])
+    return file, len(samples) / pieces.sample_rate_hz

@@ -1,0 +1,184 @@
+"""`/v1/videos`: videos made in the background."""
+
+import asyncio
+import time
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import FileResponse, JSONResponse
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from gateway.gateway import Gateway
+from gateway.media.check import check
+from gateway.media.fetch import MediaError
+from gateway.openai.diffusion import admitted, from_stage, require_info
+from gateway.openai.errors import ApiError, from_failure, from_validation, invalid
+from gateway.openai.forms import is_form, read_form, read_json
+from gateway.openai.openapi import VIDEO_OPENAPI
+from gateway.openai.video_request import VideoRequest, video_object
+from gateway.pipeline.job import StageFailure
+from gateway.pipeline.stages import Stage
+from gateway.videos.jobs import VideoJobs
+from gateway.videos.store import Video
+from quartet.v1 import dit_pb2, thinker_pb2
+from services.common.errors import StageError
+
+router = APIRouter(tags=["videos"])
+
+_TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
+_JSON_FIELDS = frozenset({"lora", "input_reference"})
+_POLL_AFTER = {"openai-poll-after-ms": "1000"}  # OpenAI's clients wait so long before they ask again
+_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
+
+
+def explain(stage: Stage, error: StageError) -> tuple[str, str]:
+    """(code, message) of a video that failed by `error`."""
+    api_error = from_stage(stage, error)
+    return api_error.code or "internal_error", api_error.message
+
+
+@router.post("/v1/videos", openapi_extra=VIDEO_OPENAPI, response_model=None)
+async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Takes a video on. Its state is at /v1/videos/{id}, and then its file at /v1/videos/{id}/content."""
+    request, picture = await _read(http, gateway)
+    stage = gateway.stage_for("video", request.model)
+    info = require_info(stage, _TASKS, "videos")
+    start = request.video_start(info)
+    if request.input_reference is not None:
+        picture = await _fetch(gateway, request.input_reference.image_url or "")
+    if picture is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in info.tasks:
+        raise invalid("input_reference", "required: this model animates a picture", "missing_required_parameter")
+    if picture is not None:
+        await _attach(start, picture, gateway, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO in info.tasks)
+    video = Video(
+        id=f"video_{uuid.uuid4().hex}",
+        model=gateway.model_of(stage) or "",
+        prompt=request.prompt,
+        status="queued",
+        progress=0,
+        created_at=int(time.time()),
+        width=start.width or info.default_width,
+        height=start.height or info.default_height,
+        frames=start.num_frames,
+        frames_per_second=info.frames_per_second,
+        seed=str(request.seed) if request.seed is not None else None,
+    )
+    start.request_id = video.id
+    http.state.log |= {"video": video.id, "frames": video.frames}
+    try:
+        await _jobs(http).submit(video, stage, start, picture)
+    except StageError as error:
+        raise from_failure(StageFailure("gateway", error)) from None
+    return JSONResponse(video_object(video), headers=_POLL_AFTER)
+
+
+@router.get("/v1/videos")
+async def list_videos(http: Request) -> dict[str, Any]:
+    """The videos, newest first: `limit` of them (20; at most 100) after the one whose id is `after`; `order` asc or
+    desc."""
+    query = http.query_params
+    limit, order, after = query.get("limit", str(_DEFAULT_LIMIT)), query.get("order", "desc"), query.get("after")
+    if not limit.isdecimal() or not 1 <= int(limit) <= _MAX_LIMIT:
+        raise invalid("limit", f"must be 1 to {_MAX_LIMIT}")
+    if order not in ("asc", "desc"):
+        raise invalid("order", "must be asc or desc")
+    found = await _jobs(http).page(after, int(limit) + 1, newest_first=order == "desc")
+    if found is None:
+        raise invalid("after", f"no video {after!r}")
+    data = [video_object(video) for video in found[: int(limit)]]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(found) > int(limit),
+    }
+
+
+@router.get("/v1/videos/{video_id}", response_model=None)
+async def get_video(http: Request, video_id: str) -> Response:
+    """A video's state."""
+    return JSONResponse(video_object(await _video(http, video_id)), headers=_POLL_AFTER)
+
+
+@router.delete("/v1/videos/{video_id}")
+async def delete_video(http: Request, video_id: str) -> dict[str, Any]:
+    """Removes a video and its file; one that is not finished is given up."""
+    if not await _jobs(http).delete(video_id):
+        raise _not_found(video_id)
+    return {"id": video_id, "object": "video.deleted", "deleted": True}
+
+
+@router.get("/v1/videos/{video_id}/content", response_model=None)
+async def download_video(http: Request, video_id: str) -> Response:
+    """A finished video's file, or a range of it."""
+    variant = http.query_params.get("variant", "video")
+    if variant != "video":
+        raise invalid("variant", "there is only the video itself")
+    video = await _video(http, video_id)
+    if video.status != "completed":
+        message = f"the video is {video.status}: there is a file only when it is completed"
+        raise ApiError(404, message, "video_id", "video_not_completed")
+    path = _jobs(http).file(video_id)
+    if not await asyncio.to_thread(path.is_file):
+        raise ApiError(404, "the video's file was removed from the server's directory", "video_id", "not_found")
+    return FileResponse(path, media_type="video/mp4", filename=f"{video_id}.mp4")
+
+
+def _jobs(http: Request) -> VideoJobs:
+    jobs: VideoJobs | None = http.app.state.videos
+    if jobs is None:
+        raise ApiError(404, "this server makes no videos", None, "not_found")
+    return jobs
+
+
+async def _video(http: Request, video_id: str) -> Video:
+    video = await _jobs(http).get(video_id)
+    if video is None:
+        raise _not_found(video_id)
+    return video
+
+
+def _not_found(video_id: str) -> ApiError:
+    return ApiError(404, f"no video {video_id!r}; it may have expired", "video_id", "not_found")
+
+
+async def _read(http: Request, gateway: Gateway) -> tuple[VideoRequest, bytes | None]:
+    """The request, and the picture if it is a file of a form."""
+    limit_s = gateway.settings.request_timeout_s
+    if not is_form(http):
+        return await read_json(http, VideoRequest, limit_s), None
+    fields, files = await read_form(http, limit_s, max_files=1, json_fields=_JSON_FIELDS)
+    try:
+        request = VideoRequest.model_validate(fields, strict=False)  # a form has texts only
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
+    pictures = files.pop("input_reference", [])
+    if files:
+        raise invalid(next(iter(files)), "unknown parameter", "unknown_parameter")
+    if pictures and request.input_reference is not None:
+        raise invalid("input_reference", "is in the form twice")
+    return request, pictures[0] if pictures else None
+
+
+async def _fetch(gateway: Gateway, url: str) -> bytes:
+    try:
+        return await gateway.fetcher.get(url, "image")
+    except MediaError as error:
+        raise invalid("input_reference", str(error), "invalid_media") from None
+
+
+async def _attach(start: dit_pb2.DitStart, picture: bytes, gateway: Gateway, taken: bool) -> None:
+    """Announces the first frame in `start`."""
+    if not taken:
+        raise invalid("input_reference", "this model makes videos of a prompt alone; leave it out")
+    settings = gateway.settings
+    try:
+        if len(picture) > settings.media_max_bytes:
+            raise MediaError(f"the file is larger than the {settings.media_max_bytes} bytes allowed")
+        await asyncio.to_thread(check, "image", picture, settings)
+    except MediaError as error:
+        raise invalid("input_reference", str(error), "invalid_media") from None
+    start.images.add(kind=thinker_pb2.MEDIA_KIND_IMAGE, size_bytes=len(picture), field="input_reference")

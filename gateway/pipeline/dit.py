@@ -1,0 +1,105 @@
+"""Calls the stage that makes pictures, videos and sound, and puts together what it sends."""
+
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+
+from gateway.pipeline.stages import Stage
+from quartet.v1 import dit_pb2, dit_pb2_grpc, tensor_pb2, thinker_pb2
+from services.common.errors import InternalError
+
+_MEDIA_CHUNK_BYTES = 1024 * 1024
+_DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA_TYPE_FLOAT32: np.dtype("<f4")}
+
+
+async def generate(
+    stage: Stage, start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
+) -> AsyncGenerator[dit_pb2.DitServiceGenerateResponse, None]:
+    """The stage's responses to `start`. Closing the generator cancels the call.
+
+    Args:
+        stage: of kind dit.
+        start: the request; its images and mask have no data.
+        media: the files of start's images in their order, then that of its mask if it has one.
+        timeout_s: longest that the call may take.
+
+    Raises:
+        StageError: the stage does not serve, refuses, fails or is lost; a lost stage is marked down.
+    """
+    stage.require_serving()
+    announced = dit_pb2.DitStart()
+    announced.CopyFrom(start)
+    parts = [*announced.images, *([announced.mask] if announced.HasField("mask") else [])]
+    for part, file in zip(parts, media, strict=True):
+        part.kind, part.size_bytes = thinker_pb2.MEDIA_KIND_IMAGE, len(file)
+    call = dit_pb2_grpc.DitServiceStub(stage.channel).Generate(_requests(announced, media), timeout=timeout_s)
+    complete = False
+    try:
+        async for response in call:  # pyright: ignore[reportGeneralTypeIssues]  # the stub is that of grpc.aio
+            complete = response.HasField("summary")
+            yield response
+    except grpc.aio.AioRpcError as error:
+        raise stage.failure(error) from error
+    finally:
+        call.cancel()  # pyright: ignore[reportAttributeAccessIssue]
+    if not complete:
+        raise InternalError(f"stage {stage.name} ended the call without a summary")
+
+
+async def _requests(start: dit_pb2.DitStart, media: Sequence[bytes]) -> AsyncIterator[Any]:
+    yield dit_pb2.DitServiceGenerateRequest(start=start)
+    for file in media:
+        for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
+            chunk = thinker_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES])
+            yield dit_pb2.DitServiceGenerateRequest(media=chunk)
+
+
+def to_numpy(message: tensor_pb2.Tensor) -> np.ndarray:
+    """The array of `message`, 8 bit or float32, read-only, not copied. Raises InternalError: it contradicts itself."""
+    dtype, shape = _DTYPES.get(message.dtype), tuple(message.shape)
+    if dtype is None or len(message.inline) != math.prod(shape) * np.dtype(dtype).itemsize:
+        kind = tensor_pb2.DataType.Name(message.dtype)
+        raise InternalError(f"a stage sent {len(message.inline)} bytes as {kind} of shape {list(shape)}")
+    return np.frombuffer(message.inline, dtype).reshape(shape)
+
+
+class Pieces:
+    """One output, as it comes in.
+
+    Attributes:
+        frames_per_second: of a video; 0 before the first piece.
+        sample_rate_hz: of sound; 0 before the first piece.
+    """
+
+    def __init__(self) -> None:
+        self.frames_per_second, self.sample_rate_hz = 0.0, 0
+        self._parts: list[np.ndarray] = []
+        self._received, self._total = 0, None
+
+    def add(self, piece: dit_pb2.DitPiece) -> None:
+        """The next piece. Raises InternalError: it does not follow the one before."""
+        part = to_numpy(piece.data)
+        first = self._parts[0] if self._parts else part
+        fits = part.ndim and (part.shape[1:], part.dtype) == (first.shape[1:], first.dtype)
+        if not fits or piece.first != self._received or self._total not in (None, piece.total):
+            raise InternalError(f"a stage sent a piece at {piece.first} where {self._received} was next")
+        self._parts.append(part)
+        self._received += len(part)
+        self._total = piece.total
+        self.frames_per_second, self.sample_rate_hz = piece.frames_per_second, piece.sample_rate_hz
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the output is there."""
+        return self._received == self._total
+
+    def array(self) -> np.ndarray:
+        """Picture (height, width, 3), video (frames, height, width, 3) or sound (samples, channels). Copies: call it in
+        a thread. Raises InternalError: not complete.
+        """
+        if not self.complete:
+            raise InternalError(f"a stage sent {self._received} of {self._total or 'any'} rows of an output")
+        return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)

@@ -1,0 +1,294 @@
+"""Makes videos in the background: so many at a time, the others wait in their order."""
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import structlog
+
+from gateway import metrics
+from gateway.media.video_file import VideoFile
+from gateway.pipeline.dit import generate, to_numpy
+from gateway.pipeline.stages import Stage
+from gateway.videos.store import Video, VideoStore
+from quartet.v1 import dit_pb2
+from services.common.errors import DeadlineExceeded, InternalError, QueueFull, StageError, Unavailable
+
+Result = TypeVar("Result")
+
+_MAX_SWEEP_INTERVAL_S = 60.0
+_STORE_AGAIN_S = 5.0
+_STAGE_AGAIN_S = 1.0
+_BEFORE_FILE = 99  # percent: the steps are done, the file is not
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much work is taken on.
+
+    Attributes:
+        max_running: videos made at a time.
+        max_queued: videos that may wait beyond those.
+        timeout_s: longest that making one may take, from the end of its wait here.
+        drain_s: how long running ones are waited for at the end.
+    """
+
+    max_running: int
+    max_queued: int
+    timeout_s: float
+    drain_s: float
+
+
+class _Job:
+    """A video that has not ended, and what makes it."""
+
+    def __init__(self, video: Video, stage: Stage, start: dit_pb2.DitStart, has_input: bool) -> None:
+        self.video, self.stage, self.start, self.has_input = video, stage, start, has_input
+        self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None]
+
+    @property
+    def waits(self) -> bool:
+        """Whether no stage works on it."""
+        return self.video.status == "queued"
+
+
+class VideoJobs:
+    """The jobs of a store. Use as `async with VideoJobs(...)`.
+
+    Args:
+        store: where they are kept; open for longer than this.
+        limits: how many there may be.
+        explain: (code, message) for an error that ends a job.
+    """
+
+    def __init__(
+        self, store: VideoStore, limits: Limits, explain: Callable[[Stage, StageError], tuple[str, str]]
+    ) -> None:
+        self._store, self._limits, self._explain = store, limits, explain
+        self._jobs: dict[str, _Job] = {}
+        self._places = asyncio.Semaphore(limits.max_running)  # first come, first served
+        self._encoders = ThreadPoolExecutor(limits.max_running, "video-file")
+        self._closing = False
+
+    async def __aenter__(self) -> "VideoJobs":
+        self._sweeping = asyncio.create_task(self._sweep())
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        """Waits for the running ones. What is left is found unfinished by the store's next opening, which says so."""
+        self._closing = True
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            if job.waits:
+                _cancel(job.task)
+        if jobs:
+            log.info("draining videos", running=sum(not job.waits for job in jobs), given_up=sum(j.waits for j in jobs))
+            await asyncio.wait([job.task for job in jobs], timeout=self._limits.drain_s)
+        self._sweeping.cancel()
+        for job in jobs:
+            _cancel(job.task)
+        await asyncio.gather(self._sweeping, *(job.task for job in jobs), return_exceptions=True)
+        self._encoders.shutdown()
+
+    async def submit(self, video: Video, stage: Stage, start: dit_pb2.DitStart, media: bytes | None) -> None:
+        """Takes a job on; when this returns, no crash can lose it.
+
+        Args:
+            video: the job, queued.
+            stage: makes it.
+            start: what the stage gets; its one image, if any, without data.
+            media: the file of that image.
+
+        Raises:
+            QueueFull: as many as may wait do.
+            Unavailable: the gateway is stopping.
+        """
+        if self._closing:
+            raise Unavailable("the gateway is stopping; send the request to another one")
+        limits = self._limits
+        if len(self._jobs) >= limits.max_running + limits.max_queued:
+            raise QueueFull(
+                f"{limits.max_running} videos are being made and {limits.max_queued} wait; retry later", 10.0
+            )
+        job = self._jobs[video.id] = _Job(video, stage, start, media is not None)
+        job.task = asyncio.create_task(self._run(job))
+        job.task.add_done_callback(lambda _: self._jobs.pop(video.id, None))
+        try:
+            if media is not None:
+                # on disk: pictures of jobs that wait are no reason for a larger container
+                await asyncio.to_thread(self._store.input(video.id).write_bytes, media)
+            await self._store.add(video)
+        except BaseException:
+            job.task.cancel()
+            await self._store.remove_unfinished(video.id)
+            raise
+        job.stored.set_result(None)
+
+    async def get(self, video_id: str) -> Video | None:
+        """The job as it stands."""
+        found = await self._store.get(video_id)
+        return found and self._as_it_stands(found)
+
+    async def page(self, after: str | None, limit: int, newest_first: bool) -> list[Video] | None:
+        """As VideoStore.page."""
+        found = await self._store.page(after, limit, newest_first)
+        return None if found is None else [self._as_it_stands(video) for video in found]
+
+    async def delete(self, video_id: str) -> bool:
+        """Removes a job and its files; one that is not finished is cancelled in its stage. Whether there was one."""
+        if await self._store.get(video_id) is None:
+            return False
+        if job := self._jobs.get(video_id):
+            _cancel(job.task)
+            await asyncio.wait([job.task])
+        await self._store.remove(video_id)
+        return True
+
+    def file(self, video_id: str) -> Path:
+        """The file of a completed video."""
+        return self._store.file(video_id)
+
+    def _as_it_stands(self, video: Video) -> Video:
+        """With the progress that is not worth a write to disk."""
+        job = self._jobs.get(video.id)
+        return video if job is None or video.ended else job.video
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                if count := await self._store.remove_expired():
+                    log.info("expired videos removed", count=count)
+            except Exception:
+                log.exception("expired videos could not be removed")
+            await asyncio.sleep(min(_MAX_SWEEP_INTERVAL_S, self._store.ttl_s / 2))
+
+    async def _run(self, job: _Job) -> None:
+        await job.stored
+        video = job.video
+        async with self._places:
+            began = time.monotonic()
+            reason: tuple[str, str] | None = None
+            try:
+                async with asyncio.timeout(self._limits.timeout_s):
+                    await self._make_when_taken(job)
+            except TimeoutError:
+                limit = f"the video took longer than the {self._limits.timeout_s:g} s allowed"
+                reason = self._explain(job.stage, DeadlineExceeded(limit))
+            except StageError as error:
+                reason = self._explain(job.stage, error)
+            except (OSError, sqlite3.Error) as error:  # most likely a full disk
+                why = getattr(error, "strerror", None) or error  # an OSError's own text has the path
+                reason = "storage_failed", f"the video could not be stored: {why}"
+                log.exception("video failed", request_id=video.id)
+            except Exception:
+                reason = self._explain(job.stage, InternalError("unexpected"))
+                log.exception("video failed", request_id=video.id)
+            video.error_code, video.error_message = reason or (None, None)
+            await self._end(job, "completed" if reason is None else "failed")
+            metrics.VIDEOS.labels(job.video.status).inc()
+            duration_ms = round((time.monotonic() - began) * 1000, 1)
+            ended = {"status": job.video.status, "code": video.error_code, "duration_ms": duration_ms}
+            log.info("video", request_id=video.id, **ended)  # the id that the stage knows it by
+
+    async def _end(self, job: _Job, status: Literal["completed", "failed"]) -> None:
+        """Stores the end. Clients see it only then: what they were told is so after a crash too."""
+        now = time.time()
+        ended = replace(job.video, status=status, expires_at=now + self._store.ttl_s)
+        if status == "completed":
+            ended.progress, ended.completed_at = 100, int(now)
+        while True:
+            try:
+                await self._store.remove_unfinished(ended.id)
+                await self._store.save(ended)
+                break
+            except (OSError, sqlite3.Error):  # a full disk may have room again, once the failed video's part is gone
+                log.exception("the end of a video cannot be stored; trying again", request_id=ended.id)
+                await asyncio.sleep(_STORE_AGAIN_S)
+        job.video = ended
+
+    async def _make_when_taken(self, job: _Job) -> None:
+        """A stage whose queue is full, or that is not up, is asked again: this job can wait."""
+        path = self._store.input(job.video.id)
+        media = [await asyncio.to_thread(path.read_bytes)] if job.has_input else []
+        deadline = time.monotonic() + self._limits.timeout_s
+        while True:
+            try:
+                await self._make(job, media, deadline - time.monotonic())
+                return
+            except (QueueFull, Unavailable) as error:
+                if not job.waits:  # lost while it worked on this
+                    raise
+                await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFull) else _STAGE_AGAIN_S)
+
+    async def _make(self, job: _Job, media: list[bytes], timeout_s: float) -> None:
+        video, file = job.video, None
+        try:
+            total = 0
+            async with aclosing(generate(job.stage, job.start, media, timeout_s)) as responses:
+                async for response in responses:
+                    match response.WhichOneof("message"):
+                        case "started":
+                            video.status, video.seed = "in_progress", str(response.started.seed)
+                            await self._store.save(video)
+                        case "progress":
+                            progress = response.progress
+                            video.progress = _BEFORE_FILE * progress.step // max(1, progress.num_inference_steps)
+                        case "piece":
+                            frames, total = _frames(response.piece), response.piece.total
+                            if file is None:
+                                file = await self._open(video, response.piece.frames_per_second, frames)
+                            await self._in_thread(file.add, frames)
+            if file is None or file.frames != total:
+                raise InternalError(f"the stage sent {file.frames if file else 0} of {total} frames")
+            await self._in_thread(self._finish, video, file)
+        except BaseException:
+            if file is not None:
+                await self._in_thread(file.abandon)
+            raise
+
+    async def _open(self, video: Video, frames_per_second: float, frames: np.ndarray) -> VideoFile:
+        _, video.height, video.width, _ = frames.shape
+        video.frames_per_second = frames_per_second
+        part = self._store.part(video.id)
+        return await self._in_thread(VideoFile, part, frames_per_second, video.width, video.height)
+
+    def _finish(self, video: Video, file: VideoFile) -> None:
+        file.close()
+        with file.path.open("rb") as written:
+            os.fsync(written.fileno())
+        file.path.replace(self._store.file(video.id))
+        video.frames = file.frames
+
+    async def _in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """The result of `call`. A cancellation waits for it: no two calls touch a file at once."""
+        work = asyncio.get_running_loop().run_in_executor(self._encoders, call, *arguments)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])
+            raise
+
+
+def _frames(piece: dit_pb2.DitPiece) -> np.ndarray:
+    """Frames (n, height, width, 3) uint8 of a piece, not copied. Raises InternalError: it has none."""
+    frames = to_numpy(piece.data)
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or piece.frames_per_second <= 0:
+        raise InternalError(f"the stage sent {frames.shape} {frames.dtype}, not frames of 8 bit")
+    return frames
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancels `task` once: what it still tidies up is not to be cut short."""
+    if not task.done() and not task.cancelling():
+        task.cancel()

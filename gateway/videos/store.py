@@ -1,0 +1,237 @@
+"""The jobs of a directory: a row in SQLite for each, its file beside it."""
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import structlog
+
+Result = TypeVar("Result")
+Status = Literal["queued", "in_progress", "completed", "failed"]
+
+_VERSION = 1
+_SCHEMA = """
+BEGIN;
+CREATE TABLE videos (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, -- order of creation: a second can have several
+    id TEXT NOT NULL UNIQUE,
+    model TEXT NOT NULL,
+    prompt TEXT NOT NULL,
+    status TEXT NOT NULL,
+    progress INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    completed_at INTEGER,
+    expires_at REAL,
+    width INTEGER NOT NULL,
+    height INTEGER NOT NULL,
+    frames INTEGER NOT NULL,
+    frames_per_second REAL NOT NULL,
+    seed TEXT, -- up to 2^64 - 1, more than SQLite's integers
+    error_code TEXT,
+    error_message TEXT
+);
+CREATE INDEX videos_by_end ON videos (expires_at);
+PRAGMA user_version = 1;
+COMMIT;
+"""
+_INTERRUPTED = "the server stopped before the video was finished; send the request again"
+
+log = structlog.get_logger()
+
+
+class StoreError(Exception):
+    """The directory cannot be used; the text says why and what to do."""
+
+
+@dataclass
+class Video:
+    """One job. Times are Unix seconds; `expires_at` is set once it has ended."""
+
+    id: str
+    model: str
+    prompt: str
+    status: Status
+    progress: int
+    created_at: int
+    width: int
+    height: int
+    frames: int
+    frames_per_second: float
+    completed_at: int | None = None
+    expires_at: float | None = None
+    seed: str | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.status in ("completed", "failed")
+
+
+_COLUMNS = [field.name for field in fields(Video)]
+
+
+class VideoStore:
+    """The videos of one directory, which one process at a time may use. Use as `async with VideoStore(...)`.
+
+    Every change is on disk when its call returns. Files are complete or absent: they are written under another name.
+
+    Args:
+        directory: made if it does not exist, readable by its owner only.
+        ttl_s: how long a video is kept after it has ended.
+    """
+
+    def __init__(self, directory: Path, ttl_s: float) -> None:
+        self.directory, self.ttl_s = directory, ttl_s
+        self._thread = ThreadPoolExecutor(1, "videos")  # SQLite's one connection and thread
+        self._database: sqlite3.Connection
+        self._opened = ExitStack()
+
+    def check(self) -> None:
+        """Raises StoreError if the directory cannot be used. Blocking; for a program's start, before its loop runs."""
+        try:
+            self._open()
+        finally:
+            self._opened.close()
+
+    async def __aenter__(self) -> "VideoStore":
+        try:
+            await self._run(self._open)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self._run(self._opened.close)
+        self._thread.shutdown()
+
+    def file(self, video_id: str) -> Path:
+        """Where the finished file of a video is."""
+        return self.directory / f"{video_id}.mp4"
+
+    def part(self, video_id: str) -> Path:
+        """Where its file is written until it is finished."""
+        return self.directory / f"{video_id}.part"
+
+    def input(self, video_id: str) -> Path:
+        """Where the picture it starts from waits for its turn."""
+        return self.directory / f"{video_id}.input"
+
+    async def add(self, video: Video) -> None:
+        """Stores a new video."""
+        names, marks = ", ".join(_COLUMNS), ", ".join(f":{name}" for name in _COLUMNS)
+        await self._write(f"INSERT INTO videos ({names}) VALUES ({marks})", asdict(video))
+
+    async def save(self, video: Video) -> None:
+        """Stores what has changed."""
+        changes = ", ".join(f"{name} = :{name}" for name in _COLUMNS)
+        await self._write(f"UPDATE videos SET {changes} WHERE id = :id", asdict(video))
+
+    async def get(self, video_id: str) -> Video | None:
+        """The video of that id, unless it has expired."""
+        found = await self._read("WHERE id = ? AND coalesce(expires_at > ?, 1)", (video_id, time.time()))
+        return found[0] if found else None
+
+    async def page(self, after: str | None, limit: int, newest_first: bool) -> list[Video] | None:
+        """At most `limit` videos that have not expired, in the order of their creation, from the one that follows the
+        video `after`; None if that does not exist."""
+        if after is not None and await self.get(after) is None:
+            return None
+        sign, order = ("<", "DESC") if newest_first else (">", "ASC")
+        beyond = f"AND sequence {sign} (SELECT sequence FROM videos WHERE id = ?)" if after is not None else ""
+        where = f"WHERE coalesce(expires_at > ?, 1) {beyond} ORDER BY sequence {order} LIMIT ?"
+        return await self._read(where, (time.time(), *([after] if after is not None else ()), limit))
+
+    async def remove(self, video_id: str) -> None:
+        """Removes a video and its files."""
+        await self._write("DELETE FROM videos WHERE id = ?", (video_id,))
+        await self._run(self._unlink, video_id)
+
+    async def remove_unfinished(self, video_id: str) -> None:
+        """Removes the files that only a video in the making needs."""
+        await self._run(lambda: [p.unlink(missing_ok=True) for p in (self.part(video_id), self.input(video_id))])
+
+    async def remove_expired(self) -> int:
+        """Removes the videos whose time has come; how many these were."""
+        expired = await self._read("WHERE expires_at <= ?", (time.time(),))
+        for video in expired:
+            await self.remove(video.id)
+        return len(expired)
+
+    async def _run(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    async def _write(self, statement: str, values: Any) -> None:
+        def write() -> None:
+            with self._database:
+                self._database.execute(statement, values)
+
+        await self._run(write)
+
+    async def _read(self, where: str, values: tuple) -> list[Video]:
+        def read() -> list[Video]:
+            rows = self._database.execute(f"SELECT {', '.join(_COLUMNS)} FROM videos {where}", values)
+            return [Video(*row) for row in rows]  # fields and columns have one order
+
+        return await self._run(read)
+
+    def _open(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock()
+            self._database = sqlite3.connect(self.directory / "videos.sqlite", check_same_thread=False)
+            self._opened.callback(self._database.close)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")  # an answered request outlives a power cut
+            (version,) = self._database.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                self._database.executescript(_SCHEMA)
+            elif version != _VERSION:
+                raise StoreError(
+                    f"jobs_dir {self.directory}: written by another version of the gateway (format {version}, not "
+                    f"{_VERSION}); use another directory"
+                )
+            self._recover()
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"jobs_dir {self.directory}: cannot be used: {error}") from None
+
+    def _lock(self) -> None:
+        """Takes the directory for this process. The lock goes with the process, however it ends."""
+        lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._opened.callback(os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(
+                f"jobs_dir {self.directory}: another gateway is using it; give each gateway a directory of its own"
+            ) from None
+
+    def _recover(self) -> None:
+        """Ends what an earlier process left unfinished, and removes files that belong to no finished video."""
+        now = time.time()
+        with self._database:
+            lost = self._database.execute(
+                "UPDATE videos SET status = 'failed', error_code = 'interrupted', error_message = ?, expires_at = ? "
+                "WHERE status IN ('queued', 'in_progress')",
+                (_INTERRUPTED, now + self.ttl_s),
+            ).rowcount
+        rows = self._database.execute("SELECT id FROM videos WHERE status = 'completed'")
+        kept = {self.file(video_id).name for (video_id,) in rows}
+        for path in self.directory.glob("video_*"):
+            if path.suffix in (".mp4", ".part", ".input") and path.name not in kept:
+                path.unlink(missing_ok=True)
+        log.info("videos", directory=str(self.directory), kept=len(kept), interrupted=lost)
+
+    def _unlink(self, video_id: str) -> None:
+        for path in (self.file(video_id), self.part(video_id), self.input(video_id)):
+            path.unlink(missing_ok=True)
