@@ -41,12 +41,22 @@ class DitStage(Strict):
 
     kind: Literal["dit"]
     address: Address
+    source: str | None = Field(None, description="the encoder that reads its prompts; none: it has its own encoders")
 
 
-StageConfig = Annotated[ThinkerStage | TalkerStage | Code2WavStage | DitStage, Field(discriminator="kind")]
+class EncoderStage(Strict):
+    """Reads prompts for a dit that has no encoders of its own."""
+
+    kind: Literal["encoder"]
+    address: Address
+
+
+StageConfig = Annotated[
+    ThinkerStage | TalkerStage | Code2WavStage | DitStage | EncoderStage, Field(discriminator="kind")
+]
 Output = Literal["text", "audio", "image", "video", "sound"]
-KINDS = "thinker, talker, code2wav, dit"
-SOURCE_KIND = {"talker": "thinker", "code2wav": "talker"}
+KINDS = "thinker, talker, code2wav, dit, encoder"
+SOURCE_KIND = {"talker": "thinker", "code2wav": "talker", "dit": "encoder"}
 OUTPUT_KIND = {
     "text": "thinker",
     "audio": "code2wav",
@@ -161,7 +171,7 @@ def _without_tags(loc) -> list[str | int]:
 
 def _check_edges(source: YamlSource, config: PipelineConfig) -> None:
     for name, stage in config.stages.items():
-        if isinstance(stage, ThinkerStage | DitStage):
+        if isinstance(stage, ThinkerStage | EncoderStage) or stage.source is None:
             continue
         path, wanted = ("stages", name, "source"), SOURCE_KIND[stage.kind]
         if stage.source not in config.stages:
@@ -178,9 +188,13 @@ def _check_edges(source: YamlSource, config: PipelineConfig) -> None:
         if config.stages[stage.source].kind != wanted:
             raise source.error(
                 path,
-                f"stages.{name}.source: a {stage.kind} reads from a {wanted}, "
-                f"but {stage.source!r} is a {config.stages[stage.source].kind}",
+                f"stages.{name}.source: a {stage.kind} reads from {_article(wanted)}, "
+                f"but {stage.source!r} is {_article(config.stages[stage.source].kind)}",
             )
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind == "encoder" else f"a {kind}"
 
 
 def _check_outputs(source: YamlSource, config: PipelineConfig) -> None:
@@ -193,7 +207,7 @@ def _check_outputs(source: YamlSource, config: PipelineConfig) -> None:
             raise source.error(path, f"outputs.{output}: no stage {name!r}; the stages are: {', '.join(config.stages)}")
         if config.stages[name].kind != wanted:
             kind = config.stages[name].kind
-            raise source.error(path, f"outputs.{output}: comes from a {wanted}, but {name!r} is a {kind}")
+            raise source.error(path, f"outputs.{output}: comes from a {wanted}, but {name!r} is {_article(kind)}")
         current: str | None = name
         while current is not None:
             used.add(current)

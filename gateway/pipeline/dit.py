@@ -1,17 +1,18 @@
 """Calls the stage that makes pictures, videos and sound, and puts together what it sends."""
 
+import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import grpc
 import numpy as np
 
+from gateway.pipeline.encoding import in_messages, open_encoding
 from gateway.pipeline.stages import Stage
 from quartet.v1 import dit_pb2, dit_pb2_grpc, tensor_pb2, thinker_pb2
 from services.common.errors import InternalError
 
-_MEDIA_CHUNK_BYTES = 1024 * 1024
 _DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA_TYPE_FLOAT32: np.dtype("<f4")}
 
 
@@ -35,26 +36,28 @@ async def generate(
     parts = [*announced.images, *([announced.mask] if announced.HasField("mask") else [])]
     for part, file in zip(parts, media, strict=True):
         part.kind, part.size_bytes = thinker_pb2.MEDIA_KIND_IMAGE, len(file)
-    call = dit_pb2_grpc.DitServiceStub(stage.channel).Generate(_requests(announced, media), timeout=timeout_s)
+    encoding = await open_encoding(stage, announced, media, timeout_s)
+    requests = in_messages(dit_pb2.DitServiceGenerateRequest, announced, media)
+    call: Any = dit_pb2_grpc.DitServiceStub(stage.channel).Generate(requests, timeout=timeout_s)
+    if encoding is not None:
+        encoding.on_failure(call.cancel)
     complete = False
     try:
-        async for response in call:  # pyright: ignore[reportGeneralTypeIssues]  # the stub is that of grpc.aio
+        async for response in call:
             complete = response.HasField("summary")
             yield response
     except grpc.aio.AioRpcError as error:
-        raise stage.failure(error) from error
+        raise (encoding and encoding.error) or stage.failure(error) from error
+    except asyncio.CancelledError:
+        if encoding is None or encoding.error is None:
+            raise
+        raise encoding.error from None
     finally:
-        call.cancel()  # pyright: ignore[reportAttributeAccessIssue]
+        call.cancel()
+        if encoding is not None:
+            await encoding.close()
     if not complete:
         raise InternalError(f"stage {stage.name} ended the call without a summary")
-
-
-async def _requests(start: dit_pb2.DitStart, media: Sequence[bytes]) -> AsyncIterator[Any]:
-    yield dit_pb2.DitServiceGenerateRequest(start=start)
-    for file in media:
-        for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
-            chunk = thinker_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES])
-            yield dit_pb2.DitServiceGenerateRequest(media=chunk)
 
 
 def to_numpy(message: tensor_pb2.Tensor) -> np.ndarray:

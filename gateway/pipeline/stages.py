@@ -17,6 +17,7 @@ SERVICE = {
     "talker": "quartet.v1.TalkerService",
     "code2wav": "quartet.v1.Code2WavService",
     "dit": "quartet.v1.DitService",
+    "encoder": "quartet.v1.EncoderService",
 }
 
 # Health checks in a row without an answer before a stage that was serving counts as down: a busy machine may be late.
@@ -32,6 +33,7 @@ class Stage:
     Attributes:
         state: "SERVING", or else why not, in words for people.
         info: what the stage said of itself when it was last found serving; None before that.
+        source: of a dit, the encoder that reads its prompts, if the pipeline has one.
     """
 
     def __init__(self, name: str, config: StageConfig) -> None:
@@ -41,6 +43,7 @@ class Stage:
         self.channel = channels.channel(config.address)
         self.state = "not checked yet"
         self.info: server_info_pb2.GetServerInfoResponse | None = None
+        self.source: Stage | None = None
         self._check_now = asyncio.Event()
         self._late = 0
 
@@ -122,6 +125,9 @@ class Stages:
         for name, config in self.config.stages.items():
             stage = self._by_name[name] = Stage(name, config)
             self._watches.append(asyncio.create_task(stage.watch(self._interval_s, self._timeout_s)))
+        for name, config in self.config.stages.items():
+            if config.kind == "dit" and config.source is not None:
+                self._by_name[name].source = self._by_name[config.source]
         return self
 
     async def __aexit__(self, *_) -> None:

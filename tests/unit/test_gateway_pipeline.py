@@ -77,7 +77,14 @@ def test_text_only(load):
         ("  text: a\n", "", 15, "outputs.audio: needs outputs.text"),
         ("outputs:\n  text: a\n  audio: c\n", "outputs: {}\n", 14, "outputs: name at least one of text, audio, image"),
         ("  text: a\n", "  text: a\n  image: a\n", 16, "outputs.image: comes from a dit, but 'a' is a thinker"),
-        ("kind: code2wav\n", "kind: dit\n", 13, "stages.c.source: unknown key"),
+        ("kind: code2wav\n", "kind: dit\n", 13, "stages.c.source: a dit reads from an encoder, but 'b' is a talker"),
+        ("kind: code2wav\n", "kind: encoder\n", 13, "stages.c.source: unknown key"),
+        (
+            "source: b\n",
+            "source: b\n  e: {kind: encoder, address: 'h:5'}\n",
+            14,
+            "stages.e: no output needs this stage",
+        ),
         ("  text: a\n", "  text: a\n  text: a\n", 16, "twice (first on line 15)"),
         ("outputs:", "modle: x\noutputs:", 14, "modle: unknown key"),
         ("    kind: talker\n", "    kind: [\n", 9, "not valid YAML"),
@@ -95,6 +102,18 @@ def test_the_shipped_dit_file_is_valid():
     config = load_pipeline(SHIPPED.with_name("dit.yaml"))
     assert [stage.kind for stage in config.stages.values()] == ["dit"]
     assert (config.thinker, config.talker, config.main_name) == (None, None, "dit")
+
+
+def test_every_shipped_file_is_valid():
+    for file in SHIPPED.parent.glob("*.yaml"):
+        assert load_pipeline(file).stages
+
+
+def test_a_dit_with_an_encoder(load):
+    config = load(
+        "stages:\n  e: {kind: encoder, address: 'h:1'}\n  d: {kind: dit, address: 'h:2', source: e}\noutputs: {image: d}"
+    )
+    assert config.stages["d"].source == "e"
 
 
 def test_a_thinker_and_a_dit(load):

@@ -1,0 +1,104 @@
+"""The encoder's part of a request to a dit that has no encoders of its own."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from gateway.pipeline.stages import Stage
+from quartet.v1 import dit_pb2, encoder_pb2, encoder_pb2_grpc, server_info_pb2, thinker_pb2
+from services.common.errors import StageError, Unavailable
+
+_MEDIA_CHUNK_BYTES = 1024 * 1024
+
+
+class Encoding:
+    """A call to an encoder, while the dit pulls what it makes.
+
+    Attributes:
+        error: why it failed, once it has.
+    """
+
+    def __init__(self, stage: Stage, start: encoder_pb2.EncodeStart, media: Sequence[bytes], timeout_s: float) -> None:
+        self.error: StageError | None = None
+        self._stage = stage
+        requests = in_messages(encoder_pb2.EncodeRequest, start, media)
+        self._call: Any = encoder_pb2_grpc.EncoderServiceStub(stage.channel).Encode(requests, timeout=timeout_s)
+        self._done: Callable[[], object] = lambda: None
+        self._task = asyncio.create_task(self._run())
+
+    def on_failure(self, act: Callable[[], object]) -> None:
+        """What is done, at once, when the encoder fails: the dit may be waiting for a stream that never comes."""
+        self._done = act
+
+    async def _run(self) -> None:
+        try:
+            async for _ in self._call:
+                pass
+        except grpc.aio.AioRpcError as error:
+            self.error = self._stage.failure(error)
+            self._done()
+
+    async def close(self) -> None:
+        """Cancels it, if it still runs."""
+        self._call.cancel()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def open_encoding(
+    stage: Stage, start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
+) -> Encoding | None:
+    """Starts the encoder of a dit that reads from one, and has `start` say where; None for a dit of its own.
+
+    What `start` leaves to the model is settled here: encoder and dit must settle it alike.
+
+    Raises:
+        Unavailable: the encoder does not serve, or the two do not fit together.
+    """
+    source = stage.source
+    assert stage.info is not None
+    info = stage.info.dit
+    if info.needs_source != (source is not None):
+        reason = (
+            "reads from an encoder: give it a source" if source is None else "has its own encoders: drop its source"
+        )
+        raise Unavailable(f"stage {stage.name} {reason} in the pipeline, or start it otherwise")
+    if source is None:
+        return None
+    source.require_serving()
+    assert source.info is not None
+    if source.info.encoder.pipeline != info.pipeline:
+        theirs = source.info.encoder.pipeline
+        raise Unavailable(f"stage {source.name} reads prompts for a {theirs}, but {stage.name} is a {info.pipeline}")
+    settle(start, info)
+    start.source.address, start.source.stream_id = source.address, start.request_id
+    request = dit_pb2.DitStart()
+    request.CopyFrom(start)
+    request.ClearField("source")
+    encode = encoder_pb2.EncodeStart(request=request, output_stream_id=start.request_id)
+    return Encoding(source, encode, media, timeout_s)
+
+
+def settle(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
+    """Writes the dit's defaults into `start`, and a seed."""
+    if not start.HasField("seed"):
+        start.seed = secrets.randbits(32)
+    if not start.HasField("num_inference_steps"):
+        start.num_inference_steps = info.default_inference_steps
+    if not start.HasField("guidance_scale"):
+        start.guidance_scale = info.default_guidance_scale
+    if not start.width and not start.images:
+        start.width, start.height = info.default_width, info.default_height
+    start.num_frames = start.num_frames or info.default_frames
+    start.audio_s = start.audio_s or info.default_audio_s
+
+
+async def in_messages(kind: Any, start: Any, media: Sequence[bytes]) -> AsyncIterator[Any]:
+    """`start`, then the files, as requests of type `kind`."""
+    yield kind(start=start)
+    for file in media:
+        for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
+            yield kind(media=thinker_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))
