@@ -111,7 +111,7 @@ def test_every_shipped_file_is_valid():
 
 def test_a_dit_with_an_encoder(load):
     config = load(
-        "stages:\n  e: {kind: encoder, address: 'h:1'}\n  d: {kind: dit, address: 'h:2', source: e}\noutputs: {image: d}"
+        "stages: {e: {kind: encoder, address: 'h:1'}, d: {kind: dit, address: 'h:2', source: e}}\noutputs: {image: d}"
     )
     assert config.stages["d"].source == "e"
 
