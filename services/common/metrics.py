@@ -39,9 +39,7 @@ STEP_BATCH = Histogram(
     ["stage", "call"],
     buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
 )
-KV_CACHE_USED = Gauge(
-    "quartet_kv_cache_used_ratio", "Part of the KV cache that requests hold, 0 to 1", ["stage"]
-)
+KV_CACHE_USED = Gauge("quartet_kv_cache_used_ratio", "Part of the KV cache that requests hold, 0 to 1", ["stage"])
 STREAM_BYTES = Counter(
     "quartet_stream_bytes_total",
     "Tensor payload sent to consumers; `rows` is their kind, `consumer` a stage or other",

@@ -27,9 +27,9 @@ def test_the_published_model_on_96_gib():
     assert talker.requests == 8 * 8192 * 20 * 1024
     assert code2wav.requests < 0.1 * GIB
     assert budget.context_tokens * (96 + 8) * 1024 == thinker.requests
-    assert (
-        budget.settings["THINKER_GPU_MEMORY_UTILIZATION"] == "0.837"
-    )  # also in .env.example and deploy/docker/gpu.yaml
+    share = budget.settings["THINKER_GPU_MEMORY_UTILIZATION"]
+    for file in (".env.example", "deploy/docker/gpu.yaml"):
+        assert share in (ROOT / file).read_text()
     # vLLM's share is without the kept states, which come on top of it
     assert thinker.total - budget.context_tokens * 8 * 1024 >= float(share) * 96 * GIB
 
