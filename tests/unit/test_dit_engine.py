@@ -12,7 +12,7 @@ from dit_engine import Bench, bench, fresh, reference
 from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import dit_pb2
 from services.common.errors import InternalError, InvalidInput
-from services.dit.output import Done, Failed, Preview, Progress, Started
+from services.dit.output import Done, Event, Failed, Preview, Progress, Started
 
 
 def checkpoint(factory: pytest.TempPathFactory, family: str) -> Path:
@@ -79,13 +79,17 @@ def test_no_step_is_shared_beyond_max_batch(flux: Path) -> None:
 def test_a_cancelled_output_makes_way_at_the_next_step(flux: Path) -> None:
     with bench(flux, max_running_requests=1) as dit:
         (order,) = dit.orders(start(num_inference_steps=50))
-        running = dit.submit(order)
+
+        def cancel_at_step_3(event: Event) -> None:
+            if isinstance(event, Progress) and event.step == 3:
+                dit.engine.cancel(running.output)
+
+        running = dit.submit(order, cancel_at_step_3)
         queued = dit.submit(dit.orders(start())[0])
-        dit.wait(lambda: len(running.batches) >= 3)
-        steps = len(running.batches)
-        dit.engine.cancel(running.output)
         dit.finish([queued])
-        assert len(running.batches) - steps <= 2  # the one that ran, and one that began before the cancel was seen
+        assert len(running.batches) == 3
+        heard = [(w is queued, type(event)) for w, event in dit.log]
+        assert heard.index((True, Started)) > heard.index((False, Progress))
         assert not any(isinstance(event, Done | Failed) for event in running.events)
 
 
