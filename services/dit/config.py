@@ -69,7 +69,18 @@ class DitSettings(PipelineSettings):
     quantization: Literal[
         "none", "float8-storage", "bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8", "torchao-float8"
     ] = Field("none", description="of the transformer; bitsandbytes and torchao are packages of their own")
+    context_parallel_ulysses: int = Field(
+        1, ge=1, description="devices that share each attention's heads; the other devices' processes are started here"
+    )
+    context_parallel_ring: int = Field(
+        1, ge=1, description="devices that pass keys and values around; times context_parallel_ulysses devices are used"
+    )
     encoders: Literal["own", "stream"] = Field(
         "own", description="stream: prompts come encoded from an encoder's process; text encoders are not loaded here"
     )
     lora: dict[str, str] = Field({}, description="NAME=DIRECTORY_OR_FILE of an adapter; may be repeated")
+
+    @property
+    def parallel_devices(self) -> int:
+        """Devices that share a denoising call."""
+        return self.context_parallel_ulysses * self.context_parallel_ring

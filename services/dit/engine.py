@@ -16,6 +16,7 @@ from services.dit import metrics
 from services.dit.batching import join, split
 from services.dit.models import Models
 from services.dit.output import Done, Encoded, Event, Failed, Order, Output, Started
+from services.dit.parallel_group import GroupFailed
 from services.dit.weave import Call, Stopped
 
 log = structlog.get_logger()
@@ -45,10 +46,12 @@ class DitEngine:
     ) -> None:
         self.models = models
         self._max_running, self._max_batch, self._on_fatal = max_running, max_batch, on_fatal
-        self._inbox: queue.SimpleQueue[Output | _Stop | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Output | _Stop | Exception | None] = queue.SimpleQueue()
         self._waiting: list[Output] = []
         self._running: list[Output] = []
         self._stopping = False
+        self._broken: Exception | None = None
+        models.watch(self._inbox.put, on_fatal)
         self._thread = threading.Thread(target=self._run, name="dit-engine", daemon=True)
         self._thread.start()
 
@@ -74,10 +77,13 @@ class DitEngine:
     def _run(self) -> None:
         if self.models.device.type == "cpu":
             yield_to_event_loops()
+        fatal = None
         try:
             with torch.no_grad():
                 while not self._stopping:
                     self._take_in(block=not self._running and not self._waiting)
+                    if self._broken is not None:
+                        raise self._broken
                     self._drop_cancelled()
                     self._admit()
                     if self._running and not self._stopping:
@@ -86,7 +92,10 @@ class DitEngine:
         except Exception as error:
             log.exception("dit engine failed")
             self._fail_all(InternalError("the dit's engine failed; its log has the details"))
-            self._on_fatal(error)
+            fatal = error
+        self.models.close()
+        if fatal is not None:
+            self._on_fatal(fatal)
 
     def _take_in(self, block: bool) -> None:
         """Reads the inbox; waits for something in it if there is nothing to do."""
@@ -95,6 +104,8 @@ class DitEngine:
             block = False
             if isinstance(entry, _Stop):
                 self._stopping = True
+            elif isinstance(entry, Exception):  # of the processes of other devices
+                self._broken = entry
             elif entry is not None:
                 self._waiting.append(entry)
 
@@ -156,7 +167,7 @@ class DitEngine:
         point = calls[0].point
         arguments = join(point.rules, [call.arguments for call in calls]) if point.rules else calls[0].arguments
         with self.models.set_up(batch[0].order.loras, batch[0], calls[0]):
-            result = point.run(arguments)
+            result = self.models.run(point, arguments, batch[0].order.loras)
         if self.models.device.type == "cuda":
             torch.cuda.synchronize(self.models.device)  # so that time spent is time spent
         return split(result, [call.samples for call in calls])
@@ -188,6 +199,8 @@ class DitEngine:
             output.emit(result)
 
     def _fail(self, output: Output, error: Exception) -> None:
+        if isinstance(error, GroupFailed):  # no output's own
+            raise error
         self._end(output)
         output.emit(Failed(_explain(error)))
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_PREVIEWS = 10
+MAX_FRAME_BYTES = 15 * 1024 * 1024  # gRPC's messages here may have 16 MiB
 _RESULT = {"image": "images", "video": "frames", "sound": "audios"}
 _SEEDS = 1 << 64
 
@@ -50,6 +51,7 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
     if (start.count or 1) > info.max_count:
         raise InvalidInput("count", f"must be at most {info.max_count}")
     _check_size(start, info)
+    _check_frame(start, info)
     if start.HasField("num_inference_steps") and not 1 <= start.num_inference_steps <= info.max_inference_steps:
         raise InvalidInput("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
     if start.HasField("guidance_scale") and not 0 <= start.guidance_scale < math.inf:
@@ -101,6 +103,15 @@ def _check_size(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
         raise InvalidInput(
             "width", f"{start.width} x {start.height} is over the {info.max_pixels} pixels that are made"
         )
+
+
+def _check_frame(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
+    """A frame of a video leaves in one message."""
+    width, height = start.width or info.default_width, start.height or info.default_height
+    frame_bytes = width * height * 3 * (4 if start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32 else 1)
+    if info.frames_multiple and frame_bytes > MAX_FRAME_BYTES:
+        field = "pixel_format" if start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32 else "width"
+        raise InvalidInput(field, f"a frame would have {frame_bytes} bytes; at most {MAX_FRAME_BYTES} can be sent")
 
 
 def _check_length(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:

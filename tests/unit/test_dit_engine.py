@@ -288,6 +288,11 @@ def test_settings_that_do_not_fit_are_refused_at_start(
         pass
 
 
+def test_a_frame_that_fits_no_message_is_refused(wan: Path) -> None:
+    with bench(wan) as dit, pytest.raises(InvalidInput, match="^pixel_format: a frame"):
+        dit.orders(start(num_frames=5, width=2048, height=1024, pixel_format=dit_pb2.PIXEL_FORMAT_FLOAT32))
+
+
 def test_what_is_no_diffusers_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no model_index\.json"), bench(tmp_path):
         pass
