@@ -125,9 +125,11 @@ class DitEngine:
 
     def _advance(self, output: Output) -> None:
         """Starts `output`, or runs what it waits for, with others that wait for the same."""
-        call = output.strand.call
+        call, level_s = output.strand.call, output.served_s
         if call is None:
             self._resume(output, None)
+            # Reading a prompt is paid for after the first step, so that a new request shows its first step soon.
+            output.owed_s, output.served_s = output.served_s - level_s, level_s
             if output.strand.call is not None:
                 output.emit(Encoded())
             return
@@ -148,7 +150,8 @@ class DitEngine:
         metrics.STEP_SECONDS.labels(call.point.name).observe(spent_s)
         metrics.STEP_OUTPUTS.labels(call.point.name).observe(len(batch))
         for member, result in zip(batch, results, strict=True):
-            member.served_s += spent_s / len(batch)
+            member.served_s += spent_s / len(batch) + member.owed_s
+            member.owed_s = 0.0
             member.batch = len(batch)
             if result is not None:
                 self._resume(member, result)

@@ -1,6 +1,8 @@
 """The checkpoint's pipelines as the settings want them, and what has to be switched between two requests' calls."""
 
 import contextlib
+import copy
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,12 +35,20 @@ class Pipelines:
     def __init__(self, pipeline: DiffusionPipeline) -> None:
         self.pipeline: Any = pipeline
         self.family = family_of(pipeline)
+        # One of its own: a fast tokenizer's padding is state, which the pipelines set in the engine's thread.
+        self._counter: Any = copy.deepcopy(getattr(pipeline, self.family.tokenizer, None))
+        self._counting = threading.Lock()
         self.pipelines: dict[str, DiffusionPipeline] = {"image" if self.family.needs_image else "text": pipeline}
         if self.family.images and not self.family.needs_image:
             self.pipelines["edit"] = pipeline
         for task, name in (("edit", self.family.edit), ("inpaint", self.family.inpaint)):
             if name is not None:
                 self.pipelines[task] = variant(self.pipeline, name)
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a prompt; 0 where the pipeline has no tokenizer. For any thread."""
+        with self._counting:
+            return len(self._counter(text).input_ids) if self._counter is not None else 0
 
     @property
     def device(self) -> torch.device:

@@ -95,6 +95,7 @@ class Output:
 
     Attributes:
         served_s: engine time spent on it, its share of shared steps; from the level of the others at its start.
+        owed_s: engine time that is not in served_s yet.
         batch: outputs that shared its latest denoising call.
     """
 
@@ -102,6 +103,7 @@ class Output:
     emit: Callable[[Event], None]
     cancelled: bool = False
     served_s: float = 0.0
+    owed_s: float = 0.0
     batch: int = 1
     step: int = 0
     submitted: float = field(default_factory=time.monotonic)

@@ -108,10 +108,11 @@ class Group:
         """
         if self._failure is not None:
             raise self._failure
+        packed = parallel_wire.pack((name, arguments, loras))
         result, error = None, None
         self._between_calls.clear()
         try:
-            parallel_wire.send((name, arguments, loras), self._pipes)
+            parallel_wire.send(packed, self._pipes)
             result = forward()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # now, to know that it is no result of half a group

@@ -25,7 +25,8 @@ class _Packer(pickle.Pickler):
     def persistent_id(self, obj: Any) -> int | None:
         if not isinstance(obj, torch.Tensor):
             return None
-        self.tensors.append(obj.detach().contiguous())
+        # a copy: one element of a stride of 0 counts as contiguous, but cannot be seen as bytes
+        self.tensors.append(obj.detach().clone(memory_format=torch.contiguous_format))
         return len(self.tensors) - 1
 
 
@@ -38,19 +39,29 @@ class _Unpacker(pickle.Unpickler):
         return self._tensors[pid]
 
 
-def send(value: Any, connections: Sequence[Connection]) -> None:
-    """`value`, which may hold tensors anywhere, to the processes at the other ends. For rank 0.
+def pack(value: Any) -> tuple[bytes, list[torch.Tensor]]:
+    """`value`, which may hold tensors anywhere, for `send`.
 
     Raises:
-        OSError, RuntimeError: one of them is gone.
+        Exception: it holds what no other process can have.
     """
     file = io.BytesIO()
     packer = _Packer(file)
     packer.dump(value)
-    facts: list[Facts] = [(t.dtype, t.shape, t.device.type) for t in packer.tensors]
+    return file.getvalue(), packer.tensors
+
+
+def send(packed: tuple[bytes, list[torch.Tensor]], connections: Sequence[Connection]) -> None:
+    """To the processes at the other ends. For rank 0.
+
+    Raises:
+        OSError, RuntimeError: one of them is gone.
+    """
+    structure, tensors = packed
+    facts: list[Facts] = [(t.dtype, t.shape, t.device.type) for t in tensors]
     for connection in connections:
-        connection.send((file.getvalue(), facts))
-    for tensor in packer.tensors:
+        connection.send((structure, facts))
+    for tensor in tensors:
         _broadcast(tensor)
 
 

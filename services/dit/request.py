@@ -201,11 +201,10 @@ def plan(
 
 
 def _check_prompt(start: dit_pb2.DitStart, models: Pipelines, info: server_info_pb2.DitInfo) -> None:
-    tokenizer = getattr(models.pipeline, models.family.tokenizer, None)
-    if tokenizer is None or not info.max_prompt_tokens:
+    if not info.max_prompt_tokens:
         return
     for field, text in (("prompt", start.prompt), ("negative_prompt", start.negative_prompt)):
-        tokens = len(tokenizer(text).input_ids)
+        tokens = models.count_tokens(text)
         if tokens > info.max_prompt_tokens:
             raise InvalidInput(field, f"has {tokens} tokens; at most {info.max_prompt_tokens} are read: shorten it")
 

@@ -1,6 +1,9 @@
 """The dit's engine: who goes next, who shares a step, what a cancel frees, what one failure leaves alone."""
 
 import gc
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ def start(prompt: str = "a red fox", **fields: Any) -> dit_pb2.DitStart:
 
 
 def live_tensor_bytes() -> int:
+    time.sleep(0.2)  # the engine's thread has said Done, and leaves its functions
     gc.collect()
     return sum(t.untyped_storage().nbytes() for t in gc.get_objects() if isinstance(t, torch.Tensor))
 
@@ -288,8 +292,36 @@ def test_settings_that_do_not_fit_are_refused_at_start(
         pass
 
 
+def test_prompts_are_counted_beside_the_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A fast tokenizer's padding is state: counting by the pipeline's own would change what the engine reads."""
+    with bench(checkpoint(tmp_path_factory, "stable-audio")) as dit:
+        stop = threading.Event()
+
+        def count() -> None:
+            while not stop.is_set():
+                dit.orders(start("rain on a roof", audio_s=0.1))
+
+        switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        counting = [threading.Thread(target=count) for _ in range(3)]
+        try:
+            for thread in counting:
+                thread.start()
+            tokenize = dit.engine.models.pipeline.tokenizer
+            lengths = {
+                len(tokenize("rain", padding="max_length", max_length=128, truncation=True).input_ids)
+                for _ in range(2000)
+            }
+        finally:
+            stop.set()
+            sys.setswitchinterval(switch_interval_s)
+            for thread in counting:
+                thread.join()
+        assert lengths == {128}
+
+
 def test_a_frame_that_fits_no_message_is_refused(wan: Path) -> None:
-    with bench(wan) as dit, pytest.raises(InvalidInput, match="^pixel_format: a frame"):
+    with bench(wan) as dit, pytest.raises(InvalidInput, match=r"^pixel_format: a frame"):
         dit.orders(start(num_frames=5, width=2048, height=1024, pixel_format=dit_pb2.PIXEL_FORMAT_FLOAT32))
 
 
