@@ -10,10 +10,11 @@ from typing import Any
 import structlog
 import torch
 
-from services.common.errors import InternalError, InvalidInput, QueueFull, StageError, Unavailable
+from services.common.errors import InternalError, StageError, Unavailable
 from services.common.priority import yield_to_event_loops
 from services.dit import metrics
 from services.dit.batching import join, split
+from services.dit.failure import breaks_the_device, explain
 from services.dit.models import Models
 from services.dit.output import Done, Encoded, Event, Failed, Order, Output, Started
 from services.dit.parallel_group import GroupFailed
@@ -87,7 +88,8 @@ class DitEngine:
                     self._drop_cancelled()
                     self._admit()
                     if self._running and not self._stopping:
-                        self._advance(min(self._running, key=lambda output: output.served_s))
+                        # of the least served, those first that have yet to begin: they may join the others
+                        self._advance(min(self._running, key=lambda output: (output.served_s, output.call is not None)))
             self._fail_all(Unavailable("the stage is shutting down"))
         except Exception as error:
             log.exception("dit engine failed")
@@ -120,17 +122,18 @@ class DitEngine:
             output = self._waiting.pop(0)
             output.served_s = min((other.served_s for other in self._running), default=0.0)
             self._running.append(output)
+            output.begin()
             output.emit(Started())
         self._count()
 
     def _advance(self, output: Output) -> None:
         """Starts `output`, or runs what it waits for, with others that wait for the same."""
-        call, level_s = output.strand.call, output.served_s
+        call, level_s = output.call, output.served_s
         if call is None:
             self._resume(output, None)
             # Reading a prompt is paid for after the first step, so that a new request shows its first step soon.
             output.owed_s, output.served_s = output.served_s - level_s, level_s
-            if output.strand.call is not None:
+            if output.call is not None:
                 output.emit(Encoded())
             return
         batch = [output]
@@ -141,7 +144,7 @@ class DitEngine:
         try:
             results = self._compute(batch)
         except Exception as error:
-            if len(batch) == 1:
+            if len(batch) == 1 or breaks_the_device(error):
                 self._fail(output, error)
                 return
             log.warning("a shared step failed; its outputs go on alone", outputs=len(batch), error=repr(error))
@@ -157,7 +160,7 @@ class DitEngine:
                 self._resume(member, result)
 
     def _matches(self, other: Output, output: Output) -> bool:
-        call, wanted = other.strand.call, output.strand.call
+        call, wanted = other.call, output.call
         return (
             call is not None
             and wanted is not None
@@ -185,10 +188,11 @@ class DitEngine:
 
     def _resume(self, output: Output, value: Any) -> None:
         """Lets the pipeline go on to its next call, or to its end."""
-        started = time.monotonic()
+        started, strand = time.monotonic(), output.strand
+        assert strand is not None
         try:
             with self.models.set_up(output.order.loras):
-                result = output.strand.resume(value)
+                result = strand.resume(value)
         except Stopped:
             self._end(output)
             return
@@ -196,16 +200,16 @@ class DitEngine:
             self._fail(output, error)
             return
         output.served_s += time.monotonic() - started
-        if output.strand.dead:
+        if strand.dead:
             assert isinstance(result, Done)
             self._end(output)
             output.emit(result)
 
     def _fail(self, output: Output, error: Exception) -> None:
-        if isinstance(error, GroupFailed):  # no output's own
+        if isinstance(error, GroupFailed) or breaks_the_device(error):  # no output's own
             raise error
         self._end(output)
-        output.emit(Failed(_explain(error)))
+        output.emit(Failed(explain(error)))
 
     def _fail_all(self, error: StageError) -> None:
         self._take_in(block=False)
@@ -218,7 +222,7 @@ class DitEngine:
         """Frees what it holds."""
         if output in self._running:
             self._running.remove(output)
-        output.strand.stop()
+        output.end()
         self.models.forget(output)
         self._count()
 
@@ -228,20 +232,5 @@ class DitEngine:
 
 
 def _call_of(output: Output) -> Call:
-    assert output.strand.call is not None
-    return output.strand.call
-
-
-def _explain(error: Exception) -> StageError:
-    """What the requester is told."""
-    if isinstance(error, StageError):
-        return error
-    if isinstance(error, torch.OutOfMemoryError):
-        torch.cuda.empty_cache()
-        return QueueFull(
-            "the device has not enough memory for this size now; retry later or ask for a smaller one", 5.0
-        )
-    if isinstance(error, ValueError):  # how pipelines refuse arguments
-        return InvalidInput("request", str(error))
-    log.error("output failed", exc_info=error)
-    return InternalError("the pipeline failed; the stage's log has the details")
+    assert output.call is not None
+    return output.call

@@ -52,7 +52,7 @@ def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> Diffus
     for name in settings.lora:
         _load_lora(pipeline, name, settings.lora[name])
     denoisers = [module for name in DENOISERS if (module := getattr(pipeline, name, None)) is not None]
-    if settings.cache != "none" and "cache_context(" not in inspect.getsource(type(pipeline).__call__):
+    if settings.cache != "none" and not supports_caches(pipeline):
         raise ValueError(f"cache={settings.cache}: {type(pipeline).__name__} does not support caches; leave it out")
     for denoiser in denoisers:
         _prepare(denoiser, dtype, settings)
@@ -129,3 +129,8 @@ def _place(pipeline: Any, device: str, offload: str) -> None:
             offload_type="leaf_level",
             use_stream=torch.device(device).type == "cuda",
         )
+
+
+def supports_caches(pipeline: Any) -> bool:
+    """Whether the pipeline says which of a step's calls is which: caches keep a state for each."""
+    return "cache_context(" in inspect.getsource(type(pipeline).__call__)

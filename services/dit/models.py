@@ -13,7 +13,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from services.dit.batching import RULES, Arguments
 from services.dit.config import DitSettings
 from services.dit.families import family_of, variant
-from services.dit.loading import load_pipeline
+from services.dit.loading import load_pipeline, supports_caches
 from services.dit.parallel import resolve_device
 from services.dit.parallel_group import Group
 from services.dit.weave import DENOISERS, Call, Point, install
@@ -90,6 +90,8 @@ class Models(Pipelines):
         self._cached = settings.cache != "none"
         if self._cached:
             self.unbatched = f"cache={settings.cache} keeps results of each output's own earlier steps"
+            # the pipelines of the others do not tell a step's calls apart
+            self.pipelines = {task: pipe for task, pipe in self.pipelines.items() if supports_caches(pipe)}
         elif settings.context_parallel_ring > 1 and any(RULES[type(m).__name__].padded for m in self.denoisers):
             self.unbatched = "prompts of several lengths need a mask, and context_parallel_ring takes none"
         self._loras: tuple[tuple[str, float], ...] | None = None
@@ -138,6 +140,7 @@ class Models(Pipelines):
     def _use(self, loras: tuple[tuple[str, float], ...]) -> None:
         if not self.lora_names or loras == self._loras:
             return
+        self._loras = None  # unknown, should this fail
         if loras:
             self.pipeline.enable_lora()
             self.pipeline.set_adapters([name for name, _ in loras], [weight for _, weight in loras])

@@ -84,8 +84,6 @@ def join(settings: DitSettings, rank: int, store: Path, denoisers: list[Any]) ->
     if sys.platform == "linux":  # else they may listen on, and look for each other at, an address of the network
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     distributed.init_process_group(
         "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
         init_method=f"file://{store}",

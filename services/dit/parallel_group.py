@@ -140,7 +140,7 @@ class Group:
             with contextlib.suppress(OSError):
                 pipe.send(None)
         for process in self.processes:
-            process.join(STOP_TIMEOUT_S)
+            process.join(STOP_TIMEOUT_S if self._between_calls.is_set() else 0)  # else it does not listen
             process.kill()
             process.join()
         # a thread that is in a call may still use it; then the process is about to end anyway
@@ -180,11 +180,12 @@ class Group:
                     self._lost(self._pipes.index(pipe))
                     continue
                 self._replies.put(reply)
-                joined = self._between_calls.is_set()
-                if reply is not None and not joined and not self._between_calls.wait(STOP_TIMEOUT_S):
+                if reply is not None and not self._between_calls.wait(STOP_TIMEOUT_S):
                     self._fail(f"rank {self._pipes.index(pipe) + 1} failed in a call that rank 0 waits in: {reply}")
 
     def _lost(self, index: int) -> None:
+        if self._closing.is_set():
+            return
         process = self.processes[index]
         process.join(STOP_TIMEOUT_S)
         self._fail(f"the process of rank {index + 1} ended with exit status {process.exitcode}")

@@ -5,6 +5,7 @@ wrong; rank 0 sends calls (`parallel_wire`), and None to end it.
 """
 
 import os
+import shutil
 import signal
 import threading
 from multiprocessing import connection as connections
@@ -37,13 +38,15 @@ def work(rank: int, values: dict[str, Any], store: Path, connection: Connection)
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 gets them too, drains, and then ends this process
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(store.parent,), daemon=True).start()
     settings = DitSettings(**values)
     logs.configure(settings.log_level, f"dit-{rank}")
     device = torch.device(resolve_device(settings, rank))
     if settings.threads:
         torch.set_num_threads(settings.threads)
     try:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         models = Models(settings, rank)
         connection.send(None)
         join(settings, rank, store, models.denoisers)
@@ -71,9 +74,11 @@ def _repeat(models: Models, message: Any, device: torch.device) -> str | None:
     return None
 
 
-def _end_with_parent() -> None:
-    """Ends this process, whatever it waits for, when rank 0's is gone: killed, it cannot say so."""
+def _end_with_parent(folder: Path) -> None:
+    """Ends this process, whatever it waits for, and removes `folder` when rank 0's process is gone: killed, it cannot
+    do so itself."""
     parent = parent_process()
     assert parent is not None
     connections.wait([parent.sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
