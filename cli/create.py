@@ -39,26 +39,14 @@ def image(
     lora: Lora = None,
 ) -> None:
     """Have a running server make pictures of a prompt, or of others."""
-    from cli.http import ApiError, given
+    from cli.http import ApiError
     from cli.pictures import FORMATS, Picture, make_pictures, numbered
     from cli.progress import bar
 
     file_format = _format(out, FORMATS)
     if mask and not image:
         raise typer.BadParameter("needs --image, the picture it is a mask of", param_hint="--mask")
-    body = given(
-        {
-            "prompt": prompt,
-            "n": n,
-            "size": size,
-            "num_inference_steps": steps,
-            "guidance_scale": guidance,
-            "negative_prompt": negative,
-            "seed": seed,
-            "lora": _weights(lora),
-            "output_format": file_format,
-        }
-    )
+    body = _body(prompt, steps, guidance, negative, seed, lora, n=n, size=size, output_format=file_format)
     written: dict[int, str] = {}
 
     def write(picture: Picture) -> None:
@@ -92,26 +80,14 @@ def video(
     lora: Lora = None,
 ) -> None:
     """Have a running server make a video. Ctrl-C gives it up there, too."""
-    from cli.http import ApiError, given
+    from cli.http import ApiError
     from cli.progress import bar
     from cli.videos import make_video
 
     _format(out, {".mp4": "mp4"})
     if seconds is not None and frames is not None:
         raise typer.BadParameter("says the same as --seconds; give one of the two", param_hint="--frames")
-    body = given(
-        {
-            "prompt": prompt,
-            "seconds": seconds,
-            "num_frames": frames,
-            "size": size,
-            "num_inference_steps": steps,
-            "guidance_scale": guidance,
-            "negative_prompt": negative,
-            "seed": seed,
-            "lora": _weights(lora),
-        }
-    )
+    body = _body(prompt, steps, guidance, negative, seed, lora, seconds=seconds, num_frames=frames, size=size)
     try:
         with bar("sending") as report:
             made = make_video(url, body, image, out, report)
@@ -134,28 +110,41 @@ def sound(
     lora: Lora = None,
 ) -> None:
     """Have a running server make a sound."""
-    from cli.http import ApiError, given
+    from cli.http import ApiError
     from cli.progress import bar
     from cli.sounds import FORMATS, make_sound
 
-    body = given(
-        {
-            "prompt": prompt,
-            "response_format": _format(out, FORMATS),
-            "seconds": seconds,
-            "num_inference_steps": steps,
-            "guidance_scale": guidance,
-            "negative_prompt": negative,
-            "seed": seed,
-            "lora": _weights(lora),
-        }
-    )
+    response_format = _format(out, FORMATS)
+    body = _body(prompt, steps, guidance, negative, seed, lora, response_format=response_format, seconds=seconds)
     try:
         with bar("making the sound"):
             drawn = make_sound(url, body, out)
     except (ApiError, OSError) as error:
         fail(error)
     typer.echo(f"wrote {out}: seed {drawn}")
+
+
+def _body(
+    prompt: str,
+    steps: int | None,
+    guidance: float | None,
+    negative: str | None,
+    seed: int | None,
+    lora: Iterable[str] | None,
+    **own: Any,
+) -> dict[str, Any]:
+    """A request's members: those of every request, and the endpoint's `own`."""
+    from cli.http import given
+
+    members = {
+        "prompt": prompt,
+        "num_inference_steps": steps,
+        "guidance_scale": guidance,
+        "negative_prompt": negative,
+        "seed": seed,
+        "lora": _weights(lora),
+    }
+    return given(members | own)
 
 
 def _format(out: Path, formats: dict[str, Any]) -> str:
