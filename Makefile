@@ -1,21 +1,22 @@
 # `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. PIP_FLAGS: more flags for pip, e.g.
-# an extra index with CPU builds of torch. THINKER=thinker-cuda on a machine with a GPU. BENCH: flags of the benchmark;
-# by default vLLM compiles the thinker, which takes a minute and halves its time a step on a CPU.
+# an extra index with CPU builds of torch. THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT: flags of
+# the benchmarks; by default vLLM compiles the thinker, which takes a minute and halves its time a step on a CPU.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
 PIP_FLAGS ?=
 BENCH ?= --flag thinker.enforce_eager=false
+BENCH_DIT ?=
 THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test up lint format protos bench clean
+.PHONY: setup demo test up lint format protos bench bench-dit test-compose clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
 $(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(wildcard protos/quartet/v1/*.proto)
 	@echo "setting up .venv (about 3 minutes and 4 GB on the first run)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,otel,dev]'
 	$(BIN)/python scripts/cpu_torch_env.py
 	@touch $(READY)
 
@@ -46,6 +47,12 @@ protos: $(READY)  ## generates the stubs again
 bench: $(READY)  ## speech under load beside transformers, in one run; BENCH="--json figures.json" for other flags
 	$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[bench]'
 	$(BIN)/python benchmarks/speech.py $(BENCH)
+
+bench-dit: $(READY)  ## pictures, videos and sound beside plain diffusers, in one run; BENCH_DIT: its flags
+	$(BIN)/python benchmarks/dit.py $(BENCH_DIT)
+
+test-compose: $(READY)  ## what a user of docker compose does, on this machine: builds images, needs docker and compose
+	$(BIN)/python scripts/test_compose.py
 
 clean:
 	rm -rf .venv quartet build *.egg-info

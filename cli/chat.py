@@ -1,20 +1,17 @@
 """`quartet chat`: one streamed request; text to the terminal, speech to a WAV file."""
 
 import base64
-import json
 import mimetypes
 import time
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-
-class ChatError(Exception):
-    """The server refused or broke off; the message is the server's."""
+from cli.http import TIMEOUT, check, events, unreachable
 
 
 @dataclass
@@ -51,21 +48,22 @@ def ask(url: str, content: list[dict[str, Any]], options: dict[str, Any], on_tex
         options: further members of the request's body.
 
     Raises:
-        ChatError: the server cannot be reached, refused, or broke off.
+        ApiError: the server cannot be reached, refused, or broke off.
     """
     answer = Answer()
     try:
-        with httpx.Client(base_url=url, timeout=httpx.Timeout(600, connect=10)) as client:
-            model = client.get("/v1/models").raise_for_status().json()["data"][0]
+        with httpx.Client(base_url=url, timeout=TIMEOUT) as client:
+            model = check(client.get("/v1/models")).json()["data"][0]
             answer.sample_rate_hz = model["quartet"]["sample_rate_hz"]
             body = {"model": model["id"], "messages": [{"role": "user", "content": content}], "stream": True, **options}
             sent_s = time.perf_counter()
-            for chunk in _chunks(client, body):
-                now_ms = (time.perf_counter() - sent_s) * 1000
-                _add(answer, chunk, now_ms, on_text)
+            with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                for chunk in events(response):
+                    now_ms = (time.perf_counter() - sent_s) * 1000
+                    _add(answer, chunk, now_ms, on_text)
             answer.total_ms = (time.perf_counter() - sent_s) * 1000
     except httpx.HTTPError as error:
-        raise ChatError(f"{url}: {error or type(error).__name__}") from None
+        raise unreachable(url, error) from None
     return answer
 
 
@@ -76,23 +74,6 @@ def write_wav(answer: Answer, file: Path) -> None:
         out.setsampwidth(2)
         out.setframerate(answer.sample_rate_hz)
         out.writeframes(answer.pcm)
-
-
-def _chunks(client: httpx.Client, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.status_code != 200:
-            raise ChatError(_message(json.loads(response.read())))
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                chunk = json.loads(line.removeprefix("data: "))
-                if "error" in chunk:
-                    raise ChatError(_message(chunk))
-                yield chunk
-
-
-def _message(body: dict[str, Any]) -> str:
-    error = body["error"]
-    return f"{error['param']}: {error['message']}" if error.get("param") else error["message"]
 
 
 def _add(answer: Answer, chunk: dict[str, Any], now_ms: float, on_text: Callable[[str], None]) -> None:

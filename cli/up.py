@@ -5,12 +5,13 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
-from cli.supervisor import Options, StartError, Supervisor
+from cli.plan import Options, StartError
+from cli.supervisor import Supervisor
 
 console = Console(stderr=True)
 
@@ -27,7 +28,7 @@ async def serve(options: Options) -> None:
         loop.add_signal_handler(number, stopped.set)
     started_s = time.monotonic()
     supervisor = Supervisor(options, progress=say)
-    console.print(f"starting thinker, talker, code2wav and gateway; logs in {options.run_directory}")
+    console.print(f"starting {listed(supervisor.names)}; logs in {options.run_directory}")
     starting = asyncio.create_task(supervisor.start())
     stopping = asyncio.create_task(stopped.wait())
     try:
@@ -43,6 +44,11 @@ async def serve(options: Options) -> None:
         await asyncio.gather(starting, stopping, return_exceptions=True)
         console.print("stopping")
         await supervisor.stop()
+
+
+def listed(names: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def say(name: str, what: str) -> None:
@@ -65,10 +71,11 @@ def running(options: Options) -> Iterator[RunningStack]:
     Raises:
         StartError: a process could not start.
     """
+    supervisor = Supervisor(options, progress=say)
+    console.print(f"starting {listed(supervisor.names)}, each a process of its own")
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="supervisor", daemon=True)
     thread.start()
-    supervisor = Supervisor(options, progress=say)
     starting = asyncio.run_coroutine_threadsafe(supervisor.start(), loop)
     try:
         starting.result()
@@ -80,4 +87,4 @@ def running(options: Options) -> Iterator[RunningStack]:
         thread.join()
 
 
-__all__ = ["RunningStack", "StartError", "running", "serve"]
+__all__ = ["RunningStack", "StartError", "listed", "running", "serve"]

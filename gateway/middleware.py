@@ -55,9 +55,10 @@ class RequestContext:
             status = CLIENT_CLOSED_REQUEST
         except Exception:
             log.exception("request failed", request_id=request_id)
-            fields["code"] = "internal_error"
+            message = "internal error; the gateway's log has the details under this request id"
+            error = ApiError(500, message, None, "internal_error")
+            fields["code"] = error.code
             if status == 0:
-                error = ApiError(500, "internal error; the gateway's log has the details under this request id")
                 await error.response()(scope, receive, send_with_id)
         finally:
             self._running_ids.discard(request_id)

@@ -12,9 +12,12 @@ from services.common.settings import Settings
 MIB = 1024 * 1024
 
 
-def _state_dir() -> Path:
-    """Where this user's programs keep what outlives them."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+def _state_dir() -> Path | None:
+    """Where this user's programs keep what outlives them; None for a user without a home."""
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    except RuntimeError:
+        return None
     return Path(base) / "quartet/jobs"
 
 
@@ -41,14 +44,14 @@ class GatewaySettings(Settings):
     audio_ttl_s: float = Field(3600.0, gt=0, description="how long a produced audio id can be referred to")
     max_body_bytes: int = Field(256 * MIB, ge=1024, description="largest request body")
 
-    jobs_dir: Path = Field(
+    jobs_dir: Path | None = Field(
         default_factory=_state_dir,
         description="directory of video jobs and their files, for this gateway alone; default: quartet/jobs in "
         "$XDG_STATE_HOME or ~/.local/state",
     )
     video_ttl_s: float = Field(86_400.0, gt=0, description="how long a video is kept after it was finished or failed")
     video_timeout_s: float = Field(
-        3600.0, gt=0, description="longest that making a video may take, its wait not counted"
+        3600.0, gt=0, description="longest that a stage may take over a video, from when it takes it"
     )
     max_running_videos: int = Field(4, ge=1, description="videos made at a time")
     max_queued_videos: int = Field(32, ge=0, description="videos that may wait beyond those; more get 429")

@@ -53,7 +53,8 @@ class Bench:
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def orders(self, start: dit_pb2.DitStart, images: Sequence[Any] = (), mask: Any = None) -> list[Order]:
-        """Those of a request."""
+        """Those of a request, for floats."""
+        start.pixel_format = dit_pb2.PIXEL_FORMAT_FLOAT32
         for _ in range(len(images) - len(start.images)):
             start.images.add()
         if mask is not None:

@@ -15,7 +15,6 @@ from pathlib import Path
 import httpx
 
 START_TIMEOUT_S = 180
-STAGES = ("thinker", "talker", "code2wav")
 KV_BLOCK_TOKENS = 32  # vLLM's least on a CPU, so that short prompts have whole blocks to find in the prefix cache
 IN_FLIGHT = re.compile(r'^quartet_requests_in_flight\{stage="\w+"\} (\S+)$', re.MULTILINE)
 
@@ -38,7 +37,8 @@ class Stack:
     @property
     def addresses(self) -> dict[str, str]:
         """gRPC address of each stage."""
-        return {stage: self.state["processes"][stage]["address"] for stage in STAGES}
+        processes = self.state["processes"]
+        return {name: process["address"] for name, process in processes.items() if name != "gateway"}
 
     def pid(self, name: str) -> int:
         return self.state["processes"][name]["pid"]
@@ -49,7 +49,7 @@ class Stack:
     def in_flight(self) -> dict[str, int]:
         """Requests that each stage runs or queues, from its metrics."""
         counts = {}
-        for stage in STAGES:
+        for stage in self.addresses:
             address = self.state["processes"][stage]["metrics_address"]
             found = IN_FLIGHT.search(httpx.get(f"http://{address}/metrics", timeout=5).text)
             counts[stage] = int(float(found[1])) if found else 0
@@ -70,9 +70,10 @@ def running(checkpoint: Path, run_directory: Path, *flags: str) -> Iterator[Stac
     """Runs `quartet up` around a block, and checks that it leaves nothing behind."""
     shared_memory = set(os.listdir("/dev/shm"))
     command = [sys.executable, "-m", "cli.main", "up", "--model", str(checkpoint), "--port", str(free_port())]
-    small_blocks = f"--thinker-arg=--block-size={KV_BLOCK_TOKENS}"
+    if not (checkpoint / "model_index.json").exists():  # else there is no thinker
+        command.append(f"--thinker-arg=--block-size={KV_BLOCK_TOKENS}")
     process = subprocess.Popen(
-        [*command, "--run-dir", str(run_directory), small_blocks, *flags],
+        [*command, "--run-dir", str(run_directory), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,6 +7,8 @@ import numpy as np
 from PIL import Image
 
 PictureFormat = Literal["png", "jpeg", "webp"]
+# Largest width and height that the encoders write.
+MAX_SIDE_PIXELS: dict[PictureFormat, int] = {"png": 2**31 - 1, "jpeg": 65_500, "webp": 16_383}
 _FULL_COLOUR_FROM = 90  # quality from which a JPEG keeps its colours at full resolution
 
 

@@ -9,6 +9,7 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 
 # Nearly lossless to the eye: the model's own detail is not to be lost here.
 _ENCODER = {"crf": "17", "preset": "medium"}
+MAX_SIDE_PIXELS = 16_384  # of H.264; x264 opens for no more
 _MAX_RATE_DENOMINATOR = 1001  # as in 24000/1001
 
 

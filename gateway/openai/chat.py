@@ -2,20 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from gateway import metrics
 from gateway.gateway import Gateway
+from gateway.openai.admission import admitted
 from gateway.openai.answer import Answer, usage
 from gateway.openai.connection import EventStream, while_connected
-from gateway.openai.errors import ApiError, from_failure, from_validation
+from gateway.openai.errors import from_failure
+from gateway.openai.forms import read_json
 from gateway.openai.jobs import to_jobs
 from gateway.openai.openapi import CHAT_OPENAPI
 from gateway.openai.picture_chat import PictureChat
@@ -25,29 +26,18 @@ from gateway.openai.whole import WholeAnswers
 from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
 from gateway.pipeline.run import run
 from gateway.pipeline.stages import Stage
-from services.common.errors import DeadlineExceeded, InvalidInput, QueueFull
+from services.common.errors import DeadlineExceeded, InvalidInput
 
 router = APIRouter(tags=["chat"])
 
-_LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
 _LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error that ends its stream
 
 
-async def _admitted(http: Request) -> AsyncIterator[Gateway]:
-    """Holds one of the gateway's places until the response is sent."""
-    gateway: Gateway = http.app.state.gateway
-    try:
-        with gateway.admission.admit(), metrics.RUNNING.track_inprogress():
-            yield gateway
-    except QueueFull as error:
-        raise from_failure(StageFailure("gateway", error)) from None
-
-
 @router.post("/v1/chat/completions", openapi_extra=CHAT_OPENAPI, response_model=None)
-async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(_admitted)]) -> Response:
+async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers a conversation with text and, if asked for, speech; or with pictures, if that is what the model makes."""
     limit_s = gateway.settings.request_timeout_s
-    request = await _parse(await _body(http, limit_s))
+    request = await read_json(http, ChatCompletionRequest, limit_s)
     stage = _stage(gateway, request.model)
     if stage.kind == "dit":
         pictures = PictureChat(gateway, stage, request, http.state.request_id, http.state.log)
@@ -67,24 +57,6 @@ def _stage(gateway: Gateway, model: str) -> Stage:
         gateway.require_model(model, artist)
         return artist
     return gateway.stage_for("text", model)
-
-
-async def _body(http: Request, limit_s: float) -> bytes:
-    try:
-        async with asyncio.timeout(limit_s):
-            return await http.body()
-    except TimeoutError:
-        message = f"the body took longer to arrive than the {limit_s:g} s allowed"
-        raise ApiError(408, message, None, "request_timeout", "timeout_error") from None
-
-
-async def _parse(body: bytes) -> ChatCompletionRequest:
-    try:
-        if len(body) > _LARGE_BODY_BYTES:
-            return await asyncio.to_thread(ChatCompletionRequest.model_validate_json, body)
-        return ChatCompletionRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
 
 
 class Exchange:

@@ -1,22 +1,22 @@
-"""What requests for videos and sound have in common: members, and checks against the model's facts."""
+"""What requests for pictures, videos and sound have in common: members, and checks against the model's facts."""
 
 import re
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import Request
 from pydantic import BeforeValidator, Field
 
-from gateway.gateway import Gateway
 from gateway.openai.errors import ApiError, from_failure, invalid
 from gateway.pipeline.job import StageFailure
 from gateway.pipeline.sampling import MAX_SEED, Strict
 from gateway.pipeline.stages import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.errors import InvalidInput, QueueFull, StageError
+from services.common.errors import InvalidInput, StageError
 
 MAX_PROMPT_CHARACTERS = 100_000  # beyond what any text encoder reads; the stage knows its own limit in tokens
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+Steps = Annotated[int, Field(ge=1, lt=2**31)]
+Guidance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
 
 def _weights(value: Any) -> Any:
@@ -37,7 +37,7 @@ def _weights(value: Any) -> Any:
 
 
 Loras = Annotated[
-    dict[str, float],
+    dict[str, Annotated[float, Field(allow_inf_nan=False)]],
     BeforeValidator(_weights),
     Field(description="adapters: a name, {name: weight}, or a list of names and {name, weight}"),
 ]
@@ -49,8 +49,8 @@ class DiffusionRequest(Strict):
     model: str | None = Field(default=None, description="default: the model that makes what the endpoint is for")
     prompt: Prompt
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
-    num_inference_steps: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    guidance_scale: Annotated[float, Field(ge=0)] | None = None
+    num_inference_steps: Steps | None = None
+    guidance_scale: Guidance | None = None
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     lora: Loras | None = None
     user: Any = Field(default=None, description="accepted; without effect")
@@ -82,6 +82,40 @@ class DiffusionRequest(Strict):
         return start
 
 
+def fill_size(
+    start: dit_pb2.DitStart, size: str, info: server_info_pb2.DitInfo, file_format: str, max_side_pixels: int
+) -> None:
+    """Sets the size that `size` says.
+
+    Args:
+        start: gets it.
+        size: as the client wrote it.
+        info: the facts of the model.
+        file_format: what the result is written as, as people call it.
+        max_side_pixels: largest width and height of that format.
+
+    Raises:
+        ApiError: 400 naming `size`: it is none, or the model or the format has none such.
+    """
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise invalid("size", f'{size[:40]!r} is no size; write WIDTHxHEIGHT in pixels, e.g. "1024x768"')
+    width, height = int(match[1]), int(match[2])
+    multiple = max(1, info.size_multiple)
+    if width % multiple or height % multiple:
+        raise invalid("size", f"width and height must be multiples of {multiple} pixels")
+    if info.max_pixels and width * height > info.max_pixels:
+        raise invalid("size", f"{size} is more than the {info.max_pixels} pixels that this model makes")
+    check_side(width, height, file_format, max_side_pixels)
+    start.width, start.height = width, height
+
+
+def check_side(width: int, height: int, file_format: str, max_side_pixels: int) -> None:
+    """Raises ApiError: 400 naming `size`, as no file of the format has so many pixels a side."""
+    if max(width, height) > max_side_pixels:
+        raise invalid("size", f"{width}x{height}: {file_format} has at most {max_side_pixels} pixels a side")
+
+
 def require_info(stage: Stage, tasks: tuple[dit_pb2.DitTask, ...], what: str) -> server_info_pb2.DitInfo:
     """The facts of the stage's model.
 
@@ -101,25 +135,16 @@ _FIELDS = (
     (r"^count$", "n"),
     (r"^audio_s$", "seconds"),
     (r"^loras\b.*", "lora"),
-    (r"^images\b.*", "input_reference"),
+    (r"^previews$", "partial_images"),
 )
 
 
-def from_stage(stage: Stage, error: StageError) -> ApiError:
-    """What the client hears of an error of the stage, in the names of the request's members."""
+def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiError:
+    """What the client hears of an error of the stage, in the names of the request's members; `images` is the one that
+    the pictures to start from came in."""
     if isinstance(error, InvalidInput):
         field = error.field.removeprefix("start.")
-        for pattern, replacement in _FIELDS:
+        for pattern, replacement in (*_FIELDS, (r"^images\b.*", images)):
             field = re.sub(pattern, replacement, field)
         error = InvalidInput(field, error.reason)
     return from_failure(StageFailure(stage.kind, error))
-
-
-async def admitted(http: Request) -> AsyncIterator[Gateway]:
-    """Holds one of the gateway's places until the response is sent."""
-    gateway: Gateway = http.app.state.gateway
-    try:
-        with gateway.admission.admit():
-            yield gateway
-    except QueueFull as error:
-        raise from_failure(StageFailure("gateway", error)) from None

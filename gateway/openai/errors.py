@@ -80,9 +80,8 @@ def from_failure(failure: StageFailure) -> ApiError:
             message = f"{failure.stage}: the request was given up inside the server ({failure.error}); retry"
             return ApiError(503, message, None, "stage_unavailable", "service_unavailable_error", 1)
         case InternalError() | _:
-            return ApiError(
-                500, f"{failure.stage}: internal error; the stage's log has the details under this request id"
-            )
+            message = f"{failure.stage}: internal error; the stage's log has the details under this request id"
+            return ApiError(500, message, None, "internal_error")
 
 
 _THINKER_FIELDS = (

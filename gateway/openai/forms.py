@@ -25,7 +25,7 @@ def is_form(http: Request) -> bool:
     return http.headers.get("content-type", "").split(";")[0].strip().lower() == "multipart/form-data"
 
 
-async def read_body(http: Request, limit_s: float) -> bytes:
+async def _read_body(http: Request, limit_s: float) -> bytes:
     """The whole body. Raises ApiError: 408 after `limit_s` seconds."""
     try:
         async with asyncio.timeout(limit_s):
@@ -36,7 +36,7 @@ async def read_body(http: Request, limit_s: float) -> bytes:
 
 async def read_json(http: Request, model: type[Model], limit_s: float) -> Model:
     """The body as a `model`. Raises ApiError: 400 naming the member at fault, 408 after `limit_s` seconds."""
-    body = await read_body(http, limit_s)
+    body = await _read_body(http, limit_s)
     try:
         if len(body) > _LARGE_BODY_BYTES:
             return await asyncio.to_thread(model.model_validate_json, body)
@@ -52,7 +52,8 @@ async def read_form(
     named in `json_fields` may be JSON. Files are listed by name, `image[]` as `image`.
 
     Raises:
-        ApiError: 400 if it is no form or names a field twice, 408 after `limit_s` seconds.
+        ApiError: 400 if it is no form, or naming a field that is there twice or nested without end; 408 after
+            `limit_s` seconds.
     """
     fields: dict[str, Any] = {}
     files: dict[str, list[bytes]] = {}
@@ -68,17 +69,19 @@ async def read_form(
             if isinstance(value, UploadFile):
                 files.setdefault(name.removesuffix("[]"), []).append(await value.read())
             else:
-                _put(fields, name, _parsed(value) if name in json_fields else value)
+                _put(fields, name, _parsed(name, value) if name in json_fields else value)
     finally:
         await form.close()
     return fields, files
 
 
-def _parsed(text: str) -> Any:
+def _parsed(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
         return text  # whatever is to be there, it is not a text: the field's own check says so
+    except RecursionError:
+        raise invalid(name, "more brackets within brackets than are read") from None
 
 
 def _put(fields: dict[str, Any], name: str, value: Any) -> None:

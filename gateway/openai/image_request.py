@@ -1,30 +1,22 @@
 """Bodies of `POST /v1/images/generations` and `/v1/images/edits`."""
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from gateway.media.picture_file import PictureFormat
-from gateway.openai.diffusion import MAX_PROMPT_CHARACTERS, DiffusionRequest, Loras
+from gateway.media.picture_file import MAX_SIDE_PIXELS, PictureFormat
+from gateway.openai.diffusion import MAX_PROMPT_CHARACTERS, DiffusionRequest, Guidance, Loras, Steps, fill_size
 from gateway.openai.errors import invalid
 from gateway.pipeline.sampling import Strict
 from quartet.v1 import dit_pb2, server_info_pb2
 
-_SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 _BEST = 100
-
-
-def _check_size(size: str) -> str:
-    if size != "auto" and not _SIZE.fullmatch(size):
-        raise ValueError(f'{size!r} is no size; write WIDTHxHEIGHT in pixels, e.g. "1024x768", or "auto"')
-    return size
 
 
 class PictureMembers(Strict):
     """What is said of pictures wherever they are asked for."""
 
-    size: Annotated[str, AfterValidator(_check_size)] | None = Field(
+    size: str | None = Field(
         default=None,
         description='"WIDTHxHEIGHT", or "auto": the model\'s size, of an edit about that of the first image',
     )
@@ -47,22 +39,16 @@ class PictureMembers(Strict):
         """Sets the size. Raises ApiError: 400 naming the member that contradicts another or the model."""
         if self.output_compression is not None and self.file_format == "png":
             raise invalid("output_compression", "only with output_format jpeg or webp: png loses nothing")
-        match = _SIZE.fullmatch(self.size or "auto")
-        if match is None:
-            return
-        start.width, start.height = int(match[1]), int(match[2])
-        if start.width % info.size_multiple or start.height % info.size_multiple:
-            raise invalid("size", f"width and height must be multiples of {info.size_multiple} pixels")
-        if start.width * start.height > info.max_pixels:
-            raise invalid("size", f"{self.size} is more than the {info.max_pixels} pixels that this model makes")
+        if self.size not in (None, "auto"):
+            fill_size(start, self.size, info, self.file_format, MAX_SIDE_PIXELS[self.file_format])
 
 
 class PictureOptions(PictureMembers):
     """`quartet.dit` of a chat request: how an answer's pictures are made."""
 
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
-    num_inference_steps: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    guidance_scale: Annotated[float, Field(ge=0)] | None = None
+    num_inference_steps: Steps | None = None
+    guidance_scale: Guidance | None = None
     lora: Loras | None = None
 
 

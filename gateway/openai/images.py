@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from gateway.gateway import Gateway
+from gateway.openai.admission import admitted
 from gateway.openai.connection import EventStream, while_connected
-from gateway.openai.diffusion import admitted
 from gateway.openai.errors import ApiError, from_validation, invalid
-from gateway.openai.forms import is_form, read_body, read_form
+from gateway.openai.forms import is_form, read_form, read_json
 from gateway.openai.image_request import ImageRequest
 from gateway.openai.openapi import IMAGE_EDIT_OPENAPI, IMAGE_OPENAPI
 from gateway.openai.pictures import Picture, Pictures, Preview, Upload, check_uploads, picture_facts, size_of, to_base64
@@ -33,11 +33,7 @@ Kind = Literal["image_generation", "image_edit"]
 async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes pictures of a prompt."""
     deadline = time.monotonic() + gateway.settings.request_timeout_s
-    try:
-        body = await read_body(http, gateway.settings.request_timeout_s)
-        request = await asyncio.to_thread(ImageRequest.model_validate_json, body)  # may be large, if only to be refused
-    except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
+    request = await read_json(http, ImageRequest, gateway.settings.request_timeout_s)
     return await _respond(http, gateway, request, [], None, deadline)
 
 

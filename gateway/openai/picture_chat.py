@@ -15,7 +15,7 @@ from gateway.openai.content import ImagePart, TextPart, UserMessage
 from gateway.openai.errors import ApiError, from_validation, invalid
 from gateway.openai.image_request import ImageRequest, PictureOptions
 from gateway.openai.jobs import Pending, load_media
-from gateway.openai.pictures import Event, Picture, Pictures, Upload, picture_facts, to_base64
+from gateway.openai.pictures import Event, Picture, Pictures, Upload, check_together, picture_facts, to_base64
 from gateway.openai.schema import ChatCompletionRequest
 from gateway.openai.streamed import DONE, sse
 from gateway.pipeline.stages import Stage
@@ -88,7 +88,10 @@ class PictureChat:
 
     async def _part(self, picture: Picture) -> dict[str, Any]:
         file_format = self._options.file_format
-        file = await asyncio.to_thread(to_base64, picture.pixels, file_format, self._options.file_quality)
+        try:
+            file = await asyncio.to_thread(to_base64, picture.pixels, file_format, self._options.file_quality)
+        except ApiError as error:
+            raise self._in_chat_terms(error) from None
         return {"type": "image_url", "image_url": {"url": f"data:image/{file_format};base64,{file}"}}
 
     async def _pictures(self) -> Pictures:
@@ -118,6 +121,7 @@ class PictureChat:
             message = f"the request's media took longer than its {limit_s:g} s"
             raise ApiError(504, message, None, "deadline_exceeded", "timeout_error") from None
         uploads = [Upload(image.field, file) for image, file in zip(images, files, strict=True)]
+        await check_together(self._gateway, uploads)
         start.request_id = self._request_id
         return Pictures(self._stage, start, uploads, None, self._deadline, self._log)
 

@@ -12,18 +12,16 @@ import numpy as np
 
 from gateway import metrics
 from gateway.gateway import Gateway
-from gateway.media.check import check
+from gateway.media.check import check, image_pixels
 from gateway.media.fetch import MediaError
-from gateway.media.picture_file import PictureFormat, encode_picture
+from gateway.media.picture_file import MAX_SIDE_PIXELS, PictureFormat, encode_picture
 from gateway.openai.answer import timings
-from gateway.openai.diffusion import from_stage, require_info
-from gateway.openai.errors import ApiError, invalid
+from gateway.openai.diffusion import check_side, from_stage, require_info
+from gateway.openai.errors import invalid
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stages import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InternalError, InvalidInput, StageError
-
-_STAGE_FIELDS = {"images": "image", "previews": "partial_images"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Pictures:
                 async for event in events:
                     yield event
         except StageError as error:
-            failure = _in_image_terms(self._stage, error)
+            failure = from_stage(self._stage, error)
             # a stage's reason for a refusal may quote the user
             what = failure.param if isinstance(error, InvalidInput) else str(error)
             self._log |= {"failed_stage": self._stage.kind, "error": what, "code": failure.code}
@@ -145,13 +143,6 @@ def _picture(pixels: np.ndarray) -> np.ndarray:
     return pixels
 
 
-def _in_image_terms(stage: Stage, error: StageError) -> ApiError:
-    if isinstance(error, InvalidInput):
-        field = error.field.removeprefix("start.")
-        error = InvalidInput(_STAGE_FIELDS.get(field, field), error.reason)
-    return from_stage(stage, error)
-
-
 def picture_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
     """The facts of the stage's model. Raises ApiError: 503 while it does not serve, 400 if it makes no pictures so."""
     if edits:
@@ -172,10 +163,28 @@ async def check_uploads(gateway: Gateway, uploads: Sequence[Upload]) -> None:
             await asyncio.to_thread(check, "image", upload.content, settings)
         except MediaError as error:
             raise invalid(upload.field, str(error), "invalid_media") from None
+    await check_together(gateway, uploads)
+
+
+async def check_together(gateway: Gateway, uploads: Sequence[Upload]) -> None:
+    """Raises ApiError: 400 naming the first of the pictures, each good by itself, that is more than a stage is to hold
+    decoded for one request."""
+    pixels, most = 0, gateway.settings.media_max_image_pixels
+    for upload in uploads:
+        pixels += await asyncio.to_thread(image_pixels, upload.content)
+        if pixels > most:
+            reason = f"with it the request's images have {pixels} pixels; together they may have {most}"
+            raise invalid(upload.field, reason, "invalid_media")
 
 
 def to_base64(pixels: np.ndarray, file_format: PictureFormat, quality: int) -> str:
-    """A picture's file in base64. Blocking: call it in a thread."""
+    """A picture's file in base64. Blocking: call it in a thread.
+
+    Raises:
+        ApiError: 400, too large for the format; the model chose the size, or it would have been refused before.
+    """
+    height, width, _ = pixels.shape
+    check_side(width, height, file_format, MAX_SIDE_PIXELS[file_format])
     return base64.b64encode(encode_picture(pixels, file_format, quality)).decode()
 
 

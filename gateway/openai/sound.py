@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from gateway import metrics
 from gateway.gateway import Gateway
+from gateway.openai.admission import admitted
 from gateway.openai.audio import encode
 from gateway.openai.connection import while_connected
-from gateway.openai.diffusion import admitted, from_stage, require_info
+from gateway.openai.diffusion import from_stage, require_info
 from gateway.openai.errors import invalid
 from gateway.openai.forms import read_json
 from gateway.openai.openapi import SOUND_OPENAPI

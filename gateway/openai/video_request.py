@@ -1,17 +1,15 @@
 """Body of `POST /v1/videos`, and the Video object."""
 
-import re
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.openai.diffusion import DiffusionRequest
+from gateway.media.video_file import MAX_SIDE_PIXELS
+from gateway.openai.diffusion import DiffusionRequest, fill_size
 from gateway.openai.errors import invalid
 from gateway.pipeline.sampling import Strict
 from gateway.videos.store import Video
 from quartet.v1 import dit_pb2, server_info_pb2
-
-_SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 
 
 def _number(value: Any) -> Any:
@@ -51,23 +49,10 @@ class VideoRequest(DiffusionRequest):
         """
         start = self.start(info)
         start.pixel_format = dit_pb2.PIXEL_FORMAT_UINT8
-        start.width, start.height = self._size(info)
+        if self.size is not None:
+            fill_size(start, self.size, info, "H.264", MAX_SIDE_PIXELS)
         start.num_frames = self._frames(info)
         return start
-
-    def _size(self, info: server_info_pb2.DitInfo) -> tuple[int, int]:
-        if self.size is None:
-            return 0, 0
-        match = _SIZE.fullmatch(self.size)
-        if match is None:
-            raise invalid("size", f"{self.size[:40]!r} is no size; write WIDTHxHEIGHT, e.g. 1280x720")
-        width, height = int(match[1]), int(match[2])
-        multiple = max(1, info.size_multiple)
-        if width % multiple or height % multiple:
-            raise invalid("size", f"width and height must be multiples of {multiple}")
-        if info.max_pixels and width * height > info.max_pixels:
-            raise invalid("size", f"{width} x {height} pixels are more than the {info.max_pixels} allowed")
-        return width, height
 
     def _frames(self, info: server_info_pb2.DitInfo) -> int:
         """Frames to ask for. Seconds become the nearest number of frames that the model can make."""

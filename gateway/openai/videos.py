@@ -1,6 +1,7 @@
 """`/v1/videos`: videos made in the background."""
 
 import asyncio
+import re
 import time
 import uuid
 from typing import Annotated, Any
@@ -11,18 +12,19 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from gateway.gateway import Gateway
-from gateway.media.check import check
 from gateway.media.fetch import MediaError
-from gateway.openai.diffusion import admitted, from_stage, require_info
+from gateway.openai.admission import admitted
+from gateway.openai.diffusion import from_stage, require_info
 from gateway.openai.errors import ApiError, from_failure, from_validation, invalid
 from gateway.openai.forms import is_form, read_form, read_json
 from gateway.openai.openapi import VIDEO_OPENAPI
+from gateway.openai.pictures import Upload, check_uploads
 from gateway.openai.video_request import VideoRequest, video_object
 from gateway.pipeline.job import StageFailure
 from gateway.pipeline.stages import Stage
 from gateway.videos.jobs import VideoJobs
 from gateway.videos.store import Video
-from quartet.v1 import dit_pb2, thinker_pb2
+from quartet.v1 import dit_pb2
 from services.common.errors import StageError
 
 router = APIRouter(tags=["videos"])
@@ -35,8 +37,8 @@ _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 
 def explain(stage: Stage, error: StageError) -> tuple[str, str]:
     """(code, message) of a video that failed by `error`."""
-    api_error = from_stage(stage, error)
-    return api_error.code or "internal_error", api_error.message
+    api_error = from_stage(stage, error, images="input_reference")
+    return str(api_error.code), api_error.message
 
 
 @router.post("/v1/videos", openapi_extra=VIDEO_OPENAPI, response_model=None)
@@ -51,7 +53,10 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
     if picture is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in info.tasks:
         raise invalid("input_reference", "required: this model animates a picture", "missing_required_parameter")
     if picture is not None:
-        await _attach(start, picture, gateway, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO in info.tasks)
+        if dit_pb2.DIT_TASK_IMAGE_TO_VIDEO not in info.tasks:
+            raise invalid("input_reference", "this model makes videos of a prompt alone; leave it out")
+        await check_uploads(gateway, [Upload("input_reference", picture)])
+        start.images.add(field="input_reference")
     video = Video(
         id=f"video_{uuid.uuid4().hex}",
         model=gateway.model_of(stage) or "",
@@ -80,7 +85,7 @@ async def list_videos(http: Request) -> dict[str, Any]:
     desc."""
     query = http.query_params
     limit, order, after = query.get("limit", str(_DEFAULT_LIMIT)), query.get("order", "desc"), query.get("after")
-    if not limit.isdecimal() or not 1 <= int(limit) <= _MAX_LIMIT:
+    if not re.fullmatch("[0-9]{1,3}", limit) or not 1 <= int(limit) <= _MAX_LIMIT:
         raise invalid("limit", f"must be 1 to {_MAX_LIMIT}")
     if order not in ("asc", "desc"):
         raise invalid("order", "must be asc or desc")
@@ -168,17 +173,3 @@ async def _fetch(gateway: Gateway, url: str) -> bytes:
         return await gateway.fetcher.get(url, "image")
     except MediaError as error:
         raise invalid("input_reference", str(error), "invalid_media") from None
-
-
-async def _attach(start: dit_pb2.DitStart, picture: bytes, gateway: Gateway, taken: bool) -> None:
-    """Announces the first frame in `start`."""
-    if not taken:
-        raise invalid("input_reference", "this model makes videos of a prompt alone; leave it out")
-    settings = gateway.settings
-    try:
-        if len(picture) > settings.media_max_bytes:
-            raise MediaError(f"the file is larger than the {settings.media_max_bytes} bytes allowed")
-        await asyncio.to_thread(check, "image", picture, settings)
-    except MediaError as error:
-        raise invalid("input_reference", str(error), "invalid_media") from None
-    start.images.add(kind=thinker_pb2.MEDIA_KIND_IMAGE, size_bytes=len(picture), field="input_reference")

@@ -16,6 +16,10 @@ from services.common.errors import StageError, Unavailable
 _MEDIA_CHUNK_BYTES = 1024 * 1024
 
 
+class Misfit(Unavailable):
+    """A dit and what the pipeline has it read from do not fit together: nothing to wait for."""
+
+
 class Encoding:
     """A call to an encoder, while the dit pulls what it makes.
 
@@ -57,7 +61,8 @@ def encoder_of(stage: Stage) -> Stage | None:
     """The encoder that the dit `stage` reads from; None if it has its own encoders.
 
     Raises:
-        Unavailable: the encoder does not serve, or the two do not fit together.
+        Misfit: the two do not fit together.
+        Unavailable: the encoder does not serve.
     """
     source = stage.source
     assert stage.info is not None
@@ -66,14 +71,14 @@ def encoder_of(stage: Stage) -> Stage | None:
         reason = (
             "reads from an encoder: give it a source" if source is None else "has its own encoders: drop its source"
         )
-        raise Unavailable(f"stage {stage.name} {reason} in the pipeline, or start it otherwise")
+        raise Misfit(f"stage {stage.name} {reason} in the pipeline, or start it otherwise")
     if source is None:
         return None
     source.require_serving()
     assert source.info is not None
     if source.info.encoder.pipeline != info.pipeline:
         theirs = source.info.encoder.pipeline
-        raise Unavailable(f"stage {source.name} reads prompts for a {theirs}, but {stage.name} is a {info.pipeline}")
+        raise Misfit(f"stage {source.name} reads prompts for a {theirs}, but {stage.name} is a {info.pipeline}")
     return source
 
 

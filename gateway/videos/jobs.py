@@ -15,12 +15,13 @@ import numpy as np
 import structlog
 
 from gateway import metrics
-from gateway.media.video_file import VideoFile
+from gateway.media.video_file import MAX_SIDE_PIXELS, VideoFile
 from gateway.pipeline.dit import generate, to_numpy
+from gateway.pipeline.encoding import Misfit
 from gateway.pipeline.stages import Stage
 from gateway.videos.store import Video, VideoStore
 from quartet.v1 import dit_pb2
-from services.common.errors import DeadlineExceeded, InternalError, QueueFull, StageError, Unavailable
+from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
 
 Result = TypeVar("Result")
 
@@ -39,7 +40,7 @@ class Limits:
     Attributes:
         max_running: videos made at a time.
         max_queued: videos that may wait beyond those.
-        timeout_s: longest that making one may take, from the end of its wait here.
+        timeout_s: longest that making one may take, from when its stage is asked for it and does not send it back.
         drain_s: how long running ones are waited for at the end.
     """
 
@@ -133,7 +134,8 @@ class VideoJobs:
             job.task.cancel()
             await self._store.remove_unfinished(video.id)
             raise
-        job.stored.set_result(None)
+        if not job.stored.done():  # cancelled meanwhile, by a deletion or the gateway's end
+            job.stored.set_result(None)
 
     async def get(self, video_id: str) -> Video | None:
         """The job as it stands."""
@@ -180,8 +182,7 @@ class VideoJobs:
             began = time.monotonic()
             reason: tuple[str, str] | None = None
             try:
-                async with asyncio.timeout(self._limits.timeout_s):
-                    await self._make_when_taken(job)
+                await self._make_when_taken(job)
             except TimeoutError:
                 limit = f"the video took longer than the {self._limits.timeout_s:g} s allowed"
                 reason = self._explain(job.stage, DeadlineExceeded(limit))
@@ -218,21 +219,26 @@ class VideoJobs:
         job.video = ended
 
     async def _make_when_taken(self, job: _Job) -> None:
-        """A stage whose queue is full, or that is not up, is asked again: this job can wait."""
+        """A stage whose queue is full, or that is not up, is asked again: this job can wait. It keeps its place, since
+        the jobs behind it need the same stage and are not to overtake it.
+
+        Raises:
+            TimeoutError: the stage took it, and then too long.
+        """
         path = self._store.input(job.video.id)
         media = [await asyncio.to_thread(path.read_bytes)] if job.has_input else []
-        deadline = time.monotonic() + self._limits.timeout_s
         while True:
             try:
-                await self._make(job, media, deadline - time.monotonic())
+                async with asyncio.timeout(self._limits.timeout_s):
+                    await self._make(job, media)
                 return
             except (QueueFull, Unavailable) as error:
-                if not job.waits:  # lost while it worked on this
+                if not job.waits or isinstance(error, Misfit):  # lost while it worked on this, or for good
                     raise
                 await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFull) else _STAGE_AGAIN_S)
 
-    async def _make(self, job: _Job, media: list[bytes], timeout_s: float) -> None:
-        video, file = job.video, None
+    async def _make(self, job: _Job, media: list[bytes]) -> None:
+        video, file, timeout_s = job.video, None, self._limits.timeout_s
         try:
             total = 0
             async with aclosing(generate(job.stage, job.start, media, timeout_s)) as responses:
@@ -259,6 +265,8 @@ class VideoJobs:
 
     async def _open(self, video: Video, frames_per_second: float, frames: np.ndarray) -> VideoFile:
         _, video.height, video.width, _ = frames.shape
+        if max(frames.shape[1:3]) > MAX_SIDE_PIXELS:  # the model chose the size, or it would have been refused before
+            raise InvalidInput("width", f"frames of {video.width}x{video.height} are too large for H.264")
         video.frames_per_second = frames_per_second
         part = self._store.part(video.id)
         return await self._in_thread(VideoFile, part, frames_per_second, video.width, video.height)

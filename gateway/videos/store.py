@@ -86,11 +86,13 @@ class VideoStore:
     Every change is on disk when its call returns. Files are complete or absent: they are written under another name.
 
     Args:
-        directory: made if it does not exist, readable by its owner only.
+        directory: made if it does not exist, readable by its owner only; None is a StoreError.
         ttl_s: how long a video is kept after it has ended.
     """
 
-    def __init__(self, directory: Path, ttl_s: float) -> None:
+    def __init__(self, directory: Path | None, ttl_s: float) -> None:
+        if directory is None:
+            raise StoreError("jobs_dir: this user has no home directory to keep videos in; name one with --jobs-dir")
         self.directory, self.ttl_s = directory, ttl_s
         self._thread = ThreadPoolExecutor(1, "videos")  # SQLite's one connection and thread
         self._database: sqlite3.Connection

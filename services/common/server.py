@@ -38,7 +38,7 @@ class StageServer:
 
     Args:
         settings: the stage's settings.
-        stage: "thinker", "talker" or "code2wav".
+        stage: its kind, e.g. "talker".
         service_name: full name of the stage's own service, e.g. "quartet.v1.TalkerService".
         streams: whether the stage produces streams for others.
     """

@@ -11,12 +11,14 @@ import structlog
 import torch
 
 from services.common import metrics as common_metrics
-from services.common.errors import InternalError, InvalidInput, QueueFull, StageError, Unavailable
+from services.common.errors import InternalError, StageError, Unavailable
 from services.common.priority import yield_to_event_loops
 from services.dit import metrics
 from services.dit.batching import join, split
+from services.dit.failure import breaks_the_device, explain
 from services.dit.models import Models
 from services.dit.output import Done, Encoded, Event, Failed, Order, Output, Started
+from services.dit.parallel_group import GroupFailed
 from services.dit.weave import Call, Stopped
 
 log = structlog.get_logger()
@@ -46,10 +48,12 @@ class DitEngine:
     ) -> None:
         self.models = models
         self._max_running, self._max_batch, self._on_fatal = max_running, max_batch, on_fatal
-        self._inbox: queue.SimpleQueue[Output | _Stop | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Output | _Stop | Exception | None] = queue.SimpleQueue()
         self._waiting: list[Output] = []
         self._running: list[Output] = []
         self._stopping = False
+        self._broken: Exception | None = None
+        models.watch(self._inbox.put, on_fatal)
         self._thread = threading.Thread(target=self._run, name="dit-engine", daemon=True)
         self._thread.start()
 
@@ -75,19 +79,26 @@ class DitEngine:
     def _run(self) -> None:
         if self.models.device.type == "cpu":
             yield_to_event_loops()
+        fatal = None
         try:
             with torch.no_grad():
                 while not self._stopping:
                     self._take_in(block=not self._running and not self._waiting)
+                    if self._broken is not None:
+                        raise self._broken
                     self._drop_cancelled()
                     self._admit()
                     if self._running and not self._stopping:
-                        self._advance(min(self._running, key=lambda output: output.served_s))
+                        # of the least served, those first that have yet to begin: they may join the others
+                        self._advance(min(self._running, key=lambda output: (output.served_s, output.call is not None)))
             self._fail_all(Unavailable("the stage is shutting down"))
         except Exception as error:
             log.exception("dit engine failed")
             self._fail_all(InternalError("the dit's engine failed; its log has the details"))
-            self._on_fatal(error)
+            fatal = error
+        self.models.close()
+        if fatal is not None:
+            self._on_fatal(fatal)
 
     def _take_in(self, block: bool) -> None:
         """Reads the inbox; waits for something in it if there is nothing to do."""
@@ -96,6 +107,8 @@ class DitEngine:
             block = False
             if isinstance(entry, _Stop):
                 self._stopping = True
+            elif isinstance(entry, Exception):  # of the processes of other devices
+                self._broken = entry
             elif entry is not None:
                 self._waiting.append(entry)
 
@@ -110,15 +123,18 @@ class DitEngine:
             output = self._waiting.pop(0)
             output.served_s = min((other.served_s for other in self._running), default=0.0)
             self._running.append(output)
+            output.begin()
             output.emit(Started())
         self._count()
 
     def _advance(self, output: Output) -> None:
         """Starts `output`, or runs what it waits for, with others that wait for the same."""
-        call = output.strand.call
+        call, level_s = output.call, output.served_s
         if call is None:
             self._resume(output, None)
-            if output.strand.call is not None:
+            # Reading a prompt is paid for after the first step, so that a new request shows its first step soon.
+            output.owed_s, output.served_s = output.served_s - level_s, level_s
+            if output.call is not None:
                 output.emit(Encoded())
             return
         batch = [output]
@@ -129,7 +145,7 @@ class DitEngine:
         try:
             results = self._compute(batch)
         except Exception as error:
-            if len(batch) == 1:
+            if len(batch) == 1 or breaks_the_device(error):
                 self._fail(output, error)
                 return
             log.warning("a shared step failed; its outputs go on alone", outputs=len(batch), error=repr(error))
@@ -138,13 +154,14 @@ class DitEngine:
         common_metrics.STEP_SECONDS.labels("dit", call.point.name).observe(spent_s)
         common_metrics.STEP_BATCH.labels("dit", call.point.name).observe(len(batch))
         for member, result in zip(batch, results, strict=True):
-            member.served_s += spent_s / len(batch)
+            member.served_s += spent_s / len(batch) + member.owed_s
+            member.owed_s = 0.0
             member.batch = len(batch)
             if result is not None:
                 self._resume(member, result)
 
     def _matches(self, other: Output, output: Output) -> bool:
-        call, wanted = other.strand.call, output.strand.call
+        call, wanted = other.call, output.call
         return (
             call is not None
             and wanted is not None
@@ -157,7 +174,7 @@ class DitEngine:
         point = calls[0].point
         arguments = join(point.rules, [call.arguments for call in calls]) if point.rules else calls[0].arguments
         with self.models.set_up(batch[0].order.loras, batch[0], calls[0]):
-            result = point.run(arguments)
+            result = self.models.run(point, arguments, batch[0].order.loras)
         if self.models.device.type == "cuda":
             torch.cuda.synchronize(self.models.device)  # so that time spent is time spent
         return split(result, [call.samples for call in calls])
@@ -172,10 +189,11 @@ class DitEngine:
 
     def _resume(self, output: Output, value: Any) -> None:
         """Lets the pipeline go on to its next call, or to its end."""
-        started = time.monotonic()
+        started, strand = time.monotonic(), output.strand
+        assert strand is not None
         try:
             with self.models.set_up(output.order.loras):
-                result = output.strand.resume(value)
+                result = strand.resume(value)
         except Stopped:
             self._end(output)
             return
@@ -183,14 +201,16 @@ class DitEngine:
             self._fail(output, error)
             return
         output.served_s += time.monotonic() - started
-        if output.strand.dead:
+        if strand.dead:
             assert isinstance(result, Done)
             self._end(output)
             output.emit(result)
 
     def _fail(self, output: Output, error: Exception) -> None:
+        if isinstance(error, GroupFailed) or breaks_the_device(error):  # no output's own
+            raise error
         self._end(output)
-        output.emit(Failed(_explain(error)))
+        output.emit(Failed(explain(error)))
 
     def _fail_all(self, error: StageError) -> None:
         self._take_in(block=False)
@@ -203,7 +223,7 @@ class DitEngine:
         """Frees what it holds."""
         if output in self._running:
             self._running.remove(output)
-        output.strand.stop()
+        output.end()
         self.models.forget(output)
         self._count()
 
@@ -213,20 +233,5 @@ class DitEngine:
 
 
 def _call_of(output: Output) -> Call:
-    assert output.strand.call is not None
-    return output.strand.call
-
-
-def _explain(error: Exception) -> StageError:
-    """What the requester is told."""
-    if isinstance(error, StageError):
-        return error
-    if isinstance(error, torch.OutOfMemoryError):
-        torch.cuda.empty_cache()
-        return QueueFull(
-            "the device has not enough memory for this size now; retry later or ask for a smaller one", 5.0
-        )
-    if isinstance(error, ValueError):  # how pipelines refuse arguments
-        return InvalidInput("request", str(error))
-    log.error("output failed", exc_info=error)
-    return InternalError("the pipeline failed; the stage's log has the details")
+    assert output.call is not None
+    return output.call

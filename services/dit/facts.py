@@ -7,9 +7,16 @@ from services.dit.config import PipelineSettings
 from services.dit.families import default_of
 from services.dit.models import Pipelines
 
+WARM_UP_SIDES = 4
+"""Width and height of the warm-up's output, in multiples of what sizes are multiples of."""
+
 
 def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.DitInfo:
-    """What requests of these pipelines are checked against; what the engine adds is left out."""
+    """What requests of these pipelines are checked against; what the engine adds is left out.
+
+    Raises:
+        ValueError: settings that contradict each other or the model; names the one at fault.
+    """
     family, pipe = models.family, models.pipeline
     call = type(pipe)
     width, height = settings.default_width_height or (_default_size(pipe, family.size) if family.size[0] else (0, 0))
@@ -20,6 +27,7 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         default_height=height,
         size_multiple=family.size_multiple(pipe),
         max_pixels=settings.max_pixels,
+        max_side=min(settings.max_side, family.max_side(pipe)),
         default_inference_steps=settings.default_inference_steps or default_of(call, "num_inference_steps"),
         max_inference_steps=settings.max_inference_steps,
         default_guidance_scale=_guidance(settings, default_of(call, family.guidance)),
@@ -33,13 +41,45 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         multiple = pipe.vae_scale_factor_temporal
         info.default_frames = settings.default_frames or default_of(call, "num_frames")
         info.frames_multiple, info.max_frames = multiple, settings.frame_limit(multiple)
+        info.max_video_pixels = settings.max_video_pixels
         info.frames_per_second = settings.frames_per_second or family.fps
     if family.media == "sound":
         vae = pipe.vae
         info.max_audio_s = pipe.transformer.config.sample_size * vae.hop_length / vae.config.sampling_rate
         info.default_audio_s = min(settings.default_audio_s, info.max_audio_s)
         info.sample_rate_hz = vae.config.sampling_rate
+    _check_settings(info, settings)
     return info
+
+
+def _check_settings(info: server_info_pb2.DitInfo, settings: PipelineSettings) -> None:
+    """Defaults and the warm-up have to be within the limits."""
+    if info.default_inference_steps > info.max_inference_steps:
+        info.default_inference_steps = info.max_inference_steps
+        if settings.default_inference_steps is not None:
+            raise ValueError(
+                f"default_inference_steps: must be at most max_inference_steps, {info.max_inference_steps}"
+            )
+    if info.sample_rate_hz:
+        return
+    width, height, multiple = info.default_width, info.default_height, info.size_multiple
+    if width % multiple or height % multiple:
+        raise ValueError(f"default_size: {width}x{height} must be multiples of {multiple}, as this model's sizes are")
+    least = (WARM_UP_SIDES * multiple) ** 2
+    if info.max_pixels < least:
+        raise ValueError(f"max_pixels: must be at least {least}, which the warm-up makes")
+    if width * height > info.max_pixels or max(width, height) > info.max_side:
+        raise ValueError(
+            f"default_size: {width}x{height} is over max_pixels, {info.max_pixels}, or max_side, {info.max_side}"
+        )
+    if info.frames_multiple:
+        if info.max_frames <= info.frames_multiple:
+            raise ValueError(f"max_frames: must be at least {info.frames_multiple + 1} for this model")
+        if info.default_frames > info.max_frames or (info.default_frames - 1) % info.frames_multiple:
+            raise ValueError(
+                f"default_frames: {info.default_frames} must be 1 more than a multiple of {info.frames_multiple}, "
+                f"at most {info.max_frames}"
+            )
 
 
 def _tasks(models: Pipelines) -> list[dit_pb2.DitTask]:

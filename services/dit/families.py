@@ -32,6 +32,11 @@ def _video_multiple(pipe: Any) -> int:
     return pipe.vae_scale_factor_spatial * transformer.config.patch_size[1]
 
 
+def _video_side(pipe: Any) -> int:
+    transformer = pipe.transformer if pipe.transformer is not None else pipe.transformer_2
+    return transformer.config.rope_max_seq_len * _video_multiple(pipe)
+
+
 @dataclass(frozen=True)
 class Family:
     """One pipeline class of diffusers.
@@ -40,6 +45,7 @@ class Family:
         media: what it makes.
         size: (width, height) in pixels where neither request nor settings give one.
         size_multiple: of width and height, in pixels; of the loaded pipeline.
+        max_side: most pixels a side that the loaded transformer has positions for.
         guidance: the argument that `guidance_scale` of a request goes to.
         negative: whether it takes `negative_prompt`, and `default_negative` the one it gets where a request has none.
         tokenizer: the component that says how long a prompt is, and `max_prompt_tokens` the most where the pipeline
@@ -53,6 +59,7 @@ class Family:
     media: Media = "image"
     size: tuple[int, int] = (1024, 1024)
     size_multiple: Callable[[Any], int] = _image_multiple
+    max_side: Callable[[Any], int] = lambda pipe: 1 << 16
     guidance: str = "guidance_scale"
     negative: bool = True
     default_negative: str | None = None
@@ -85,7 +92,11 @@ FAMILIES: Mapping[str, Family] = {
     "QwenImageEditPlusPipeline": Family(
         guidance="true_cfg_scale", default_negative=" ", images=3, needs_image=True, min_steps=2
     ),
-    "ZImagePipeline": Family(edit="ZImageImg2ImgPipeline", inpaint="ZImageInpaintPipeline"),
+    "ZImagePipeline": Family(
+        max_side=lambda pipe: min(pipe.transformer.config.axes_lens[1:]) * _image_multiple(pipe),
+        edit="ZImageImg2ImgPipeline",
+        inpaint="ZImageInpaintPipeline",
+    ),
     "FluxPipeline": Family(
         negative=False, tokenizer="tokenizer_2", edit="FluxImg2ImgPipeline", inpaint="FluxInpaintPipeline"
     ),
@@ -96,14 +107,15 @@ FAMILIES: Mapping[str, Family] = {
     "Flux2KleinPipeline": Family(negative=False, images=10, inpaint="Flux2KleinInpaintPipeline"),
     "StableDiffusion3Pipeline": Family(
         size_multiple=_patch_multiple,
+        max_side=lambda pipe: pipe.transformer.config.pos_embed_max_size * _patch_multiple(pipe),
         tokenizer="tokenizer_3",
         edit="StableDiffusion3Img2ImgPipeline",
         inpaint="StableDiffusion3InpaintPipeline",
     ),
     # no edits: diffusers 0.42 passes the pictures' features to transformers 5.19 in a shape that it does not take
     "GlmImagePipeline": Family(size_multiple=_glm_multiple, negative=False),
-    "WanPipeline": Family("video", (832, 480), _video_multiple),
-    "WanImageToVideoPipeline": Family("video", (832, 480), _video_multiple, images=1, needs_image=True),
+    "WanPipeline": Family("video", (832, 480), _video_multiple, _video_side),
+    "WanImageToVideoPipeline": Family("video", (832, 480), _video_multiple, _video_side, images=1, needs_image=True),
     "StableAudioPipeline": Family("sound", (0, 0), lambda pipe: 1, max_prompt_tokens=128),
 }
 

@@ -16,6 +16,7 @@ from accelerate import init_empty_weights
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "vision_language_encoder")
+OTHERS = ("vae", "image_encoder")
 
 
 def hollow_models(folder: Path, dtype: torch.dtype, wanted: Callable[[str], bool]) -> dict[str, torch.nn.Module]:

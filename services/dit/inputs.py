@@ -1,7 +1,8 @@
 """Pictures that come with a request."""
 
 import io
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import dit_pb2, thinker_pb2
@@ -48,6 +49,7 @@ def decode_files(files: Files, limits: PipelineSettings) -> "tuple[list[Image], 
     Raises:
         InvalidInput: names the field.
     """
+    _check_pixels(files, limits)
     pictures = [decode_picture(data, field, limits) for field, data in files if field != MASK_FIELD]
     masks = [decode_mask(data, field, pictures[0], limits) for field, data in files if field == MASK_FIELD]
     return pictures, masks[0] if masks else None
@@ -62,7 +64,7 @@ def decode_picture(data: bytes, field: str, limits: PipelineSettings) -> "Image"
     from PIL import Image
 
     picture = _open(data, field, limits)
-    if "A" in picture.getbands() or "transparency" in picture.info:
+    if _has_transparency(picture):
         picture = picture.convert("RGBA")
         ground = Image.new("RGBA", picture.size, "white")
         picture = Image.alpha_composite(ground, picture)
@@ -81,24 +83,61 @@ def decode_mask(data: bytes, field: str, of: "Image", limits: PipelineSettings) 
     if mask.size != of.size:
         sizes = f"{mask.size[0]} x {mask.size[1]}, the picture {of.size[0]} x {of.size[1]}"
         raise InvalidInput(field, f"is {sizes}; they must be the same")
-    if "A" in mask.getbands():
-        return ImageOps.invert(mask.getchannel("A"))
+    if _has_transparency(mask):
+        return ImageOps.invert(mask.convert("RGBA").getchannel("A"))
     return mask.convert("L")
 
 
 def _open(data: bytes, field: str, limits: PipelineSettings) -> "Image":
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
+
+    with _named(field), Image.open(io.BytesIO(data)) as image:
+        width, height = image.size
+        shorter, longer = sorted(image.size)
+        if shorter < limits.min_image_side:
+            least = limits.min_image_side
+            raise InvalidInput(field, f"is {width} x {height}; each side must have at least {least} pixels")
+        if longer > limits.max_aspect_ratio * shorter:
+            ratio = limits.max_aspect_ratio
+            raise InvalidInput(field, f"is {width} x {height}; a side may be at most {ratio:g} times the other")
+        image.load()
+        return _eight_bit(ImageOps.exif_transpose(image))
+
+
+def _has_transparency(picture: "Image") -> bool:
+    return "A" in picture.getbands() or "transparency" in picture.info
+
+
+def _eight_bit(picture: "Image") -> "Image":
+    """Grey of 16 bit, which Pillow would clip to 255, as 8 bit."""
+    if not picture.mode.startswith("I"):
+        return picture
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))
+
+
+def _check_pixels(files: Files, limits: PipelineSettings) -> None:
+    """Refuses, by what their headers say, pictures that are too large together."""
+    from PIL import Image
+
+    pixels = 0
+    for field, data in files:
+        with _named(field), Image.open(io.BytesIO(data)) as image:
+            width, height = image.size
+        pixels += width * height
+        if pixels > limits.max_image_pixels:
+            most = limits.max_image_pixels
+            raise InvalidInput(field, f"is {width} x {height}; a request's pictures may have {most} pixels together")
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    """Errors of Pillow as InvalidInput that names `field`."""
+    from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            width, height = image.size
-            if width * height > limits.max_image_pixels:
-                raise InvalidInput(field, f"is {width} x {height}; at most {limits.max_image_pixels} pixels are taken")
-            if min(width, height) < limits.min_image_side:
-                raise InvalidInput(
-                    field, f"is {width} x {height}; each side must have at least {limits.min_image_side} pixels"
-                )
-            image.load()
-            return ImageOps.exif_transpose(image)
+        yield
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidInput(field, f"cannot be decoded as an image: {error}") from None

@@ -13,7 +13,7 @@ from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 from safetensors import safe_open
 
 from services.dit.config import DitSettings
-from services.dit.hollow import ENCODERS, hollow_models, without
+from services.dit.hollow import ENCODERS, OTHERS, hollow_models, without
 from services.dit.weave import DENOISERS
 
 _QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,8 +26,11 @@ _QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
 log = structlog.get_logger()
 
 
-def load_pipeline(settings: DitSettings) -> DiffusionPipeline:
+def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> DiffusionPipeline:
     """The pipeline that the checkpoint's model_index.json names, ready on its device.
+
+    Args:
+        denoisers_only: all other models are without weights.
 
     Raises:
         ValueError: no such checkpoint, or options that the model or the machine does not have.
@@ -35,7 +38,8 @@ def load_pipeline(settings: DitSettings) -> DiffusionPipeline:
     folder = find_checkpoint(settings.model)
     dtype = checkpoint_dtype(folder, settings.dtype)
     device = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    hollow = hollow_models(folder, dtype, ENCODERS.__contains__) if settings.encoders == "stream" else {}
+    left_out = (*ENCODERS, *OTHERS) if denoisers_only else ENCODERS if settings.encoders == "stream" else ()
+    hollow = hollow_models(folder, dtype, left_out.__contains__)
     options: dict[str, Any] = {"dtype": dtype, **hollow}
     if settings.quantization in _QUANTIZATION:
         backend, arguments = _QUANTIZATION[settings.quantization]
@@ -48,7 +52,7 @@ def load_pipeline(settings: DitSettings) -> DiffusionPipeline:
     for name in settings.lora:
         _load_lora(pipeline, name, settings.lora[name])
     denoisers = [module for name in DENOISERS if (module := getattr(pipeline, name, None)) is not None]
-    if settings.cache != "none" and "cache_context(" not in inspect.getsource(type(pipeline).__call__):
+    if settings.cache != "none" and not supports_caches(pipeline):
         raise ValueError(f"cache={settings.cache}: {type(pipeline).__name__} does not support caches; leave it out")
     for denoiser in denoisers:
         _prepare(denoiser, dtype, settings)
@@ -125,3 +129,8 @@ def _place(pipeline: Any, device: str, offload: str) -> None:
             offload_type="leaf_level",
             use_stream=torch.device(device).type == "cuda",
         )
+
+
+def supports_caches(pipeline: Any) -> bool:
+    """Whether the pipeline says which of a step's calls is which: caches keep a state for each."""
+    return "cache_context(" in inspect.getsource(type(pipeline).__call__)

@@ -1,9 +1,9 @@
 """One output on its way: a pipeline's call as a strand, its own scheduler, its progress and previews."""
 
+import contextlib
 import copy
 import functools
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from services.common.errors import InternalError, StageError
 from services.dit.conditioning import Conditioning
-from services.dit.weave import Strand
+from services.dit.weave import Call, Strand
 
 PREVIEW_SIDE = 256  # pixels
 
@@ -32,6 +32,7 @@ class Order:
         conditioning: what is known of the prompt, and where what is not will be kept.
         preview_steps: after which steps (from 1) a preview is made.
         steps: denoising steps it takes.
+        floats: whether the result stays float32; sound always does.
     """
 
     pipeline: DiffusionPipeline
@@ -42,6 +43,7 @@ class Order:
     loras: tuple[tuple[str, float], ...] = ()
     preview_steps: frozenset[int] = frozenset()
     steps: int = 0
+    floats: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class Preview:
 
 @dataclass(frozen=True)
 class Done:
-    """The result, float32 on the CPU: (height, width, 3) or (frames, height, width, 3) from 0 to 1, or
-    (samples, channels), which may go beyond -1 to 1."""
+    """The result on the CPU: (height, width, 3) or (frames, height, width, 3), uint8 or float32 from 0 to 1; or
+    (samples, channels), float32, which may go beyond -1 to 1."""
 
     data: torch.Tensor
 
@@ -95,6 +97,7 @@ class Output:
 
     Attributes:
         served_s: engine time spent on it, its share of shared steps; from the level of the others at its start.
+        owed_s: engine time that is not in served_s yet.
         batch: outputs that shared its latest denoising call.
     """
 
@@ -102,20 +105,32 @@ class Output:
     emit: Callable[[Event], None]
     cancelled: bool = False
     served_s: float = 0.0
+    owed_s: float = 0.0
     batch: int = 1
     step: int = 0
-    submitted: float = field(default_factory=time.monotonic)
+    strand: Strand | None = None
 
-    @functools.cached_property
-    def strand(self) -> Strand:
-        """The pipeline's call. A greenlet belongs to the thread that made it: only the engine's may ask for it."""
-        return Strand(self._make)
+    def begin(self) -> None:
+        """Makes the strand. A greenlet belongs to the thread that made it: only the engine's may do this."""
+        self.strand = Strand(self._make)
+
+    def end(self) -> None:
+        """Ends the pipeline where it is, and frees what it holds."""
+        if self.strand is not None:
+            self.strand.stop()
+        self.strand = None
+
+    @property
+    def call(self) -> Call | None:
+        """What the pipeline waits for; None before its start and after its end."""
+        return self.strand.call if self.strand is not None else None
 
     def _make(self) -> Done:
         """The strand's body."""
-        pipeline = view(self.order.pipeline, self._follow)
-        self.order.conditioning.attach(pipeline)
-        return Done(self._call(pipeline))
+        with view(self.order.pipeline, self._follow) as pipeline:
+            self.order.conditioning.attach(pipeline)
+            data = self._call(pipeline)
+            return Done(data if self.order.floats else _to_bytes(data))
 
     def _call(self, pipeline: Any) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed(self.order.seed)
@@ -146,18 +161,22 @@ class Output:
         def fix(scheduler: Any) -> None:
             scheduler.step = lambda *args, **kwargs: (latents,)
 
-        pipeline = view(self.order.pipeline, fix)
-        self.order.conditioning.attach(pipeline)
-        self.strand.replay = self.strand.last
-        try:
-            pixels = self._call(pipeline)
-        finally:
-            self.strand.replay = None
-        self.emit(Preview(self.step, _shrink(pixels)))
+        strand = self.strand
+        assert strand is not None
+        with view(self.order.pipeline, fix) as pipeline:
+            self.order.conditioning.attach(pipeline)
+            strand.replay = strand.last
+            try:
+                pixels = self._call(pipeline)
+            finally:
+                strand.replay = None
+        self.emit(Preview(self.step, _to_bytes(_shrink(pixels))))
 
 
-def view(pipeline: DiffusionPipeline, prepare: Callable[[Any], None]) -> Any:
-    """`pipeline` for one call: the same models, a scheduler and flags of its own."""
+@contextlib.contextmanager
+def view(pipeline: DiffusionPipeline, prepare: Callable[[Any], None]) -> Iterator[Any]:
+    """`pipeline` for one call: the same models, a scheduler and flags of its own. It is emptied afterwards: its
+    functions refer to it, and only the garbage collector would find that out, some time later."""
     copied: Any = copy.copy(pipeline)
     scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)  # type: ignore[attr-defined]
     prepare(scheduler)
@@ -166,7 +185,11 @@ def view(pipeline: DiffusionPipeline, prepare: Callable[[Any], None]) -> Any:
         _progress_bar_config={"disable": True},
         maybe_free_model_hooks=lambda: None,  # it resets what other calls are using
     )
-    return copied
+    try:
+        yield copied
+    finally:
+        vars(copied).clear()
+        vars(scheduler).clear()
 
 
 def _sigma(scheduler: Any, timestep: Any) -> Any:
@@ -191,9 +214,14 @@ def _to_tensor(data: Any) -> torch.Tensor:
 
 
 def _shrink(pixels: torch.Tensor) -> torch.Tensor:
-    """(height, width, 3), 0 to 1, as 8 bit, no side over PREVIEW_SIDE."""
+    """(height, width, 3), no side over PREVIEW_SIDE."""
     scale = PREVIEW_SIDE / max(pixels.shape[:2])
     if scale < 1:
         size = [max(1, round(side * scale)) for side in pixels.shape[:2]]
         pixels = functional.interpolate(pixels.permute(2, 0, 1)[None], size, mode="area")[0].permute(1, 2, 0)
+    return pixels
+
+
+def _to_bytes(pixels: torch.Tensor) -> torch.Tensor:
+    """0 to 1 as 8 bit."""
     return (pixels * 255).round().clamp(0, 255).to(torch.uint8)

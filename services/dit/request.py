@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_PREVIEWS = 10
+MAX_GUIDANCE_SCALE = 1000.0
+MAX_LORA_WEIGHT = 100.0
+MAX_FRAME_BYTES = 15 * 1024 * 1024  # gRPC's messages here may have 16 MiB
 _RESULT = {"image": "images", "video": "frames", "sound": "audios"}
 _SEEDS = 1 << 64
 
@@ -50,10 +53,11 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
     if (start.count or 1) > info.max_count:
         raise InvalidInput("count", f"must be at most {info.max_count}")
     _check_size(start, info)
+    _check_frame(start, info)
     if start.HasField("num_inference_steps") and not 1 <= start.num_inference_steps <= info.max_inference_steps:
         raise InvalidInput("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
-    if start.HasField("guidance_scale") and not 0 <= start.guidance_scale < math.inf:
-        raise InvalidInput("guidance_scale", "must be a number of at least 0")
+    if start.HasField("guidance_scale") and not 0 <= start.guidance_scale <= MAX_GUIDANCE_SCALE:
+        raise InvalidInput("guidance_scale", f"must be 0 to {MAX_GUIDANCE_SCALE:g}")
     _check_length(start, info)
     _check_loras(start, info)
     steps = start.num_inference_steps or info.default_inference_steps
@@ -97,10 +101,28 @@ def _check_size(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
     for field, value in (("width", start.width), ("height", start.height)):
         if not value or value % info.size_multiple:
             raise InvalidInput(field, f"must be a multiple of {info.size_multiple} pixels, not {value}")
-    if start.width * start.height > info.max_pixels:
-        raise InvalidInput(
-            "width", f"{start.width} x {start.height} is over the {info.max_pixels} pixels that are made"
-        )
+    _check_area(start.width, start.height, info)
+
+
+def _check_area(width: int, height: int, info: server_info_pb2.DitInfo) -> None:
+    for field, value in (("width", width), ("height", height)):
+        if value > info.max_side:
+            raise InvalidInput(field, f"{width} x {height}: a side may have at most {info.max_side} pixels")
+    if width * height > info.max_pixels:
+        raise InvalidInput("width", f"{width} x {height} is over the {info.max_pixels} pixels that are made")
+
+
+def _check_frame(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
+    """A frame of a video leaves in one message."""
+    width, height = start.width or info.default_width, start.height or info.default_height
+    frame_bytes = width * height * 3 * (4 if start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32 else 1)
+    pixels = width * height * (start.num_frames or info.default_frames) * (start.count or 1)
+    if info.frames_multiple and pixels > info.max_video_pixels:
+        field = "num_frames" if start.num_frames else "width"
+        raise InvalidInput(field, f"all frames together have {pixels} pixels; at most {info.max_video_pixels} are made")
+    if info.frames_multiple and frame_bytes > MAX_FRAME_BYTES:
+        field = "pixel_format" if start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32 else "width"
+        raise InvalidInput(field, f"a frame would have {frame_bytes} bytes; at most {MAX_FRAME_BYTES} can be sent")
 
 
 def _check_length(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
@@ -114,8 +136,9 @@ def _check_length(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> Non
     if start.audio_s:
         if not info.sample_rate_hz:
             raise InvalidInput("audio_s", f"{info.pipeline} makes no sound; leave it out")
-        if not 0 < start.audio_s <= info.max_audio_s:
-            raise InvalidInput("audio_s", f"must be over 0 and at most {info.max_audio_s:g} s")
+        least_s = 1 / info.sample_rate_hz
+        if not least_s <= start.audio_s <= info.max_audio_s:
+            raise InvalidInput("audio_s", f"must be {least_s:.2g} s, a sample, to {info.max_audio_s:g} s")
 
 
 def _check_loras(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
@@ -126,8 +149,8 @@ def _check_loras(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None
             raise InvalidInput(f"loras[{i}].name", f"there is no adapter '{lora.name}'; {known}")
         if lora.name in seen:
             raise InvalidInput(f"loras[{i}].name", f"'{lora.name}' is there twice")
-        if not math.isfinite(lora.weight):
-            raise InvalidInput(f"loras[{i}].weight", "must be a finite number")
+        if not abs(lora.weight) <= MAX_LORA_WEIGHT:
+            raise InvalidInput(f"loras[{i}].weight", f"must be {-MAX_LORA_WEIGHT:g} to {MAX_LORA_WEIGHT:g}")
         seen.add(lora.name)
 
 
@@ -169,6 +192,8 @@ def plan(
         steps = min(steps, int(steps * strength))
         if not steps:
             raise InvalidInput("num_inference_steps", "is too few for an edit; take at least 2")
+    if start.previews and start.previews >= steps:
+        raise InvalidInput("previews", f"must be fewer than the {steps} steps that this edit takes")
     seed = start.seed if start.HasField("seed") else secrets.randbits(32)
     previews = frozenset(round(steps * (i + 1) / (start.previews + 1)) for i in range(start.previews)) - {0, steps}
     first = Conditioning()
@@ -183,6 +208,7 @@ def plan(
             tuple(sorted((lora.name, lora.weight) for lora in start.loras)),
             previews,
             steps,
+            floats=start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32 or bool(info.sample_rate_hz),
         )
         for i in range(start.count or 1)
     ]
@@ -190,11 +216,10 @@ def plan(
 
 
 def _check_prompt(start: dit_pb2.DitStart, models: Pipelines, info: server_info_pb2.DitInfo) -> None:
-    tokenizer = getattr(models.pipeline, models.family.tokenizer, None)
-    if tokenizer is None or not info.max_prompt_tokens:
+    if not info.max_prompt_tokens:
         return
     for field, text in (("prompt", start.prompt), ("negative_prompt", start.negative_prompt)):
-        tokens = len(tokenizer(text).input_ids)
+        tokens = models.count_tokens(text)
         if tokens > info.max_prompt_tokens:
             raise InvalidInput(field, f"has {tokens} tokens; at most {info.max_prompt_tokens} are read: shorten it")
 
@@ -231,7 +256,7 @@ def _size(
     width, height = images[0].size
     scale = min(1.0, math.sqrt(info.max_pixels / (width * height)))
     multiple = info.size_multiple
-    return {
-        "width": max(multiple, int(width * scale) // multiple * multiple),
-        "height": max(multiple, int(height * scale) // multiple * multiple),
-    }
+    width = max(multiple, int(width * scale) // multiple * multiple)
+    height = max(multiple, int(height * scale) // multiple * multiple)
+    _check_area(width, height, info)
+    return {"width": width, "height": height}

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 
 import grpc
-import torch
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
 from services.common.admission import Admission
@@ -67,7 +66,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                     yield Response(preview=run.preview(output, event))
                 else:
                     call.timings.mark_output()
-                    pieces = self._pieces(output, event, start.pixel_format)
+                    pieces = self._pieces(output, event)
                     while piece := await asyncio.to_thread(next, pieces, None):
                         yield Response(piece=piece)
         finally:
@@ -98,18 +97,17 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
 
         return await asyncio.to_thread(settle)
 
-    def _pieces(self, output: int, done: Done, pixel_format: dit_pb2.PixelFormat) -> Iterator[dit_pb2.DitPiece]:
+    def _pieces(self, output: int, done: Done) -> Iterator[dit_pb2.DitPiece]:
         """`done` in messages of at most 4 MiB; in each at least one row, frame or sample."""
         data, info = done.data, self._info
-        as_floats = bool(info.sample_rate_hz) or pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32
-        entries = max(1, MAX_INLINE_BYTES // max(1, data[:1].numel() * (4 if as_floats else 1)))
+        entries = max(1, MAX_INLINE_BYTES // max(1, data[:1].numel() * data.element_size()))
         for first in range(0, data.shape[0], entries):
-            part = data[first : first + entries].clamp(-1, 1)
+            part = data[first : first + entries]
             yield dit_pb2.DitPiece(
                 output=output,
                 first=first,
                 total=data.shape[0],
-                data=to_message(part if as_floats else (part * 255).round().clamp(0, 255).to(torch.uint8)),
+                data=to_message(part.clamp(-1, 1) if info.sample_rate_hz else part),
                 frames_per_second=info.frames_per_second,
                 sample_rate_hz=info.sample_rate_hz,
             )

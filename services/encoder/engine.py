@@ -11,6 +11,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from services.common import metrics
 from services.common.errors import InternalError, RequestCancelled
 from services.dit.conditioning import Conditioning
+from services.dit.failure import explain
 from services.dit.hollow import ENCODERS, hollow_models, without
 from services.dit.loading import checkpoint_dtype, find_checkpoint
 from services.dit.models import Pipelines
@@ -90,13 +91,15 @@ class _Cancelled(BaseException):
 
 
 def _run(order: Order) -> Conditioning:
-    pipeline = view(order.pipeline, lambda scheduler: None)
-    order.conditioning.attach(pipeline)
     generator = torch.Generator("cpu").manual_seed(order.seed)
-    try:
-        pipeline(**order.arguments, generator=generator, output_type="latent")
-    except Stopped:
-        return order.conditioning
+    with view(order.pipeline, lambda scheduler: None) as pipeline:
+        order.conditioning.attach(pipeline)
+        try:
+            pipeline(**order.arguments, generator=generator, output_type="latent")
+        except Stopped:
+            return order.conditioning
+        except Exception as error:
+            raise explain(error) from error
     raise InternalError("the pipeline went past its encoders")
 
 

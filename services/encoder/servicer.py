@@ -17,7 +17,7 @@ from services.dit.conditioning import Conditioning, pack
 from services.dit.facts import dit_info
 from services.dit.inputs import decode_files, read_files
 from services.dit.output import Order
-from services.dit.request import plan
+from services.dit.request import check, plan
 from services.dit.source import LAYOUT
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
@@ -63,15 +63,15 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self, start: encoder_pb2.EncodeStart, requests: AsyncIterator[encoder_pb2.EncodeRequest]
     ) -> list[Order]:
         request = start.request
-        if not request.prompt.strip():
-            raise InvalidInput("request.prompt", "is required")
+        request.ClearField("loras")  # of the transformer
+        task = check(request, self._info)
         if self._engine.draws_prior_tokens and not request.HasField("seed"):
-            raise InvalidInput("request.seed", "is required: this model draws prior tokens by it")
+            raise InvalidInput("seed", "is required: this model draws prior tokens by it")
         files = await read_files(request, requests, self._settings)
 
         def settle() -> list[Order]:
             pictures, mask = decode_files(files, self._settings)
-            return plan(request, request.task, pictures, mask, self._engine.models, self._info).orders
+            return plan(request, task, pictures, mask, self._engine.models, self._info).orders
 
         return await asyncio.to_thread(settle)
 

@@ -1,22 +1,17 @@
 """The `quartet` command as users run it."""
 
-import subprocess
-import sys
 import wave
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command import quartet
+from PIL import Image
 from stack import free_port
 
 pytestmark = pytest.mark.e2e
 
 ASSETS = Path(__file__).parents[2] / "cli" / "assets"
-
-
-def quartet(*arguments: str, cwd: Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cli.main", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 def speech(file: Path) -> tuple[int, np.ndarray]:
@@ -50,10 +45,13 @@ def test_chat_says_what_the_server_says(stack, tmp_path: Path):
 def test_demo(tmp_path: Path):
     done = quartet("demo", "--port", str(free_port()), cwd=tmp_path, timeout_s=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    for word in ("thinker", "talker", "code2wav", "TTFA"):
+    for word in ("thinker", "talker", "code2wav", "dit", "TTFA"):
         assert word in done.stdout
     rate_hz, samples = speech(tmp_path / "demo.wav")
     frames = round(len(samples) / 1920 + 0.5)
     assert rate_hz == 24000
     assert 0 < frames * 1920 - len(samples) < 1920  # frames x 80 ms, less the decoder's tail
     assert np.abs(samples.astype(int)).max() > 100
+    picture = Image.open(tmp_path / "demo.png")
+    assert (picture.format, picture.size) == ("PNG", (128, 128))
+    assert np.asarray(picture).std() > 1

@@ -160,6 +160,12 @@ async def test_what_goes_wrong_reaches_both(glm: Path) -> None:
             assert isinstance(error, InvalidInput)
             assert error.field == "prompt"
             await asyncio.gather(encoding, return_exceptions=True)
+            for bad, field in (({"count": 11}, "count"), ({"num_inference_steps": 0}, "num_inference_steps")):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await collect(pair.encode(start_of("glm-image", **bad), field))
+                error = from_rpc_error(caught.value)
+                assert isinstance(error, InvalidInput)
+                assert error.field == field
             # no source at all
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await outputs(dit_pb2_grpc.DitServiceStub(channels.channel(pair.dit)).Generate(one(start)))

@@ -49,6 +49,92 @@ def test_split_and_fused_say_the_same(stack, tiny_checkpoint: Path, tmp_path: Pa
     assert sides["split"][0]["frames_per_s"] > 0 < sides["fused"][0]["frames_per_s"]
 
 
+@pytest.mark.e2e
+def test_the_dit_beside_diffusers(tmp_path: Path):
+    load = ["--families", "wan", "--requests", "2", "--steps", "2", "--rounds", "1", "--threads", "1"]
+    video = ["--video-size", "64x64", "--video-frames", "5", "--video-steps", "5"]
+    output = _run("dit.py", *load, *video, "--json", str(tmp_path / "figures.json"))
+    assert "a picture during a video" in output
+    (report,) = json.loads((tmp_path / "figures.json").read_text())["checkpoints"]
+    assert report["pipeline"] == "WanPipeline"
+    rows = {row["title"]: row for row in report["rows"]}
+    assert list(rows) == [
+        "diffusers, one after another",
+        "diffusers, one call for 2",
+        "Quartet, one after another",
+        "Quartet, 2 at once",
+    ]
+    assert rows["diffusers, one after another"]["ratio"] == 1
+    for title, row in rows.items():
+        figures = row["medians"]
+        assert 0 < figures["first_s"] <= figures["seconds"], title
+        assert figures["step_ms"] > 0, title
+        assert figures["cpu_s"] > 0, title
+        assert row["apart"] <= 1, title
+    assert rows["Quartet, one after another"]["medians"]["mean_batch"] == 1
+    assert 1 <= rows["Quartet, 2 at once"]["medians"]["mean_batch"] <= 2
+    during = report["video"]["medians"]
+    assert 0 < during["first_step"] < during["end"]
+    assert during["apart"] <= 1
+
+
+@pytest.mark.e2e
+def test_variants_of_the_dit_say_how_far_they_are_off(tmp_path: Path):
+    load = ["--families", "flux", "--requests", "1", "--steps", "6", "--rounds", "1", "--threads", "1"]
+    variants = ["--variant", "plain:", "--variant", "cached:cache=first-block,cache_threshold=100"]
+    assert "NOT EXACT" in _run("dit.py", *load, *variants, "--json", str(tmp_path / "figures.json"))
+    (report,) = json.loads((tmp_path / "figures.json").read_text())["checkpoints"]
+    apart = {row["title"]: row["apart"] for row in report["rows"]}
+    assert apart["Quartet plain, one after another"] <= 1 < apart["Quartet cached, one after another"]
+
+
+def test_how_far_outputs_are_apart():
+    import numpy as np
+    from dit_work import apart
+
+    outputs = [np.zeros((4, 4, 3), np.uint8), np.full((4, 4, 3), 255, np.uint8)]
+    assert apart(outputs, outputs) == 0
+    assert apart(outputs, [outputs[0], outputs[1] - 3]) == 3
+    assert apart(outputs, outputs[::-1]) == 255
+    with pytest.raises(ValueError, match="other shapes"):
+        apart(outputs, [outputs[0], outputs[1][:2]])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--variant", "compile_blocks=true"], "must be NAME:SETTING=VALUE"),
+        (["--variant", "compile:compile_blocks"], "must be SETTING=VALUE"),
+        (["--dit-flag", "max_batch"], "must be SETTING=VALUE"),
+        (["--size", "64"], "must be WIDTHxHEIGHT"),
+        (["--families", "sd3,wan-i2v"], "there is no 'wan-i2v'"),
+        (["--requests", "0"], "--requests: must be 1 or more"),
+        (["--video-steps", "3"], "--video-steps: must be over 3"),
+    ],
+)
+def test_flags_of_the_dits_benchmark_that_are_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
+    from dit import parse
+
+    with pytest.raises(SystemExit):
+        parse(flags)
+    assert message in capsys.readouterr().err
+
+
+def test_variants_of_the_dit_have_the_flags_of_all():
+    from dit import Variant, parse
+
+    options = parse(
+        ["--dit-flag", "max_batch=4", "--variant", "plain:", "--variant", "fast:compile_blocks=true,cache=x"]
+    )
+    assert options.variants == [
+        Variant("plain", ("--max-batch=4",)),
+        Variant("fast", ("--max-batch=4", "--compile-blocks=true", "--cache=x")),
+    ]
+    assert parse([]).variants == [Variant("", ())]
+
+
 def test_a_stage_flag_without_a_stage_is_refused():
     from speech import stage_arguments
 

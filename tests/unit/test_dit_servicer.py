@@ -181,6 +181,8 @@ PNG_BOMB = png((20_000, 20_000), "1", 1)
         ({"images": [media(b"not a picture")]}, [], "images[0]"),
         ({"images": [media(PNG_BOMB)]}, [], "images[0]"),
         ({"images": [media(png((2, 64)))]}, [], "images[0]"),
+        ({"images": [media(png((4, 4000)))]}, [], "images[0]"),
+        ({"images": [media(png((1000, 999)))], "mask": media(png((1000, 999)))}, [], "mask"),
         ({"images": [media(png(), kind=thinker_pb2.MEDIA_KIND_AUDIO)]}, [], "images[0]"),
         ({"images": [media()]}, [], "images[0]"),
         ({"images": [media(size_bytes=300_000)]}, [], "images[0]"),
@@ -230,6 +232,21 @@ async def test_the_timeout_of_a_call_ends_it(service: Service, dit: Bench) -> No
             pass
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await until(lambda: not dit.engine._running)
+
+
+def test_masks_of_every_kind() -> None:
+    from services.dit.inputs import decode_mask
+
+    limits, of = DitSettings(model="x"), Image.new("RGB", (8, 8))
+    file = io.BytesIO()
+    clear = Image.new("RGBA", (8, 8), (0, 0, 0, 0)).quantize(method=Image.Quantize.FASTOCTREE)
+    assert clear.mode == "P"
+    clear.save(file, "PNG")
+    assert np.asarray(decode_mask(file.getvalue(), "mask", of, limits)).min() == 255
+    for value, wanted in ((0, 0), (20_000, 78), (65_535, 255)):
+        file = io.BytesIO()
+        Image.fromarray(np.full((8, 8), value, np.uint16)).save(file, "PNG")
+        assert np.unique(decode_mask(file.getvalue(), "mask", of, limits)).tolist() == [wanted]
 
 
 def test_a_picture_with_transparency_is_put_on_white() -> None:

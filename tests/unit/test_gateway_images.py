@@ -286,6 +286,68 @@ async def test_bad_requests_name_the_field(refusing, changes, status, param):
     assert error["message"].startswith(f"{param}: ")
 
 
+@pytest.mark.parametrize(
+    ("member", "param"), [({"guidance_scale": "N"}, "guidance_scale"), ({"lora": {"ink": "N"}}, "lora.ink")]
+)
+@pytest.mark.parametrize("number", ["1e999", "NaN"])
+async def test_numbers_that_are_none(refusing, member, param, number):
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "quartet": {"dit": member}}
+    for path, body, named in ((GENERATE, ASK | member, param), (CHAT, chat, f"quartet.dit.{param}")):
+        response = await refusing.http.post(path, content=json.dumps(body).replace('"N"', number))
+        assert (response.status_code, response.json()["error"]["param"]) == (400, named)
+
+
+@pytest.mark.parametrize(("file_format", "most"), [("webp", 16_383), ("jpeg", 65_500)])
+async def test_sizes_that_a_format_has_not(gateway, monkeypatch, file_format, most):
+    gateway.app.state.gateway.stages.output("image").info.dit.max_pixels = 2**24
+    size = f"16x{most // 16 * 16 + 16}"
+    response = await gateway.http.post(GENERATE, json=ASK | {"size": size, "output_format": file_format})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "size")
+    assert f"{file_format} has at most {most} pixels" in error["message"]
+    options = {"dit": {"size": size, "output_format": file_format}}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+    assert (await gateway.refusal(chat | {"quartet": options}))[1]["param"] == "quartet.dit.size"
+    assert gateway.scripts["dit"].requests == []
+
+    body = await gateway.openai.images.generate(**ASK, size=f"16x{most // 16 * 16}", output_format=file_format)
+    assert pixels(body.data[0].b64_json, file_format.upper()).shape == (most // 16 * 16, 16, 3)
+    assert (await gateway.http.post(GENERATE, json=ASK | {"size": size})).status_code == 200  # png
+
+    # a size that the model chose is known at the end only
+    monkeypatch.setattr("scripted_stages.picture_of", lambda *_: picture_of(0, 8, most + 1))
+    response = await gateway.http.post(GENERATE, json=ASK | {"output_format": file_format})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "size")
+    status, error = await gateway.refusal(chat | {"quartet": {"dit": {"output_format": file_format}}})
+    assert (status, error["param"]) == (400, "quartet.dit.size")
+
+
+async def test_the_pixels_of_all_images_together(tmp_path):
+    async with running(DIT, jobs_dir=tmp_path, media_max_image_pixels=3000) as gateway:
+
+        async def refused(*files) -> tuple[str, str]:
+            error = (await gateway.http.post(EDIT, data=ASK, files=files)).json()["error"]
+            return error["param"], error["code"]
+
+        assert await refused(*[("image[]", png())] * 3) == ("image[2]", "invalid_media")
+        assert await refused(("image", png(width=50, height=50)), ("mask", png())) == ("mask", "invalid_media")
+        ask = {"model": MODEL, "messages": [said(spoken("x"), *[shown(png())] * 3)]}
+        assert (await gateway.refusal(ask))[1]["param"] == "messages[0].content[3]"
+        assert gateway.scripts["dit"].requests == []
+        assert (await gateway.http.post(EDIT, data=ASK, files=[("image[]", png())] * 2)).status_code == 200
+
+
+async def test_running_requests_are_counted(gateway):
+    script = gateway.scripts["dit"]
+    script.hold = True
+    asking = asyncio.create_task(gateway.http.post(GENERATE, json=ASK))
+    await script.holding.wait()
+    assert "quartet_gateway_running_requests 1.0" in (await gateway.http.get("/metrics")).text
+    script.release.set()
+    await asking
+    assert "quartet_gateway_running_requests 0.0" in (await gateway.http.get("/metrics")).text
+
+
 async def test_bodies_that_are_none(gateway):
     assert (await gateway.http.post(GENERATE, content=b"{")).json()["error"]["code"] == "invalid_json"
     response = await gateway.http.post(EDIT, json=ASK)
@@ -315,6 +377,9 @@ async def test_bodies_that_are_none(gateway):
         ([("image", png())], {"num_inference_steps": "0"}, "num_inference_steps"),
         ([("image", png())], {"stream": "perhaps"}, "stream"),
         ([("image", png())], {"lora": "chalk"}, "lora"),
+        ([("image", png())], {"lora": "[" * 100_000}, "lora"),
+        ([("image", png())], {"lora": '{"ink": 1e999}'}, "lora.ink"),
+        ([("image", png())], {"guidance_scale": "inf"}, "guidance_scale"),
         ([("image", png())], {"foo": "1"}, "foo"),
     ],
 )
@@ -349,6 +414,8 @@ async def test_stage_errors_reach_the_client(gateway, error, status, param, stre
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
     if status == 429:
         assert response.headers["retry-after"] == "3"
+    if status == 500:
+        assert response.json()["error"]["code"] == "internal_error"
     if param:
         assert response.json()["error"]["message"].startswith(f"{param}: ")
 

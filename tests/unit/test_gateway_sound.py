@@ -88,6 +88,13 @@ async def test_bad_members_are_refused_by_name(gateway, change, param):
     assert gateway.script.requests == []
 
 
+@pytest.mark.parametrize("number", ["1e999", "NaN"])
+async def test_numbers_that_are_none(gateway, number):
+    for member, param in (('"guidance_scale": %s', "guidance_scale"), ('"lora": {"x": %s}', "lora.x")):
+        response = await gateway.http.post(PATH, content='{"prompt": "x", %s}' % (member % number))
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
 async def test_other_models_and_tasks_are_refused(gateway, tmp_path):
     assert (await gateway.refusal(PATH, ASK | {"model": "other"}))[:2] == (404, "model")
     async with scripted_dit(VIDEO_INFO) as stage, gateway_before(stage, tmp_path / "other") as client:

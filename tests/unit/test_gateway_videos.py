@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import io
+import pwd
 import sqlite3
 import time
 
@@ -27,8 +28,13 @@ from video_stack import (
     scripted_dit,
 )
 
+from gateway.openai.videos import explain
+from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.stages import Stage
 from gateway.settings import GatewaySettings
+from gateway.videos.jobs import Limits, VideoJobs
 from gateway.videos.store import StoreError, VideoStore
+from gateway.videos.store import Video as StoredVideo
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InternalError, InvalidInput, QueueFull, Unavailable
 
@@ -194,7 +200,8 @@ async def test_pages_of_the_list(gateway):
     assert last["has_more"] is False
     listed = [video.id async for video in gateway.openai.videos.list(limit=2, order="asc")]
     assert listed == ids
-    for params in ({"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"order": "up"}, {"after": "video_none"}):
+    limits = [{"limit": limit} for limit in ("0", "101", "x", "1" * 5000)]
+    for params in (*limits, {"order": "up"}, {"after": "video_none"}):
         response = await gateway.http.get(PATH, params=params)
         assert (response.status_code, response.json()["error"]["param"]) == (400, next(iter(params)))
 
@@ -239,6 +246,9 @@ async def test_bad_forms(gateway):
     for files, param in (
         (form(prompt="x", num_inference_steps="many"), "num_inference_steps"),
         (form(prompt="x", lora="none"), "lora"),
+        (form(prompt="x", lora="[" * 100_000), "lora"),
+        (form(prompt="x", guidance_scale="inf"), "guidance_scale"),
+        (form(prompt="x") | {"lora[film]": (None, "nan")}, "lora.film"),
         (form(prompt="x") | {"input_reference": ("x.png", b"no picture")}, "input_reference"),
         (form(prompt="x") | {"input_reference": ("x.png", png(20_000, 20_000))}, "input_reference"),
         (form(prompt="x") | {"mask": ("x.png", png())}, "mask"),
@@ -248,6 +258,29 @@ async def test_bad_forms(gateway):
         assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
     broken = {"content-type": "multipart/form-data"}
     assert (await gateway.http.post(PATH, content=b"--", headers=broken)).status_code == 400
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN"])
+async def test_numbers_that_are_none(gateway, number):
+    for member, param in (('"guidance_scale": %s', "guidance_scale"), ('"lora": {"film": %s}', "lora.film")):
+        response = await gateway.http.post(PATH, content='{"prompt": "x", %s}' % (member % number))
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_frames_larger_than_a_file_can_have(tmp_path, monkeypatch):
+    info = server_info_pb2.DitInfo()
+    info.CopyFrom(VIDEO_INFO)
+    info.max_pixels = 2**24
+    async with scripted_dit(info) as stage, gateway_before(stage, tmp_path) as gateway:
+        for size in ("16400x16", "16x32768"):
+            status, named, message = await gateway.refusal(PATH, ASK | {"size": size})
+            assert (status, named, "at most 16384 pixels" in message) == (400, "size", True)
+        video_id = await create(gateway, size="16384x16", num_frames=1)
+        await gateway.reaches(video_id, "completed")
+        # a size that the model chose is known at the end only
+        monkeypatch.setattr("video_stack.frames_of", lambda start: np.zeros((1, 16, 16400, 3), np.uint8))
+        video = await gateway.reaches(await create(gateway), "failed")
+        assert (video["error"]["code"], video["error"]["message"][:6]) == ("invalid_value", "size: ")
 
 
 async def test_the_api_page_has_them(gateway):
@@ -319,6 +352,53 @@ async def test_a_stage_that_is_away_is_waited_for(gateway):
     gateway.script.error, gateway.script.after = Unavailable("draining"), 2
     video = await gateway.reaches(await create(gateway), "failed")  # it had begun
     assert video["error"]["code"] == "stage_unavailable"
+
+
+@pytest.mark.parametrize("error", [Unavailable("draining"), QueueFull("full", retry_after_s=1)])
+async def test_the_wait_for_a_stage_takes_nothing_from_a_video_s_time(stage, tmp_path, error):
+    stage.script.error = error
+    async with gateway_before(stage, tmp_path, video_timeout_s=2) as gateway:
+        video_id = await create(gateway)
+        await asyncio.sleep(2.5)
+        assert (await gateway.video(video_id))["status"] == "queued"
+        stage.script.error = None
+        await gateway.reaches(video_id, "completed")
+
+
+async def test_a_stage_that_does_not_fit_the_pipeline_is_not_waited_for(tmp_path):
+    info = server_info_pb2.DitInfo()
+    info.CopyFrom(VIDEO_INFO)
+    info.needs_source = True
+    async with scripted_dit(info) as stage, gateway_before(stage, tmp_path) as gateway:
+        video = await gateway.reaches(await create(gateway), "failed")
+        assert video["error"]["code"] == "stage_unavailable"
+        assert "give it a source" in video["error"]["message"]
+        assert stage.script.requests == []
+
+
+class SlowStore(VideoStore):
+    """A store whose additions are on disk before anyone hears of it."""
+
+    def __init__(self, directory, ttl_s: float) -> None:
+        super().__init__(directory, ttl_s)
+        self.added, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def add(self, video) -> None:
+        await super().add(video)
+        self.added.set()
+        await self.go_on.wait()
+
+
+async def test_a_video_deleted_while_it_is_taken_on(tmp_path):
+    video = StoredVideo("video_1", MODEL, "a boat", "queued", 0, int(time.time()), 64, 48, 9, FPS)
+    away = Stage("dit", load_pipeline(PIPELINE, {"dit": "127.0.0.1:9"}).stages["dit"])
+    async with SlowStore(tmp_path, 60) as store, VideoJobs(store, Limits(1, 1, 60, 1), explain) as jobs:
+        submitting = asyncio.create_task(jobs.submit(video, away, dit_pb2.DitStart(request_id=video.id), None))
+        await store.added.wait()
+        assert await jobs.delete(video.id)
+        store.go_on.set()
+        await submitting
+        assert await jobs.get(video.id) is None
 
 
 async def test_a_video_that_takes_too_long(stage, tmp_path):
@@ -405,6 +485,18 @@ def test_where_videos_are_kept(monkeypatch, tmp_path, state):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / state))
     expected = tmp_path / (state or ".local/state") / "quartet/jobs"
     assert GatewaySettings(pipeline=PIPELINE).jobs_dir == expected
+
+
+def test_a_user_without_a_home(monkeypatch):
+    """Such a user's gateway without videos starts; one with videos says what to do."""
+    monkeypatch.delenv("QUARTET_GATEWAY_JOBS_DIR")
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # KeyError, as for an id that has no entry
+    settings = GatewaySettings.load([f"--pipeline={PIPELINE}"])
+    assert settings.jobs_dir is None
+    with pytest.raises(StoreError, match="--jobs-dir"):
+        VideoStore(settings.jobs_dir, settings.video_ttl_s)
 
 
 async def test_directories_that_cannot_be_used(tmp_path):

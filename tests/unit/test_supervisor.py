@@ -1,12 +1,14 @@
 """`quartet up` with small real processes in place of the stages: gRPC health servers and an HTTP server.
 
 They stand in a directory of their own as packages `services.*` and `gateway`. `python -m` looks in the working
-directory first, so the supervisor starts them with the very command lines that start the real ones.
+directory first, so the supervisor starts them with the very command lines that start the real ones. What is not there,
+such as the reader of pipeline files, is found in the real packages.
 """
 
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -28,12 +30,14 @@ from concurrent import futures
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-NAMES = {"thinker": "ThinkerService", "talker": "TalkerService", "code2wav": "Code2WavService"}
+NAMES = {"thinker": "ThinkerService", "talker": "TalkerService", "code2wav": "Code2WavService", "dit": "DitService",
+         "encoder": "EncoderService"}
 flags = argparse.ArgumentParser(allow_abbrev=False)
 flags.add_argument("--model")
 flags.add_argument("--port")
-arguments, _ = flags.parse_known_args()
+arguments, rest = flags.parse_known_args()
 stage = os.path.basename(os.path.dirname(os.path.abspath(__file__)))
+print(stage, arguments.model, *rest, flush=True)
 if arguments.model == "broken" and stage == "talker":
     sys.exit("talker: no such checkpoint: broken")
 if stage == "thinker":  # as vLLM, it has a process of its own that outlives a killed parent unless someone ends it
@@ -52,23 +56,29 @@ server.wait_for_termination()
 
 GATEWAY = """
 import argparse
+import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 flags = argparse.ArgumentParser(allow_abbrev=False)
 flags.add_argument("--host")
 flags.add_argument("--port", type=int)
 flags.add_argument("--pipeline")
-arguments, _ = flags.parse_known_args()
+arguments, rest = flags.parse_known_args()
+print(*rest, flush=True)
 
 
 class Ready(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(503 if arguments.pipeline == "never" else 200)
+        self.send_response(503 if os.path.basename(arguments.pipeline) == "never.yaml" else 200)
         self.end_headers()
 
 
 ThreadingHTTPServer((arguments.host, arguments.port), Ready).serve_forever()
 """
+
+OTHERS = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)"  # of the package, elsewhere on sys.path
+DIFFUSERS_FILE = "model_index.json"
+PIPELINES = REPOSITORY / "deploy" / "pipelines"
 
 
 class Run:
@@ -93,6 +103,10 @@ class Run:
         """What it has said so far."""
         return self._errors.read_text()
 
+    def log(self, name: str) -> str:
+        """What a process has said so far."""
+        return (self.run_directory / f"{name}.log").read_text()
+
     def state(self) -> dict[str, Any]:
         """state.json's processes, by name."""
         return json.loads((self.run_directory / "state.json").read_text())["processes"]
@@ -105,29 +119,40 @@ class Run:
 @pytest.fixture
 def stages(tmp_path: Path) -> Path:
     """A directory with stand-ins for the packages that `quartet up` starts."""
-    scripts = {f"services/{stage}": STAGE for stage in ("thinker", "talker", "code2wav")} | {"gateway": GATEWAY}
+    scripts = {f"services/{stage}": STAGE for stage in ("thinker", "talker", "code2wav", "dit", "encoder")} | {
+        "gateway": GATEWAY
+    }
     for package, script in scripts.items():
         folder = tmp_path / package
         folder.mkdir(parents=True)
         (folder / "__init__.py").touch()
         (folder / "__main__.py").write_text(script)
-    (tmp_path / "services" / "__init__.py").touch()
+    for package in ("services", "gateway"):
+        (tmp_path / package / "__init__.py").write_text(OTHERS)
     return tmp_path
 
 
 @pytest.fixture
 def run(stages: Path) -> Iterator[Run]:
-    started = Run(stages)
+    with started(stages) as run:
+        yield run
+
+
+@contextlib.contextmanager
+def started(stages: Path, *arguments: str) -> Iterator[Run]:
+    """A `quartet up` that is ready."""
+    run = Run(stages, *arguments)
     family: list[psutil.Process] = []
     try:
-        wait_until(lambda: "ready after" in started.errors())
-        family = started.family()
-        yield started
+        wait_until(lambda: "ready after" in run.errors() or run.process.poll() is not None)
+        assert run.process.poll() is None, run.errors()
+        family = run.family()
+        yield run
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
-            family += started.family()
-        started.process.kill()
-        started.process.wait()
+            family += run.family()
+        run.process.kill()
+        run.process.wait()
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -185,7 +210,9 @@ def test_a_stage_that_cannot_start_is_named_with_its_log(stages: Path) -> None:
 
 
 def test_a_stage_that_dies_while_others_start_is_named(stages: Path) -> None:
-    dying = Run(stages, "dies", "--pipeline", "never")  # the gateway waits for the stage
+    pipeline = stages / "never.yaml"  # the gateway waits for the stage
+    pipeline.write_text((PIPELINES / "qwen3-omni.yaml").read_text())
+    dying = Run(stages, "dies", "--pipeline", str(pipeline))
     assert dying.process.wait(HANG_GUARD_S) == 1
     assert "talker ended with status 7" in dying.errors()
 
@@ -195,6 +222,83 @@ def test_a_taken_port_is_refused_before_anything_starts(run: Run, stages: Path) 
     second = subprocess.run(command, cwd=stages, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False)
     assert second.returncode == 1
     assert f"--port {run.port}" in second.stderr
+
+
+def test_a_diffusers_directory_is_served_by_a_dit_alone(stages: Path) -> None:
+    checkpoint = stages / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / DIFFUSERS_FILE).write_text("{}")
+    with started(stages, str(checkpoint), "--dit-arg=--max-batch=3") as run:
+        assert set(run.state()) == {"dit", "gateway"}
+        assert "starting dit and gateway;" in run.errors()
+        assert f"dit {checkpoint} --metrics-port" in run.log("dit")
+        assert "--max-batch=3" in run.log("dit")
+        assert f"--stage dit={run.state()['dit']['address']}" in run.log("gateway")
+
+
+def test_a_pipeline_file_says_which_stages_are_started(stages: Path) -> None:
+    text_only = stages / "text.yaml"
+    text_only.write_text("stages:\n  writer:\n    kind: thinker\n    address: localhost:1\noutputs:\n  text: writer\n")
+    with started(stages, "any", "--pipeline", str(text_only), "--thinker-arg=--block-size=32") as run:
+        assert set(run.state()) == {"writer", "gateway"}  # by their names in the file
+        assert run.log("writer").startswith("thinker any")
+        assert "--block-size=32" in run.log("writer")
+
+
+def test_a_dit_beside_other_stages_has_a_checkpoint_of_its_own(stages: Path) -> None:
+    four = str(PIPELINES / "qwen3-omni-dit.yaml")
+    with started(stages, "omni", "--pipeline", four, "--dit-model", "diffusion") as run:
+        assert "starting thinker, talker, code2wav, dit and gateway;" in run.errors()
+        assert run.log("dit").startswith("dit diffusion")
+        for stage in ("thinker", "talker", "code2wav"):
+            assert run.log(stage).startswith(f"{stage} omni")
+
+
+def test_an_encoder_and_its_dit_share_a_checkpoint(stages: Path) -> None:
+    with started(stages, "glm", "--pipeline", str(PIPELINES / "glm-image.yaml"), "--encoder-arg=--threads=2") as run:
+        assert set(run.state()) == {"encoder", "dit", "gateway"}
+        assert run.log("encoder").startswith("encoder glm")
+        assert "--threads=2" in run.log("encoder")
+        assert run.log("dit").startswith("dit glm")
+        assert "--encoders stream" in run.log("dit")
+
+
+TWO_DITS = """stages:
+  a: {kind: dit, address: "localhost:1"}
+  b: {kind: dit, address: "localhost:2"}
+outputs: {image: a, video: b}
+"""
+DIT_NAMED_GATEWAY = """stages:
+  gateway: {kind: dit, address: "localhost:1"}
+outputs: {image: gateway}
+"""
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "flags", "told"),
+    [
+        ("qwen3-omni-dit.yaml", [], "--dit-model: missing"),
+        ("qwen3-omni.yaml", ["--dit-model=x"], "--dit-model: .* has no stage of kind dit"),
+        ("dit.yaml", ["--dit-model=x"], "--dit-model: .* name its checkpoint by --model"),
+        ("dit.yaml", ["--talker-arg=--max-frames=3"], "--talker-arg: .* has no stage of kind talker"),
+        ("no-such.yaml", [], "--pipeline: .*no-such.yaml:1: cannot be read"),
+        (TWO_DITS, [], "a and b are both of kind dit"),
+        (DIT_NAMED_GATEWAY, [], "stages.gateway: .* use another"),
+        (TWO_DITS.replace("kind: dit", "kind: dot"), [], "given.yaml:2: .*unknown stage kind 'dot'"),
+    ],
+)
+def test_what_does_not_fit_the_pipeline_is_refused_before_anything_starts(
+    stages: Path, pipeline: str, flags: list[str], told: str
+) -> None:
+    file = PIPELINES / pipeline
+    if "\n" in pipeline:
+        file = stages / "given.yaml"
+        file.write_text(pipeline)
+    refused = Run(stages, "any", "--pipeline", str(file), *flags)
+    assert refused.process.wait(HANG_GUARD_S) == 1
+    assert re.search(told, refused.errors())
+    assert "starting" not in refused.errors()
+    assert not refused.run_directory.exists()
 
 
 def _connects(host: str, port: int) -> bool:

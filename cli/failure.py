@@ -1,0 +1,15 @@
+"""How a command says that it failed."""
+
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+_errors = Console(stderr=True)
+
+
+def fail(error: Exception) -> NoReturn:
+    """Prints the error and ends the command with status 1."""
+    _errors.print("[bold red]error:[/bold red]", end=" ")
+    _errors.print(str(error), highlight=False, markup=False, soft_wrap=True)  # brackets in it are no markup
+    raise typer.Exit(1)

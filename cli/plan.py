@@ -1,0 +1,93 @@
+"""What a `quartet up` starts: the stages of its pipeline file, each with its checkpoint."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.yaml_source import YamlError
+
+_PIPELINES = Path(__file__).parent.parent / "deploy" / "pipelines"
+PIPELINE = _PIPELINES / "qwen3-omni.yaml"
+DIT_PIPELINE = _PIPELINES / "dit.yaml"
+OMNI_DIT_PIPELINE = _PIPELINES / "qwen3-omni-dit.yaml"
+GATEWAY = "gateway"  # the process beside the stages
+DIFFUSION = frozenset({"dit", "encoder"})  # kinds whose checkpoints are diffusers'
+
+
+class StartError(Exception):
+    """A process cannot start; the message says why, with the end of its log."""
+
+
+@dataclass
+class Options:
+    """What to start. `stage_arguments` are appended to the command line of the stage of that kind, or the gateway's.
+
+    `model` is every stage's checkpoint; where a diffusion model's stages stand beside others, theirs is `dit_model`.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    pipeline: Path = PIPELINE
+    run_directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="quartet-")))
+    stage_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    dit_model: str | None = None
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage to start: its name in the pipeline, its kind ("thinker", "dit", ...), its checkpoint, further flags."""
+
+    name: str
+    kind: str
+    model: str
+    flags: Sequence[str]
+
+
+def pipeline_for(model: str) -> Path:
+    """The pipeline file for a checkpoint directory or hub id; what a hub id holds is not looked up."""
+    return DIT_PIPELINE if (Path(model) / "model_index.json").is_file() else PIPELINE
+
+
+def stages_to_start(options: Options) -> list[PlannedStage]:
+    """The stages of `options.pipeline`, in its order.
+
+    Raises:
+        StartError: the file is at fault, or the options do not fit it.
+    """
+    try:
+        config = load_pipeline(options.pipeline)
+    except YamlError as error:
+        raise StartError(f"--pipeline: {error}") from None
+    planned: dict[str, PlannedStage] = {}
+    kinds = {stage.kind for stage in config.stages.values()}
+    _check_options(options, kinds)
+    for name, stage in config.stages.items():
+        if name == GATEWAY or "/" in name:  # names are those of logs, too
+            raise StartError(f"--pipeline: {options.pipeline}: stages.{name}: no name for a process; use another")
+        if stage.kind in planned:
+            raise StartError(
+                f"--pipeline: {options.pipeline}: {planned[stage.kind].name} and {name} are both of kind {stage.kind}, "
+                "but `quartet up` has one checkpoint for each kind; start the stages yourself, by "
+                f"`python -m services.{stage.kind}`"
+            )
+        model = options.dit_model or options.model if stage.kind in DIFFUSION else options.model
+        reads_encoder = stage.kind == "dit" and stage.source is not None
+        flags = [*(["--encoders", "stream"] if reads_encoder else []), *options.stage_arguments.get(stage.kind, ())]
+        planned[stage.kind] = PlannedStage(name, stage.kind, model, flags)
+    return list(planned.values())
+
+
+def _check_options(options: Options, kinds: set[str]) -> None:
+    diffusion, file = kinds & DIFFUSION, options.pipeline
+    if options.dit_model is None and diffusion and kinds - DIFFUSION:
+        raise StartError(f"--dit-model: missing; {file} has a dit beside the stages that --model is for")
+    if options.dit_model is not None and not diffusion:
+        raise StartError(f"--dit-model: {file} has no stage of kind dit; leave it out")
+    if options.dit_model is not None and not kinds - DIFFUSION:
+        raise StartError(f"--dit-model: {file} has no stages but the dit's; name its checkpoint by --model")
+    for kind, arguments in options.stage_arguments.items():
+        if arguments and kind not in kinds and kind != GATEWAY:
+            raise StartError(f"--{kind}-arg: {file} has no stage of kind {kind}; leave it out")

@@ -1,0 +1,112 @@
+"""Context parallelism: several devices share the sequence of each denoising call, by diffusers' own implementation.
+
+diffusers wants a process per device, all of which make the same calls. The pipeline runs in the first process (rank 0)
+only; the others (`parallel_worker`) hold the denoisers, and repeat each call of rank 0's engine.
+"""
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
+from diffusers.models.attention_dispatch import _AttentionBackendRegistry
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+
+from services.dit.config import DitSettings
+from services.dit.weave import DENOISERS
+
+NO_LSE = frozenset({"native", "_native_npu"})  # they do not return what a ring's parts are put together by
+GROUP_TIMEOUT_S = 60.0  # for what ranks do at about the same time, so only an error takes so long
+
+
+def check(settings: DitSettings, folder: Path) -> None:
+    """Whether the checkpoint and this machine can do what `settings` ask for.
+
+    Args:
+        folder: of the checkpoint.
+
+    Raises:
+        ValueError: they cannot; says why.
+    """
+    size, ulysses, ring = settings.parallel_devices, settings.context_parallel_ulysses, settings.context_parallel_ring
+    asked = f"context_parallel_ulysses={ulysses}, context_parallel_ring={ring}"
+    for name, off in (("cache", "none"), ("compile_blocks", False), ("offload", "none")):
+        if (value := getattr(settings, name)) != off:
+            raise ValueError(f"{asked}: not together with {name}={value}; leave one of them out")
+    index = json.loads((folder / "model_index.json").read_text())
+    for name in DENOISERS:
+        if not (folder / name).is_dir():
+            continue
+        cls = getattr(diffusers, index[name][1], None)
+        if getattr(cls, "_cp_plan", None) is None:
+            raise ValueError(f"{asked}: diffusers has no context-parallel plan for {index[name][1]}; leave it out")
+        heads = json.loads((folder / name / "config.json").read_text())["num_attention_heads"]
+        if heads % ulysses:
+            raise ValueError(
+                f"context_parallel_ulysses={ulysses} does not divide the {heads} attention heads of {name}"
+            )
+    backend = (settings.attention_backend or "native").lower()
+    supported = _AttentionBackendRegistry._supports_context_parallel - (NO_LSE if ring > 1 else set())
+    if backend not in supported:
+        raise ValueError(f"{asked}: attention_backend={backend} cannot do that; one of {sorted(supported)} can")
+    device = resolve_device(settings, 0)
+    if device == "cpu" and ring > 1:
+        raise ValueError(f"{asked}: no attention backend can make a ring of CPUs")
+    if device != "cpu" and settings.device not in ("auto", "cuda"):
+        raise ValueError(f"{asked}: device={settings.device} is one device; say cuda, and pick by CUDA_VISIBLE_DEVICES")
+    if device != "cpu" and torch.cuda.device_count() < size:
+        raise ValueError(f"{asked}: {size} CUDA devices are needed, and there are {torch.cuda.device_count()}")
+
+
+def resolve_device(settings: DitSettings, rank: int) -> str:
+    """torch's name of the device of the group's `rank`."""
+    device = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    return device if device == "cpu" else f"cuda:{rank}"
+
+
+def join(settings: DitSettings, rank: int, store: Path, denoisers: list[Any]) -> None:
+    """Makes this process `rank` of the group, and `denoisers` parts of those of all ranks. Blocks until all have come.
+
+    Args:
+        store: a file that does not exist; the same for all ranks, which are on one machine.
+
+    Raises:
+        ValueError: diffusers refuses.
+        RuntimeError: a rank did not come.
+    """
+    device = torch.device(resolve_device(settings, rank))
+    if sys.platform == "linux":  # else they may listen on, and look for each other at, an address of the network
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    distributed.init_process_group(
+        "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=settings.parallel_devices,
+        timeout=timedelta(seconds=GROUP_TIMEOUT_S),
+    )
+    context = ContextParallelConfig(
+        ulysses_degree=settings.context_parallel_ulysses,
+        ring_degree=settings.context_parallel_ring,
+        # any lengths of prompts and (not with gloo) of pictures; diffusers has that for either kind, not for both
+        ulysses_anything=settings.context_parallel_ring == 1,
+        ring_anything=settings.context_parallel_ulysses == 1,
+    )
+    config = ParallelConfig(context_parallel_config=context)
+    mesh = init_device_mesh(device.type, context.mesh_shape, mesh_dim_names=context.mesh_dim_names)
+    config.setup(rank, settings.parallel_devices, device, mesh=mesh)
+    for denoiser in denoisers:
+        # diffusers' own would make a mesh for each model, and divides by the number of accelerators
+        denoiser._resolve_parallel_config = lambda asked, denoiser=denoiser: _use(denoiser, asked)
+        denoiser.enable_parallelism(config=config)
+
+
+def _use(denoiser: Any, config: ParallelConfig) -> ParallelConfig:
+    denoiser._parallel_config = config
+    return config
