@@ -79,7 +79,7 @@ def read_sizes(model: str) -> Sizes:
             tensors = _local_tensors(folder)
         else:
             config, tensors = _hub(model)
-        weights = dict.fromkeys(STAGES, 0)
+        weights: dict[str, int] = dict.fromkeys(STAGES, 0)
         for name, size in tensors:
             stage = name.split(".", 1)[0]
             if stage in weights:

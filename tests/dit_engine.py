@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from quartet.v1 import dit_pb2, server_info_pb2
@@ -93,12 +94,14 @@ class Bench:
 def bench(checkpoint: Path, **settings: Any) -> Iterator[Bench]:
     """An engine that has one thread."""
     torch.set_num_threads(1)
+    backend, _ = _AttentionBackendRegistry.get_active_backend()
     asked = DitSettings(model=str(checkpoint), **{"default_size": "64x64", **settings})
     engine = start_engine(asked)
     try:
         yield Bench(engine, describe(engine.models, asked))
     finally:
         engine.stop()
+        _AttentionBackendRegistry.set_active_backend(backend)  # diffusers keeps one for the whole process
 
 
 def reference(pipeline: Any, order: Order) -> torch.Tensor:

@@ -115,6 +115,7 @@ def test_a_video_job_outlives_the_gateway(tmp_path_factory: pytest.TempPathFacto
         while httpx.get(f"{system.url}/v1/videos/{job['id']}").json()["status"] != "in_progress":
             assert time.monotonic() < end
             time.sleep(0.05)
+        time.sleep(2)  # `quartet up` has seen it ready too: before that a death is a failed start
         os.kill(system.pid("gateway"), signal.SIGKILL)
         wait_until_ready(system)
         listed = httpx.get(f"{system.url}/v1/videos").json()["data"]
