@@ -9,14 +9,14 @@ THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test up lint format protos bench bench-dit clean
+.PHONY: setup demo test up lint format protos bench bench-dit test-compose clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
 $(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(wildcard protos/quartet/v1/*.proto)
 	@echo "setting up .venv (about 3 minutes and 4 GB on the first run)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,otel,dev]'
 	$(BIN)/python scripts/cpu_torch_env.py
 	@touch $(READY)
 
@@ -50,6 +50,9 @@ bench: $(READY)  ## speech under load beside transformers, in one run; BENCH="--
 
 bench-dit: $(READY)  ## pictures, videos and sound beside plain diffusers, in one run; BENCH_DIT: its flags
 	$(BIN)/python benchmarks/dit.py $(BENCH_DIT)
+
+test-compose: $(READY)  ## what a user of docker compose does, on this machine: builds images, needs docker and compose
+	$(BIN)/python scripts/test_compose.py
 
 clean:
 	rm -rf .venv quartet build *.egg-info

@@ -154,6 +154,29 @@ for command in (image, video, sound):
 
 
 @app.command()
+def top(
+    run_dir: Annotated[Path | None, typer.Option(help="the --run-dir of a running `quartet up`")] = None,
+    url: Annotated[str, typer.Option(help="address of the gateway, without --run-dir")] = "http://127.0.0.1:8000",
+    metrics: Annotated[
+        list[str] | None, typer.Option(help="NAME=URL of a process's metrics, beside --url; may be repeated")
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.2, help="seconds between two looks")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="print one table and exit")] = False,
+) -> None:
+    """Watch the stages of a running system: state, load, step times, first outputs. Ctrl-C ends it."""
+    from cli.top import System, TopError
+    from cli.top import top as watch
+
+    try:
+        system = System.of_run(run_dir) if run_dir else System.at(url, metrics or [])
+        asyncio.run(watch(system, interval, once))
+    except KeyboardInterrupt:
+        return
+    except TopError as error:
+        fail(error)
+
+
+@app.command()
 def demo(
     seed: Annotated[int, typer.Option(help="seed of the model and of its answer")] = 0,
     port: Annotated[int, typer.Option(help="port of the HTTP API while it runs")] = 8000,
@@ -169,6 +192,26 @@ def demo(
         run(seed, port, out, picture)
     except (StartError, ApiError, DemoError) as error:
         fail(error)
+
+
+@app.command()
+def budget(
+    model: Annotated[str, typer.Option(help="Qwen3-Omni checkpoint directory or hub id")],
+    gpu_memory_gib: Annotated[float, typer.Option(min=1, help="memory of the GPU that the stages share")],
+    streams: Annotated[int, typer.Option(min=1, help="spoken answers at a time")] = 8,
+    context_tokens: Annotated[int, typer.Option(min=2, help="longest prompt plus output of a request")] = 32_768,
+    talker_positions: Annotated[int, typer.Option(min=16, help="longest prompt plus frames of a spoken answer")] = 8192,
+) -> None:
+    """Say how thinker, talker and code2wav share one GPU, as lines for .env, or why they cannot."""
+    from cli.budget import GIB, BudgetError, lines, read_sizes, share_out
+
+    try:
+        shared = share_out(read_sizes(model), int(gpu_memory_gib * GIB), streams, context_tokens, talker_positions)
+    except BudgetError as error:
+        fail(error)
+    else:
+        for line in lines(shared):
+            typer.echo(line)
 
 
 if __name__ == "__main__":

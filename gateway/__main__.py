@@ -11,7 +11,7 @@ from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.yaml_source import YamlError
 from gateway.settings import GatewaySettings
 from gateway.videos.store import StoreError, VideoStore
-from services.common import logs
+from services.common import logs, tracing
 
 
 def main() -> None:
@@ -22,6 +22,7 @@ def main() -> None:
     except YamlError as error:
         sys.exit(str(error))
     logs.configure(settings.log_level, "gateway")
+    tracing.configure("gateway")
     structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
     if pipeline.outputs.video is not None:
         try:

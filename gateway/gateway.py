@@ -15,10 +15,16 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, pipeline: PipelineConfig) -> None:
         self.settings = settings
         self.pipeline = pipeline
-        self.stages = Stages(pipeline, settings.health_interval_s, settings.health_timeout_s)
+        self.stages = Stages(
+            pipeline,
+            settings.health_interval_s,
+            settings.health_timeout_s,
+            settings.resolve_interval_s,
+            settings.affinity_max_imbalance,
+        )
         self.fetcher = Fetcher(settings)
         self.transcripts = Transcripts(settings.audio_ttl_s)
-        self.admission = Admission(settings.max_running_requests, max_queued=0)
+        self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
 
     async def __aenter__(self) -> "Gateway":
         await self.stages.__aenter__()

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import metrics
 from gateway.openai.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from gateway.openai.errors import ApiError
+from services.common import tracing
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET_PATHS = {"/health", "/ready", "/metrics"}
@@ -34,7 +35,9 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request_id = self._request_id(Headers(scope=scope).get("x-request-id", ""))
-        fields: dict = {}
+        quiet = scope["path"] in _QUIET_PATHS
+        span = None if quiet else tracing.begin(scope["method"], request_id, Headers(scope=scope))
+        fields: dict = {} if span is None else {"trace_id": span.trace_id}
         scope.setdefault("state", {}).update(request_id=request_id, log=fields)
         started, status = time.monotonic(), 0
 
@@ -62,7 +65,9 @@ class RequestContext:
             duration_ms = round((time.monotonic() - started) * 1000, 1)
             path = getattr(scope.get("route"), "path", "other")  # not the client's path: it could be anything
             metrics.HTTP_REQUESTS.labels(path, status or CLIENT_CLOSED_REQUEST).inc()
-            write = log.debug if scope["path"] in _QUIET_PATHS else log.info
+            if span:
+                end_span(span, scope["method"], path, status or CLIENT_CLOSED_REQUEST, fields)
+            write = log.debug if quiet else log.info
             write(
                 "request",
                 request_id=request_id,
@@ -78,6 +83,15 @@ class RequestContext:
         if not _SANE_ID.fullmatch(wanted):
             return made
         return f"{wanted}-{made[:8]}" if wanted in self._running_ids else wanted
+
+
+def end_span(span: tracing.Span, method: str, path: str, status: int, fields: dict) -> None:
+    """Ends an HTTP request's span. A client's mistake is no error of ours."""
+    span.rename(f"{method} {path}")
+    span.set(stage="gateway", status=status, code=fields.get("code"), failed_stage=fields.get("failed_stage"))
+    for name in ("ttft_ms", "ttfa_ms", "prompt_tokens", "text_tokens", "frames", "speech"):
+        span.set(**{name: fields.get(name)})
+    span.end(f"HTTP {status}" if status >= 500 else "")
 
 
 class BodyLimit:

@@ -18,10 +18,14 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready", responses={503: {"description": "a stage does not serve"}})
 async def ready(http: Request) -> JSONResponse:
-    """200 if every stage serves, else 503; with each stage's state."""
+    """200 if every stage serves, else 503; with the state of each stage and of each of its replicas."""
     gateway: Gateway = http.app.state.gateway
     is_ready = gateway.stages.ready
-    body = {"status": "ready" if is_ready else "not ready", "stages": gateway.stages.states}
+    body = {
+        "status": "ready" if is_ready else "not ready",
+        "stages": gateway.stages.states,
+        "replicas": gateway.stages.replicas,
+    }
     return JSONResponse(body, 200 if is_ready else 503)
 
 

@@ -27,7 +27,9 @@ class GatewaySettings(Settings):
     model_config = SettingsConfigDict(env_prefix="QUARTET_GATEWAY_")
 
     pipeline: Path = Field(description="pipeline YAML, e.g. deploy/pipelines/qwen3-omni.yaml")
-    stage: dict[str, str] = Field({}, description="NAME=HOST:PORT, instead of the pipeline's address; may be repeated")
+    stage: dict[str, str] = Field(
+        {}, description="NAME=HOST:PORT or NAME=dns:///NAME:PORT, instead of the pipeline's address; may be repeated"
+    )
     model_name: str | None = Field(
         None, description="name clients ask for; default: the pipeline's, else the main stage's"
     )
@@ -56,6 +58,13 @@ class GatewaySettings(Settings):
 
     health_interval_s: float = Field(0.25, gt=0, description="time between two health checks of a stage")
     health_timeout_s: float = Field(1.0, gt=0, description="a health check that takes longer has failed")
+    resolve_interval_s: float = Field(1.0, gt=0, description="time between two look-ups of a stage's host name")
+    affinity_max_imbalance: int = Field(
+        2,
+        ge=1,
+        description="requests by which the thinker's replica that has a conversation cached may be ahead of the least "
+        "loaded one, the new request counted; more of it trades even queues for cache hits",
+    )
 
     media_private_addresses: bool = Field(
         False, description="fetch media from private, loopback, link-local and reserved addresses too"

@@ -11,6 +11,7 @@ Where torch has CUDA, or torchvision is a CPU build, this changes nothing.
 import subprocess
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 HOOK = '''"""By Quartet's scripts/cpu_torch_env.py: operators that a CUDA torchvision misses beside CPU torch."""
@@ -46,7 +47,7 @@ def main() -> None:
 
     if torch.version.cuda:
         return
-    broken = [name for name in ("torchaudio", "torchcodec") if not imports(name)]
+    broken = [name for name in ("torchaudio", "torchcodec") if find_spec(name) and not imports(name)]
     if broken:
         subprocess.run([sys.executable, "-m", "pip", "uninstall", "-q", "-y", *broken], check=True)
     if not imports("torchvision"):

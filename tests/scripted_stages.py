@@ -1,7 +1,7 @@
 """Stages that follow a script: real gRPC servers with the real services, but no model behind them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,8 @@ from quartet.v1 import (
     code2wav_pb2_grpc,
     dit_pb2,
     dit_pb2_grpc,
+    encoder_pb2,
+    encoder_pb2_grpc,
     server_info_pb2,
     server_info_pb2_grpc,
     talker_pb2,
@@ -67,6 +69,8 @@ class Script:
         requests: the start messages received.
         media: bytes that came in MediaChunks.
         ended: "done" or "cancelled", one for each call.
+        running: calls that have not ended.
+        takes_s: how long a call takes, beside.
     """
 
     error: StageError | None = None
@@ -77,13 +81,17 @@ class Script:
     requests: list[Any] = field(default_factory=list)
     media: bytearray = field(default_factory=bytearray)
     ended: list[str] = field(default_factory=list)
+    running: int = 0
+    takes_s: Callable[[], float] = lambda: 0.0
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def play(self, request: Any, outputs: list[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """The outputs, as far as the script goes."""
         self.requests.append(request)
+        self.running += 1
         try:
+            await asyncio.sleep(self.takes_s())
             for i, output in enumerate([*outputs, None]):
                 if i == self.after and self.hold:
                     self.holding.set()
@@ -96,6 +104,8 @@ class Script:
         except asyncio.CancelledError:
             self.ended.append("cancelled")
             raise
+        finally:
+            self.running -= 1
 
 
 class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
@@ -219,17 +229,33 @@ class Dit(dit_pb2_grpc.DitServiceServicer):
             yield output
 
 
+class Encoder(encoder_pb2_grpc.EncoderServiceServicer):
+    """Reads prompts for a dit; has no streams, as the scripted dit subscribes to none."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def Encode(self, request_iterator, context):
+        start = (await anext(request_iterator)).start
+        outputs = [encoder_pb2.EncodeResponse(summary=encoder_pb2.EncodeSummary(timings=TIMINGS))]
+        async for output in self.script.play(start, outputs, context):
+            yield output
+
+
 def _pixels(pixels: np.ndarray) -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_UINT8, shape=pixels.shape, inline=pixels.tobytes())
 
 
 class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
-    def __init__(self, stage: str) -> None:
+    def __init__(self, stage: str, script: Script) -> None:
+        self.script = script
         self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
         self.info.thinker.input_modalities.extend(["audio", "image"])
         if stage == "dit":
             self.info.model = "scripted-dit"
             self.info.dit.CopyFrom(PICTURES)
+        elif stage == "encoder":
+            self.info.encoder.pipeline = PICTURES.pipeline
         elif stage == "talker":
             self.info.talker.speakers.extend(VOICES)
         elif stage == "code2wav":
@@ -237,6 +263,9 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
 
     async def GetServerInfo(self, request, context):
         return self.info
+
+    async def GetLoad(self, request, context):
+        return server_info_pb2.GetLoadResponse(running=self.script.running)
 
 
 class ScriptedStages:
@@ -246,12 +275,16 @@ class ScriptedStages:
         scripts: what each does, by stage; to be changed by tests.
         addresses: "host:port" by stage.
         servers: the servers by stage; stopping one without grace is what a killed process looks like.
+        health: their health services.
+        infos: what they say of themselves.
     """
 
     def __init__(self, kinds: Sequence[str]) -> None:
         self.scripts = {stage: Script() for stage in kinds}
         self.addresses: dict[str, str] = {}
         self.servers: dict[str, grpc.aio.Server] = {}
+        self.health: dict[str, health.aio.HealthServicer] = {}
+        self.infos = {stage: ServerInfo(stage, script) for stage, script in self.scripts.items()}
 
     async def start(self, stage: str) -> None:
         """Starts a server, at the address it had before if any."""
@@ -263,16 +296,23 @@ class ScriptedStages:
             talker_pb2_grpc.add_TalkerServiceServicer_to_server(Talker(script), server)
         elif stage == "dit":
             dit_pb2_grpc.add_DitServiceServicer_to_server(Dit(script), server)
+        elif stage == "encoder":
+            encoder_pb2_grpc.add_EncoderServiceServicer_to_server(Encoder(script), server)
         else:
             code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(Code2Wav(script), server)
-        server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(ServerInfo(stage), server)
-        health_servicer = health.aio.HealthServicer()
+        server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
+        health_servicer = self.health[stage] = health.aio.HealthServicer()
         await health_servicer.set(SERVICE[stage], health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         address = self.addresses.get(stage, "127.0.0.1:0")
         port = server.add_insecure_port(address)
-        self.addresses[stage] = f"127.0.0.1:{port}"
+        self.addresses[stage] = f"{address.rpartition(':')[0]}:{port}"
         await server.start()
+
+    async def set_health(self, stage: str, serving: bool) -> None:
+        """What its health service says from now on."""
+        status = health_pb2.HealthCheckResponse
+        await self.health[stage].set(SERVICE[stage], status.SERVING if serving else status.NOT_SERVING)
 
 
 @asynccontextmanager

@@ -132,6 +132,9 @@ class ScriptedDit(dit_pb2_grpc.DitServiceServicer, server_info_pb2_grpc.ServerIn
     async def GetServerInfo(self, request, context):
         return server_info_pb2.GetServerInfoResponse(stage="dit", model=MODEL, dit=self.info)
 
+    async def GetLoad(self, request, context):
+        return server_info_pb2.GetLoadResponse(running=self.running)
+
 
 @asynccontextmanager
 async def scripted_dit(info: server_info_pb2.DitInfo) -> AsyncIterator[ScriptedDit]:

@@ -1,21 +1,21 @@
 """A pipeline: which stages there are, who reads from whom, and what comes out."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from gateway.pipeline.addresses import Addresses
 from gateway.pipeline.sampling import Strict, TalkerSampling, ThinkerSampling
 from gateway.pipeline.yaml_source import YamlError, YamlSource, read_yaml
-
-Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^\s:/]+):[0-9]{1,5}$", description="host:port")]
 
 
 class ThinkerStage(Strict):
     """Reads the conversation, writes text."""
 
     kind: Literal["thinker"]
-    address: Address
+    address: Addresses
     sampling: ThinkerSampling = ThinkerSampling()
 
 
@@ -23,7 +23,7 @@ class TalkerStage(Strict):
     """Turns what a thinker writes into codec frames."""
 
     kind: Literal["talker"]
-    address: Address
+    address: Addresses
     source: str
     sampling: TalkerSampling = TalkerSampling()
 
@@ -32,7 +32,7 @@ class Code2WavStage(Strict):
     """Turns a talker's codec frames into samples."""
 
     kind: Literal["code2wav"]
-    address: Address
+    address: Addresses
     source: str
 
 
@@ -40,7 +40,7 @@ class DitStage(Strict):
     """Makes pictures, videos or sound of a prompt; which of these, its model says."""
 
     kind: Literal["dit"]
-    address: Address
+    address: Addresses
     source: str | None = Field(None, description="the encoder that reads its prompts; none: it has its own encoders")
 
 
@@ -48,7 +48,7 @@ class EncoderStage(Strict):
     """Reads prompts for a dit that has no encoders of its own."""
 
     kind: Literal["encoder"]
-    address: Address
+    address: Addresses
 
 
 StageConfig = Annotated[
@@ -112,12 +112,12 @@ class PipelineConfig(Strict):
         return stage
 
 
-def load_pipeline(file: Path, addresses: dict[str, str] | None = None) -> PipelineConfig:
+def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = None) -> PipelineConfig:
     """Reads and checks a pipeline file.
 
     Args:
         file: the YAML.
-        addresses: "host:port" by stage name, instead of the file's.
+        addresses: "host:port" or "dns:///name:port" by stage name, instead of the file's.
 
     Raises:
         YamlError: "FILE:LINE: what is wrong and how to fix it".
@@ -137,7 +137,7 @@ def load_pipeline(file: Path, addresses: dict[str, str] | None = None) -> Pipeli
     return config
 
 
-def _override_addresses(source: YamlSource, addresses: dict[str, str]) -> None:
+def _override_addresses(source: YamlSource, addresses: Mapping[str, str | list[str]]) -> None:
     stages = source.data.get("stages")
     for name, address in addresses.items():
         if not isinstance(stages, dict) or not isinstance(stages.get(name), dict):
@@ -159,8 +159,6 @@ def _explain(error) -> str:
         return f"{path}.kind: unknown stage kind {error['input'].get('kind')!r}; use one of {KINDS}"
     if kind == "union_tag_not_found":
         return f"{path}.kind: missing; use one of {KINDS}"
-    if kind == "string_pattern_mismatch" and key == "address":
-        return f"{path}: {error['input']!r} is no address; write host:port"
     return f"{path}: {error['msg']}"
 
 

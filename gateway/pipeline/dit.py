@@ -3,15 +3,18 @@
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 import numpy as np
 
-from gateway.pipeline.encoding import in_messages, open_encoding
+from gateway.pipeline.encoding import encoder_of, in_messages, open_encoding
+from gateway.pipeline.route import Lease, Route
 from gateway.pipeline.stages import Stage
 from quartet.v1 import dit_pb2, dit_pb2_grpc, tensor_pb2, thinker_pb2
-from services.common.errors import InternalError
+from services.common import tracing
+from services.common.errors import InternalError, StageError
 
 _DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA_TYPE_FLOAT32: np.dtype("<f4")}
 
@@ -19,26 +22,54 @@ _DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA
 async def generate(
     stage: Stage, start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
 ) -> AsyncGenerator[dit_pb2.DitServiceGenerateResponse, None]:
-    """The stage's responses to `start`. Closing the generator cancels the call.
+    """The stage's responses to `start`. Closing the generator cancels the call. When a replica is lost before the first
+    preview or piece, the responses may begin anew, once, with those of another.
 
     Args:
         stage: of kind dit.
         start: the request; its images and mask have no data.
         media: the files of start's images in their order, then that of its mask if it has one.
-        timeout_s: longest that the call may take.
+        timeout_s: longest that the calls may take together.
 
     Raises:
-        StageError: the stage does not serve, refuses, fails or is lost; a lost stage is marked down.
+        StageError: the stage does not serve, refuses, fails or is lost; a lost replica is marked down.
     """
+    deadline = asyncio.get_running_loop().time() + timeout_s
     stage.require_serving()
+    encoder = encoder_of(stage)
+    route = Route([stage, *([encoder] if encoder else [])], start.request_id)
+    has_output = False
+    while True:
+        left_s = max(0.001, deadline - asyncio.get_running_loop().time())
+        try:
+            with route.replicas() as leases:
+                async with aclosing(_attempt(leases, start, media, left_s)) as responses:
+                    async for response in responses:
+                        has_output = has_output or response.WhichOneof("message") in ("preview", "piece")
+                        yield response
+            return
+        except StageError as error:
+            if has_output or not await route.again(error):
+                raise
+
+
+async def _attempt(
+    leases: Sequence[Lease], start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
+) -> AsyncGenerator[dit_pb2.DitServiceGenerateResponse, None]:
+    """The responses of one replica, which reads from the one of the encoder if there is one in `leases`."""
+    dit, *encoders = leases
     announced = dit_pb2.DitStart()
     announced.CopyFrom(start)
     parts = [*announced.images, *([announced.mask] if announced.HasField("mask") else [])]
     for part, file in zip(parts, media, strict=True):
         part.kind, part.size_bytes = thinker_pb2.MEDIA_KIND_IMAGE, len(file)
-    encoding = await open_encoding(stage, announced, media, timeout_s)
+    encoding = None
+    if encoders:
+        assert dit.stage.info is not None
+        encoding = open_encoding(encoders[0].replica, announced, dit.stage.info.dit, media, timeout_s)
     requests = in_messages(dit_pb2.DitServiceGenerateRequest, announced, media)
-    call: Any = dit_pb2_grpc.DitServiceStub(stage.channel).Generate(requests, timeout=timeout_s)
+    stub: Any = dit_pb2_grpc.DitServiceStub(dit.replica.channel)
+    call = stub.Generate(requests, timeout=timeout_s, metadata=tracing.metadata())
     if encoding is not None:
         encoding.on_failure(call.cancel)
     complete = False
@@ -47,7 +78,8 @@ async def generate(
             complete = response.HasField("summary")
             yield response
     except grpc.aio.AioRpcError as error:
-        raise (encoding and encoding.error) or stage.failure(error) from error
+        failure = dit.replica.failure(error)
+        raise (encoding and encoding.error) or failure from error
     except asyncio.CancelledError:
         if encoding is None or encoding.error is None:
             raise
@@ -57,7 +89,7 @@ async def generate(
         if encoding is not None:
             await encoding.close()
     if not complete:
-        raise InternalError(f"stage {stage.name} ended the call without a summary")
+        raise InternalError(f"stage {dit.stage.name} ended the call without a summary")
 
 
 def to_numpy(message: tensor_pb2.Tensor) -> np.ndarray:

@@ -7,8 +7,10 @@ from typing import Any
 
 import grpc
 
+from gateway.pipeline.replicas import Replica
 from gateway.pipeline.stages import Stage
 from quartet.v1 import dit_pb2, encoder_pb2, encoder_pb2_grpc, server_info_pb2, thinker_pb2
+from services.common import tracing
 from services.common.errors import StageError, Unavailable
 
 _MEDIA_CHUNK_BYTES = 1024 * 1024
@@ -25,11 +27,14 @@ class Encoding:
         error: why it failed, once it has.
     """
 
-    def __init__(self, stage: Stage, start: encoder_pb2.EncodeStart, media: Sequence[bytes], timeout_s: float) -> None:
+    def __init__(
+        self, replica: Replica, start: encoder_pb2.EncodeStart, media: Sequence[bytes], timeout_s: float
+    ) -> None:
         self.error: StageError | None = None
-        self._stage = stage
+        self._replica = replica
         requests = in_messages(encoder_pb2.EncodeRequest, start, media)
-        self._call: Any = encoder_pb2_grpc.EncoderServiceStub(stage.channel).Encode(requests, timeout=timeout_s)
+        stub: Any = encoder_pb2_grpc.EncoderServiceStub(replica.channel)
+        self._call = stub.Encode(requests, timeout=timeout_s, metadata=tracing.metadata())
         self._done: Callable[[], object] = lambda: None
         self._task = asyncio.create_task(self._run())
 
@@ -42,7 +47,7 @@ class Encoding:
             async for _ in self._call:
                 pass
         except grpc.aio.AioRpcError as error:
-            self.error = self._stage.failure(error)
+            self.error = self._replica.failure(error)
             self._done()
 
     async def close(self) -> None:
@@ -52,12 +57,8 @@ class Encoding:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-async def open_encoding(
-    stage: Stage, start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
-) -> Encoding | None:
-    """Starts the encoder of a dit that reads from one, and has `start` say where; None for a dit of its own.
-
-    What `start` leaves to the model is settled here: encoder and dit must settle it alike.
+def encoder_of(stage: Stage) -> Stage | None:
+    """The encoder that the dit `stage` reads from; None if it has its own encoders.
 
     Raises:
         Misfit: the two do not fit together.
@@ -78,13 +79,28 @@ async def open_encoding(
     if source.info.encoder.pipeline != info.pipeline:
         theirs = source.info.encoder.pipeline
         raise Misfit(f"stage {source.name} reads prompts for a {theirs}, but {stage.name} is a {info.pipeline}")
+    return source
+
+
+def open_encoding(
+    encoder: Replica,
+    start: dit_pb2.DitStart,
+    info: server_info_pb2.DitInfo,
+    media: Sequence[bytes],
+    timeout_s: float,
+) -> Encoding:
+    """Starts the encoder of a dit, and has `start` say where. What `start` leaves to the model is settled here: encoder
+    and dit must settle it alike.
+    """
     settle(start, info)
-    start.source.address, start.source.stream_id = source.address, start.request_id
+    # Not the request's id: an encoder may still be ending the attempt before.
+    stream_id = f"{start.request_id}-{secrets.token_hex(4)}"
+    start.source.address, start.source.stream_id = encoder.address, stream_id
     request = dit_pb2.DitStart()
     request.CopyFrom(start)
     request.ClearField("source")
-    encode = encoder_pb2.EncodeStart(request=request, output_stream_id=start.request_id)
-    return Encoding(source, encode, media, timeout_s)
+    encode = encoder_pb2.EncodeStart(request=request, output_stream_id=stream_id)
+    return Encoding(encoder, encode, media, timeout_s)
 
 
 def settle(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:

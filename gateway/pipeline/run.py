@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import grpc
 
+from gateway.pipeline.affinity import prefix_key
 from gateway.pipeline.job import AudioDelta, Event, Finished, Job, PromptRead, Speech, StageFailure, TextDelta
+from gateway.pipeline.route import Lease, Route
 from gateway.pipeline.stages import Stage, Stages
 from gateway.pipeline.together import all_or_none
 from quartet.v1 import (
@@ -21,6 +23,7 @@ from quartet.v1 import (
     thinker_pb2,
     thinker_pb2_grpc,
 )
+from services.common import tracing
 from services.common.errors import DeadlineExceeded, InternalError, StageError
 
 # Events that may wait for a slow client. Beyond, the stages' streams are not read, which slows the stages down.
@@ -79,36 +82,55 @@ class _Answer:
         self._stages, self._job, self._index = stages, job, index
         self._queue, self._deadline = queue, deadline
         self._request_id = job.start.request_id
-        # Not the request's id: a client may use that again while a stage still ends the request before.
-        self._stream_id = f"{self._request_id}-{uuid.uuid4().hex[:8]}"
+        self._stream_id = ""
+        self._prompt_read = self._has_output = self._failed = False
 
     async def run(self) -> None:
+        stages = self._needed()
+        route = Route(stages, self._request_id, prefix_key(self._job))
+        while True:
+            for stage in stages:
+                _require_serving(stage)
+            self._failed = False
+            try:
+                with route.replicas() as leases:
+                    await self._attempt(*leases)
+                return
+            except StageFailure as failure:
+                if self._has_output or not await route.again(failure.error):
+                    raise
+
+    def _needed(self) -> list[Stage]:
         thinker, talker, code2wav = self._stages.thinker, self._stages.talker, self._stages.code2wav
         assert thinker is not None
         if self._job.speech is None:
+            return [thinker]
+        assert talker is not None, "speech was asked of a pipeline without audio"
+        assert code2wav is not None
+        return [thinker, talker, code2wav]
+
+    async def _attempt(self, thinker: Lease, talker: Lease | None = None, code2wav: Lease | None = None) -> None:
+        if talker is None or code2wav is None or self._job.speech is None:
             (summary,) = await all_or_none([self._think(thinker)])
             await self._emit(Finished(summary, None, None))
             return
-        assert talker is not None, "speech was asked of a pipeline without audio"
-        assert code2wav is not None
-        for stage in (thinker, talker, code2wav):
-            _require_serving(stage)
-        self._job.start.output_stream_id = self._stream_id
+        # Not the request's id: a client may use that again, or we on another replica, while a stage still ends the
+        # request before.
+        self._stream_id = self._job.start.output_stream_id = f"{self._request_id}-{uuid.uuid4().hex[:8]}"
         summaries = await all_or_none(
             [
                 self._think(thinker),
-                self._speak(talker, thinker.address, self._job.speech),
-                self._decode(code2wav, talker.address),
+                self._speak(talker, thinker.replica.address, self._job.speech),
+                self._decode(code2wav, talker.replica.address),
             ]
         )
         await self._emit(Finished(*summaries))
 
-    async def _think(self, stage: Stage) -> thinker_pb2.GenerateSummary:
-        _require_serving(stage)
-        stub = thinker_pb2_grpc.ThinkerServiceStub(stage.channel)
-        call = stub.Generate(self._thinker_requests(), timeout=self._time_left_s())
+    async def _think(self, lease: Lease) -> thinker_pb2.GenerateSummary:
+        stub = thinker_pb2_grpc.ThinkerServiceStub(lease.replica.channel)
+        call = stub.Generate(self._thinker_requests(), timeout=self._time_left_s(), metadata=tracing.metadata())
         summary = None
-        async with aclosing(_responses(stage, call)) as responses:
+        async with aclosing(self._responses(lease, call)) as responses:
             async for response in responses:
                 match response.WhichOneof("message"):
                     case "prompt":
@@ -117,7 +139,7 @@ class _Answer:
                         await self._emit(TextDelta(response.delta))
                     case "summary":
                         summary = response.summary
-        return _complete(stage, summary)
+        return _complete(lease, summary)
 
     async def _thinker_requests(self) -> AsyncIterator[thinker_pb2.GenerateRequest]:
         yield thinker_pb2.GenerateRequest(start=self._job.start)
@@ -126,7 +148,7 @@ class _Answer:
                 chunk = thinker_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES])
                 yield thinker_pb2.GenerateRequest(media=chunk)
 
-    async def _speak(self, stage: Stage, thinker_address: str, speech: Speech) -> talker_pb2.SpeakSummary:
+    async def _speak(self, lease: Lease, thinker_address: str, speech: Speech) -> talker_pb2.SpeakSummary:
         request = talker_pb2.SpeakRequest(
             request_id=self._request_id,
             source=stream_pb2.StreamSource(address=thinker_address, stream_id=self._stream_id),
@@ -134,23 +156,25 @@ class _Answer:
             sampling=speech.sampling,
             output_stream_id=self._stream_id,
         )
-        call = talker_pb2_grpc.TalkerServiceStub(stage.channel).Speak(request, timeout=self._time_left_s())
+        stub = talker_pb2_grpc.TalkerServiceStub(lease.replica.channel)
+        call = stub.Speak(request, timeout=self._time_left_s(), metadata=tracing.metadata())
         summary = None
-        async with aclosing(_responses(stage, call)) as responses:
+        async with aclosing(self._responses(lease, call)) as responses:
             async for response in responses:
                 if response.HasField("summary"):
                     summary = response.summary
-        return _complete(stage, summary)
+        return _complete(lease, summary)
 
-    async def _decode(self, stage: Stage, talker_address: str) -> code2wav_pb2.DecodeSummary:
+    async def _decode(self, lease: Lease, talker_address: str) -> code2wav_pb2.DecodeSummary:
         request = code2wav_pb2.DecodeRequest(
             request_id=self._request_id,
             source=stream_pb2.StreamSource(address=talker_address, stream_id=self._stream_id),
             sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16,
         )
-        call = code2wav_pb2_grpc.Code2WavServiceStub(stage.channel).Decode(request, timeout=self._time_left_s())
+        stub = code2wav_pb2_grpc.Code2WavServiceStub(lease.replica.channel)
+        call = stub.Decode(request, timeout=self._time_left_s(), metadata=tracing.metadata())
         summary = None
-        async with aclosing(_responses(stage, call)) as responses:
+        async with aclosing(self._responses(lease, call)) as responses:
             async for response in responses:
                 if response.HasField("summary"):
                     summary = response.summary
@@ -158,28 +182,42 @@ class _Answer:
                 samples = response.audio.samples
                 if samples.dtype != tensor_pb2.DATA_TYPE_INT16:
                     dtype = tensor_pb2.DataType.Name(samples.dtype)
-                    raise StageFailure(stage.kind, InternalError(f"stage {stage.name} sent {dtype} samples, not PCM16"))
+                    wrong = InternalError(f"stage {lease.stage.name} sent {dtype} samples, not PCM16")
+                    raise StageFailure(lease.stage.kind, wrong)
                 if samples.inline:
                     await self._emit(AudioDelta(samples.inline))
-        return _complete(stage, summary)
+        return _complete(lease, summary)
+
+    async def _responses(self, lease: Lease, call: Any) -> AsyncGenerator[Any, None]:
+        """Responses of `call`, which is cancelled at the end, when its lease ends too.
+
+        Raises:
+            StageFailure: the replica failed, or was lost and is marked down.
+        """
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            self._failed = True
+            raise StageFailure(lease.stage.kind, lease.replica.failure(error)) from error
+        finally:
+            call.cancel()
+            lease.end()
 
     async def _emit(self, event: Event) -> None:
+        if self._failed:  # what the other stages still make must not keep the answer from being tried again
+            return
+        if isinstance(event, PromptRead):
+            if self._prompt_read:  # by the replica before: the client has been told
+                return
+            self._prompt_read = True
+        else:
+            self._has_output = True
         await self._queue.put((self._index, event))
 
     def _time_left_s(self) -> float:
         left_s = self._deadline - asyncio.get_running_loop().time()
         return max(left_s - min(_DEADLINE_MARGIN_S, left_s / 10), 0.001)
-
-
-async def _responses(stage: Stage, call: Any) -> AsyncGenerator[Any, None]:
-    """Responses of `call`, which is cancelled at the end. Raises StageFailure, and marks a lost stage down."""
-    try:
-        async for response in call:
-            yield response
-    except grpc.aio.AioRpcError as error:
-        raise StageFailure(stage.kind, stage.failure(error)) from error
-    finally:
-        call.cancel()
 
 
 def _require_serving(stage: Stage) -> None:
@@ -189,7 +227,8 @@ def _require_serving(stage: Stage) -> None:
         raise StageFailure(stage.kind, error) from None
 
 
-def _complete(stage: Stage, summary: Summary | None) -> Summary:
+def _complete(lease: Lease, summary: Summary | None) -> Summary:
     if summary is None:
-        raise StageFailure(stage.kind, InternalError(f"stage {stage.name} ended the call without a summary"))
+        wrong = InternalError(f"stage {lease.stage.name} ended the call without a summary")
+        raise StageFailure(lease.stage.kind, wrong)
     return summary

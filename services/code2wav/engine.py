@@ -239,7 +239,7 @@ class DecodeEngine:
     def _count_step(self, seconds: float, frames: int, streams: int) -> None:
         metrics.STEP_SECONDS.observe(seconds)
         metrics.STEP_FRAMES.observe(frames)
-        metrics.STEP_STREAMS.observe(streams)
+        metrics.STEP_BATCH.observe(streams)
         computed = self.decoder.frames_computed
         metrics.FRAMES_COMPUTED.inc(computed - self._frames_computed)
         self._frames_computed = computed

@@ -1,8 +1,8 @@
-"""Prometheus metrics that only code2wav has, beside `services.common.metrics`."""
+"""Prometheus metrics that only code2wav has, and its own of `services.common.metrics`."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.common.metrics import STEP_BUCKETS_S
+from services.common import metrics
 
 LEAD = Histogram(
     "quartet_code2wav_lead_seconds",
@@ -23,9 +23,5 @@ FRAMES_COMPUTED = Counter(
 STEP_FRAMES = Histogram(
     "quartet_code2wav_step_frames", "Codec frames of each stream in a step", buckets=(1, 2, 4, 8, 16, 32, 64)
 )
-STEP_STREAMS = Histogram("quartet_code2wav_step_streams", "Streams in a step", buckets=(1, 2, 4, 8, 16, 32, 64, 128))
-STEP_SECONDS = Histogram(
-    "quartet_code2wav_step_seconds",
-    "Time of a step, samples on the CPU",
-    buckets=STEP_BUCKETS_S,
-)
+STEP_SECONDS = metrics.STEP_SECONDS.labels("code2wav", "decode")
+STEP_BATCH = metrics.STEP_BATCH.labels("code2wav", "decode")

@@ -1,1 +1,1 @@
-"""The shell every stage shares: settings, server, health, drain, streams of tensors, errors, logs and metrics."""
+"""The shell every stage shares: settings, server, health, drain, tensor streams, errors, logs, metrics, traces."""

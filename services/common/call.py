@@ -1,21 +1,32 @@
-"""Everything around the body of a request's RPC: admission, errors, timings, one log line, metrics."""
+"""Everything around the body of a request's RPC: admission, errors, timings, one log line, metrics, a span."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
 import structlog
 
 from quartet.v1 import timings_pb2
-from services.common import metrics
+from services.common import metrics, tracing
 from services.common.admission import Admission
 from services.common.errors import InternalError, InvalidInput, StageError
 from services.common.status import abort, to_rpc_status
 
+# gRPC metadata by which a stage says who it is, for its peer's metrics.
+STAGE_KEY = "quartet-stage"
+_stage: ContextVar[str] = ContextVar("stage", default="")
+
 log = structlog.get_logger()
+
+
+def outgoing_metadata() -> tuple[tuple[str, str], ...]:
+    """Metadata of a call that is made for the request being served: who calls, and the trace it belongs to."""
+    caller = _stage.get()
+    return (*(((STAGE_KEY, caller),) if caller else ()), *(tracing.metadata() or ()))
 
 
 class Stopwatch:
@@ -64,12 +75,19 @@ class Stopwatch:
 
 
 class Call:
-    """A request being served."""
+    """A request being served.
 
-    def __init__(self, stage: str, request_id: str) -> None:
+    Args:
+        stage: name of the stage.
+        request_id: names the request in every stage.
+        span: of the request in this stage, if there are traces.
+    """
+
+    def __init__(self, stage: str, request_id: str, span: tracing.Span | None = None) -> None:
         self.stage = stage
         self.request_id = request_id
         self.timings = Stopwatch()
+        self._span = span
         self._fields: dict[str, Any] = {}
 
     def set(self, **fields: Any) -> None:
@@ -77,7 +95,7 @@ class Call:
         self._fields.update(fields)
 
     def end(self, outcome: str) -> None:
-        """Writes the log line and the metrics."""
+        """Writes the log line and the metrics, and ends the span."""
         timings = self.timings
         metrics.REQUESTS.labels(self.stage, outcome).inc()
         metrics.DURATION.labels(self.stage).observe(timings.elapsed_ms() / 1000)
@@ -85,6 +103,9 @@ class Call:
         if timings.first_output:
             metrics.FIRST_OUTPUT.labels(self.stage).observe(timings.first_output - timings.accepted)
             first_output_ms = round((timings.first_output - timings.accepted) * 1000, 1)
+        if self._span:
+            self._trace(self._span, outcome)
+            self._fields["trace_id"] = self._span.trace_id
         log.info(
             "request",
             request_id=self.request_id,
@@ -93,6 +114,15 @@ class Call:
             first_output_ms=first_output_ms,
             **self._fields,
         )
+
+    def _trace(self, span: tracing.Span, outcome: str) -> None:
+        """The moments are known only now: some of them come from the engine's clock."""
+        span.event("started", self.timings.started)  # the wait before it is the queue's
+        span.event("prefilled", self.timings.prefilled)
+        span.event("first output", self.timings.first_output)
+        fields = {name: value for name, value in self._fields.items() if name != "error"}  # it may quote the user
+        span.set(stage=self.stage, outcome=outcome, **fields)
+        span.end("" if outcome == "OK" else outcome)
 
 
 @asynccontextmanager
@@ -104,7 +134,9 @@ async def serve_call(
     A StageError raised inside becomes the call's status, any other exception INTERNAL with its traceback in the log.
     A cancelled call (client gone, deadline, transport broken) is logged as such and stays cancelled.
     """
-    call = Call(stage, request_id)
+    span = tracing.begin(stage, request_id, tracing.as_headers(context.invocation_metadata()))
+    _stage.set(stage)
+    call = Call(stage, request_id, span)
     outcome = "OK"
     in_flight = metrics.IN_FLIGHT.labels(stage)
     in_flight.inc()

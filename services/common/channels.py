@@ -38,6 +38,12 @@ def channel(address: str) -> grpc.aio.Channel:
     return _channels[address]
 
 
+async def close(address: str) -> None:
+    """Closes the channel to `address`, if there is one."""
+    if (open_channel := _channels.pop(address, None)) is not None:
+        await open_channel.close()
+
+
 async def close_all() -> None:
     """Closes every channel."""
     while _channels:

@@ -2,11 +2,20 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # of an engine's steps
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+# From a frame on a GPU to a denoising step of a large video.
+_STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_CHUNK_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 REQUESTS = Counter("quartet_requests_total", "Requests ended, by outcome (a gRPC status name)", ["stage", "outcome"])
+REFUSED = Counter(
+    "quartet_requests_refused_total",
+    "Requests refused at the door, by reason: queue_full, or not_serving (loading, draining)",
+    ["stage", "reason"],
+)
 IN_FLIGHT = Gauge("quartet_requests_in_flight", "Requests running or queued", ["stage"])
+RUNNING = Gauge("quartet_requests_running", "Requests admitted, up to as many as the engine works on", ["stage"])
+QUEUED = Gauge("quartet_requests_queued", "Requests admitted beyond those, which wait for the engine", ["stage"])
 FIRST_OUTPUT = Histogram(
     "quartet_first_output_seconds",
     "From acceptance to the first token, codec frame or sample",
@@ -16,9 +25,38 @@ FIRST_OUTPUT = Histogram(
 DURATION = Histogram(
     "quartet_request_seconds", "From acceptance to the end of a request", ["stage"], buckets=_LATENCY_BUCKETS_S
 )
-STREAM_BYTES = Counter("quartet_stream_bytes_total", "Tensor payload sent to consumers", ["stage", "rows"])
+STEP_SECONDS = Histogram(
+    "quartet_step_seconds",
+    "Time of an engine's step, results on the host. `call` is what runs: thinker step (from one step's tokens to the "
+    "next's), talker frame, code2wav decode, encoder encode; dit transformer (a denoising step, or a half of one with "
+    "guidance) or vae.decode",
+    ["stage", "call"],
+    buckets=_STEP_BUCKETS_S,
+)
+STEP_BATCH = Histogram(
+    "quartet_step_batch_size",
+    "Requests that shared such a step (dit: outputs)",
+    ["stage", "call"],
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+)
+KV_CACHE_USED = Gauge("quartet_kv_cache_used_ratio", "Part of the KV cache that requests hold, 0 to 1", ["stage"])
+STREAM_BYTES = Counter(
+    "quartet_stream_bytes_total",
+    "Tensor payload sent to consumers; `rows` is their kind, `consumer` a stage or other",
+    ["stage", "consumer", "rows", "transport"],
+)
+STREAM_CHUNK_SECONDS = Histogram(
+    "quartet_stream_chunk_seconds",
+    "From when the oldest row of a chunk was made until the chunk was handed to the network: waits for credit, and "
+    "gathering where the consumer asked for it, included",
+    ["stage", "consumer", "transport"],
+    buckets=_CHUNK_BUCKETS_S,
+)
 STREAM_PENDING = Gauge(
     "quartet_stream_positions_pending",
     "Positions made that wait for their consumers' credit, of all streams",
     ["stage"],
+)
+STREAM_CREDITS = Gauge(
+    "quartet_stream_credits_outstanding", "Chunks that consumers have granted and not got, of all streams", ["stage"]
 )

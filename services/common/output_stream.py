@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
@@ -23,6 +24,8 @@ class OutputStream:
     Attributes:
         consumer_gone: its call has ended.
         pending_positions: positions put and not sent, of all kinds of rows.
+        credits: chunks that the consumer has granted and not got.
+        oldest_put: when the oldest row was put of the chunk that `responses` gave last (time.monotonic() seconds).
 
     As a context manager: leaving without `finish` fails the stream with the StageError that is being raised, or else
     with RequestCancelled.
@@ -33,6 +36,10 @@ class OutputStream:
         self.offered = tuple(offered)
         self.consumer_gone = False
         self.pending_positions = 0
+        self.credits = 0
+        self.oldest_put = 0.0
+        self._positions_put = 0
+        self._put_times: deque[tuple[int, float]] = deque()  # (positions put up to then, when)
         self._on_exit = on_exit
         self._subscribed: asyncio.Future[stream_pb2.Subscription] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
@@ -42,7 +49,6 @@ class OutputStream:
         self._pending: deque[stream_pb2.Rows] = deque()
         self._end: stream_pb2.StreamEnd | None = None
         self._error: StageError | None = None
-        self._credits = 0
         self._credit_closed = False
 
     async def subscription(self, timeout_s: float) -> list[stream_pb2.RowSelection]:
@@ -69,7 +75,10 @@ class OutputStream:
         if not self.consumer_gone:
             rows = [row for row in rows if row.tensor.shape[0]]
             self._pending.extend(rows)
-            self.pending_positions += sum(row.tensor.shape[0] for row in rows)
+            positions = sum(row.tensor.shape[0] for row in rows)
+            self.pending_positions += positions
+            self._positions_put += positions
+            self._put_times.append((self._positions_put, time.monotonic()))
             self._changed.set()
 
     async def room(self, positions: int) -> None:
@@ -116,7 +125,7 @@ class OutputStream:
         for i, row in enumerate(subscription.rows):
             if row.name not in self.offered:
                 raise InvalidInput(f"rows[{i}].name", f"'{row.name}' is not offered; there is {list(self.offered)}")
-        self._credits = subscription.initial_credits
+        self.credits = subscription.initial_credits
         self._subscribed.set_result(subscription)
 
     def consumer_left(self) -> None:
@@ -131,7 +140,7 @@ class OutputStream:
 
     def grant(self, chunks: int) -> None:
         """Adds credit."""
-        self._credits += chunks
+        self.credits += chunks
         self._changed.set()
 
     def close_credit(self) -> None:
@@ -158,10 +167,11 @@ class OutputStream:
                 header_sent = True
                 yield stream_pb2.SubscribeResponse(header=self._header)
             prompt_positions = self._header.prompt_positions if self._header else 0
-            while self._has_wanted(wanted, prompt_positions) and self._credits:
+            while self._has_wanted(wanted, prompt_positions) and self.credits:
+                self._note_oldest()
                 chunk, passed = _take(self._pending, limit_bytes, wanted, prompt_positions)
                 self.pending_positions -= passed
-                self._credits -= 1
+                self.credits -= 1
                 self._sent.set()
                 yield stream_pb2.SubscribeResponse(chunk=chunk)
                 if gathering.delay_ms and _end(chunk) > gathering.from_position:
@@ -174,6 +184,13 @@ class OutputStream:
             if self._pending and self._credit_closed:
                 raise InvalidInput("credit.chunks", "the stream has more chunks than were ever granted")
             await self._changed.wait()
+
+    def _note_oldest(self) -> None:
+        """Rows leave in the order they came, so positions tell which was put when."""
+        passed = self._positions_put - self.pending_positions
+        while self._put_times[0][0] <= passed:
+            self._put_times.popleft()
+        self.oldest_put = self._put_times[0][1]
 
     async def _gather(self, delay_s: float) -> None:
         """Lets `delay_s` pass, or less if the stream ends."""

@@ -15,9 +15,10 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, stream_pb2_grpc
-from services.common import channels, logs
+from services.common import channels, logs, tracing
 from services.common.admission import Admission
 from services.common.collector import freeze_heap
+from services.common.digest import checkpoint_digest, config_digest
 from services.common.errors import Unavailable
 from services.common.settings import StageSettings
 from services.common.status import abort
@@ -47,11 +48,11 @@ class StageServer:
         self.stage = stage
         self.service_name = service_name
         self.grpc = grpc.aio.server(options=channels.SERVER_OPTIONS)
-        self.admission = Admission(settings.max_running_requests, settings.max_queued_requests)
+        self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, stage)
         self.hub = StreamHub()
         self.port = 0
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
-        self._info = _ServerInfoServicer()
+        self._info = _ServerInfoServicer(self.admission)
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         names = [service_name, "quartet.v1.ServerInfoService"]
@@ -64,7 +65,7 @@ class StageServer:
 
     def describe(self, dtype: str, device: str, **facts: Any) -> server_info_pb2.GetServerInfoResponse:
         """The stage's ServerInfo: what all stages have, and `facts`, the fields of its own."""
-        return server_info_pb2.GetServerInfoResponse(
+        info = server_info_pb2.GetServerInfoResponse(
             stage=self.stage,
             model=self.settings.model_name,
             version=version("quartet"),
@@ -72,8 +73,11 @@ class StageServer:
             device=device,
             max_running_requests=self.settings.max_running_requests,
             max_queued_requests=self.settings.max_queued_requests,
+            checkpoint_digest=checkpoint_digest(self.settings.model),
             **facts,
         )
+        info.config_digest = config_digest(info, self.settings)
+        return info
 
     def fatal(self, error: BaseException) -> None:
         """The engine is beyond repair: the process ends with an error, so that whoever supervises it starts another."""
@@ -143,8 +147,9 @@ class StageServer:
 
 
 class _ServerInfoServicer(server_info_pb2_grpc.ServerInfoServiceServicer):
-    def __init__(self) -> None:
+    def __init__(self, admission: Admission) -> None:
         self.info: server_info_pb2.GetServerInfoResponse | None = None
+        self._admission = admission
 
     async def GetServerInfo(
         self, request: server_info_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
@@ -154,8 +159,15 @@ class _ServerInfoServicer(server_info_pb2_grpc.ServerInfoServiceServicer):
         assert self.info is not None
         return self.info
 
+    async def GetLoad(
+        self, request: server_info_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
+    ) -> server_info_pb2.GetLoadResponse:
+        running = min(self._admission.in_flight, self._admission.max_running)
+        return server_info_pb2.GetLoadResponse(running=running, queued=self._admission.in_flight - running)
+
 
 def main(settings: StageSettings, stage: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Entry point of a stage's process: structured logs, uvloop, `serve`."""
     logs.configure(settings.log_level, stage)
+    tracing.configure(stage)
     uvloop.run(serve())

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, ValidationError
 from pydantic_settings import (
@@ -76,7 +76,14 @@ def _existing(name: str) -> Path:
 
 
 class StageSettings(Settings):
-    """Settings that every stage has. A stage's own class sets `env_prefix` and adds to these."""
+    """Settings that every stage has. A stage's own class sets `env_prefix` and adds to these.
+
+    Attributes:
+        changes_outputs: names of settings that change what the stage makes of a request, beside what its ServerInfo
+            says: replicas must have them alike.
+    """
+
+    changes_outputs: ClassVar[tuple[str, ...]] = ()
 
     model: str = Field(description="checkpoint directory or hub id")
     served_model_name: str | None = Field(None, description="name of the model in ServerInfo; default: --model")

@@ -1,19 +1,24 @@
 """The open streams of a producer, and `quartet.v1.TensorStreamService`, which serves them to consumers."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import structlog
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
-from services.common import metrics
+from services.common import metrics, tracing
+from services.common.call import STAGE_KEY
 from services.common.errors import AlreadyExists, DeadlineExceeded, InvalidInput, NotFound, StageError
 from services.common.output_stream import OutputStream
 from services.common.status import abort
 
 LINGER_S = 30.0
 CLAIM_TIMEOUT_S = 10.0
+
+TRANSPORT = "inline"
+_STAGES = ("thinker", "talker", "code2wav", "dit", "encoder")
 
 log = structlog.get_logger()
 
@@ -100,6 +105,11 @@ class StreamHub:
         """Positions that wait for their consumers' credit, of all streams. May be read from any thread."""
         return sum(stream.pending_positions for stream in list(self._streams.values()))
 
+    @property
+    def credits(self) -> int:
+        """Chunks that consumers have granted and not got. May be read from any thread."""
+        return sum(stream.credits for stream in list(self._streams.values()))
+
     def __len__(self) -> int:
         return len(self._streams)
 
@@ -111,13 +121,14 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
         self._hub = hub
         self._stage = stage
         metrics.STREAM_PENDING.labels(stage).set_function(lambda: hub.pending_positions)
+        metrics.STREAM_CREDITS.labels(stage).set_function(lambda: hub.credits)
 
     async def Subscribe(
         self,
         request_iterator: AsyncIterator[stream_pb2.SubscribeRequest],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[stream_pb2.SubscribeResponse]:
-        stream, credit_reader = None, None
+        stream, credit_reader, edge, outcome = None, None, None, "CANCELLED"
         self._hub.consumer_came()
         try:
             # At once, so that the consumer can tell a producer that is there from one that is not.
@@ -125,21 +136,63 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
             async with asyncio.timeout(CLAIM_TIMEOUT_S):
                 subscription = await _first_message(request_iterator)
             stream = await self._hub.claim(subscription, CLAIM_TIMEOUT_S)
+            edge = _Edge(self._stage, subscription, stream, tracing.as_headers(context.invocation_metadata()))
             credit_reader = asyncio.create_task(_read_credit(request_iterator, stream))
             async for response in stream.responses():
-                for rows in response.chunk.rows:
-                    metrics.STREAM_BYTES.labels(self._stage, rows.name).inc(len(rows.tensor.inline))
                 yield response
+                edge.sent(response.chunk)
+            outcome = "OK"
             # The consumer may be granting credit at this moment, and a write on an ended call would fail there.
             await asyncio.wait({credit_reader}, timeout=CLAIM_TIMEOUT_S)
         except TimeoutError:
+            outcome = "DEADLINE_EXCEEDED"
             await abort(context, DeadlineExceeded(f"no subscription came within {CLAIM_TIMEOUT_S:g} s"))
         except StageError as error:
+            outcome = type(error).__name__
             await abort(context, error)
         finally:
+            if edge:
+                edge.end(outcome)
             if credit_reader:
                 credit_reader.cancel()
             self._hub.consumer_left(stream)
+
+
+class _Edge:
+    """What is counted of one subscription."""
+
+    def __init__(
+        self, stage: str, subscription: stream_pb2.Subscription, stream: OutputStream, headers: dict[str, str]
+    ) -> None:
+        consumer = headers.get(STAGE_KEY, "")
+        self._stage, self._stream = stage, stream
+        self._consumer = consumer if consumer in _STAGES else "other"
+        self._seconds = metrics.STREAM_CHUNK_SECONDS.labels(stage, self._consumer, TRANSPORT)
+        self._bytes = self._chunks = 0
+        self._span = tracing.begin(f"{stage} to {self._consumer}", subscription.request_id, headers)
+
+    def sent(self, chunk: stream_pb2.StreamChunk) -> None:
+        """A response has left; its chunk, if it is one, is counted."""
+        if not chunk.rows:
+            return
+        now = time.monotonic()
+        self._seconds.observe(now - self._stream.oldest_put)
+        if self._span and not self._chunks:
+            self._span.event("first chunk", now)
+        self._chunks += 1
+        for rows in chunk.rows:
+            # A producer that offers no kinds of rows names each of its tensors: too many for a label.
+            kind = rows.name if rows.name in self._stream.offered else "tensors"
+            size_bytes = len(rows.tensor.inline)
+            metrics.STREAM_BYTES.labels(self._stage, self._consumer, kind, TRANSPORT).inc(size_bytes)
+            self._bytes += size_bytes
+
+    def end(self, outcome: str) -> None:
+        """Ends the span, if there are traces."""
+        if self._span:
+            self._span.set(stage=self._stage, consumer=self._consumer, transport=TRANSPORT, outcome=outcome)
+            self._span.set(chunks=self._chunks, size_bytes=self._bytes)
+            self._span.end("" if outcome == "OK" else outcome)
 
 
 async def _first_message(requests: AsyncIterator[stream_pb2.SubscribeRequest]) -> stream_pb2.Subscription:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
+from services.common.call import outgoing_metadata
 from services.common.channels import channel
 from services.common.errors import InvalidInput, Unavailable
 from services.common.status import from_rpc_error
@@ -38,7 +39,7 @@ async def subscribe(
         if not getattr(source, field):
             raise InvalidInput(f"source.{field}", "is required")
     stub = stream_pb2_grpc.TensorStreamServiceStub(channel(source.address))
-    call = stub.Subscribe(wait_for_ready=True)
+    call = stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True)
     try:
         subscription = stream_pb2.Subscription(
             stream_id=source.stream_id,

@@ -1,7 +1,7 @@
 """Settings of the dit's process."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -54,6 +54,10 @@ class DitSettings(PipelineSettings):
     """Settings of the dit: flags, QUARTET_DIT_* variables, or keys of the file that --config names."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_DIT_")
+    changes_outputs: ClassVar[tuple[str, ...]] = (
+        *("cache", "cache_threshold", "cache_interval_steps"),
+        *("vae_tiling", "quantization", "encoders"),
+    )
 
     max_running_requests: int = Field(8, ge=1, description="outputs that are denoised at a time; bounds memory")
     max_batch: int = Field(8, ge=1, description="most outputs that share a denoising step")

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 import torch
 
+from services.common import metrics as common_metrics
 from services.common.errors import InternalError, StageError, Unavailable
 from services.common.priority import yield_to_event_loops
 from services.dit import metrics
@@ -150,8 +151,8 @@ class DitEngine:
             log.warning("a shared step failed; its outputs go on alone", outputs=len(batch), error=repr(error))
             results = [self._compute_alone(member) for member in batch]
         spent_s = time.monotonic() - started
-        metrics.STEP_SECONDS.labels(call.point.name).observe(spent_s)
-        metrics.STEP_OUTPUTS.labels(call.point.name).observe(len(batch))
+        common_metrics.STEP_SECONDS.labels("dit", call.point.name).observe(spent_s)
+        common_metrics.STEP_BATCH.labels("dit", call.point.name).observe(len(batch))
         for member, result in zip(batch, results, strict=True):
             member.served_s += spent_s / len(batch) + member.owed_s
             member.owed_s = 0.0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
+from services.common import metrics
 from services.common.errors import InternalError, RequestCancelled
 from services.dit.conditioning import Conditioning
 from services.dit.failure import explain
@@ -73,8 +74,9 @@ class EncoderEngine:
     def _encode(self, orders: Sequence[Order], cancelled: threading.Event) -> list[Conditioning]:
         self._cancelled = cancelled
         wanted = orders if self.draws_prior_tokens else orders[:1]
+        metrics.STEP_BATCH.labels("encoder", "encode").observe(len(wanted))
         try:
-            with torch.no_grad():
+            with torch.no_grad(), metrics.STEP_SECONDS.labels("encoder", "encode").time():
                 return [_run(order) for order in wanted]
         except _Cancelled:
             raise RequestCancelled("the request was cancelled while its prompt was read") from None

@@ -146,6 +146,8 @@ class TalkerEngine:
                 self._waiting.popleft()  # not before: were the engine to fail at it, it would never be told
         self._prefill()
         self._speak(outputs)
+        held = sum(speech.state.length for speech in self._running)
+        metrics.KV_CACHE_USED.set(held / (self.runner.slots * self.runner.positions))
         if outputs:
             self._call(_deliver, outputs)
 
@@ -210,7 +212,7 @@ class TalkerEngine:
         self._compact(speaking)
         with metrics.STEP_SECONDS.time():
             frames = self.runner.step([self._step_input(speech) for speech in speaking])
-        metrics.STEP_ROWS.observe(len(speaking))
+        metrics.STEP_BATCH.observe(len(speaking))
         for speech, frame, is_end in zip(speaking, frames, frames[:, 0] == self.spec.codec_eos_id, strict=True):
             state = speech.state
             state.ready = False
@@ -276,6 +278,7 @@ class TalkerEngine:
             self._waiting.clear()
         self._running.clear()
         metrics.REQUESTS_RUNNING.set(0)
+        metrics.KV_CACHE_USED.set(0)
         self._call(_deliver, [(speech, error) for speech in ended])
 
     def _call(self, function: Callable, argument: object) -> None:

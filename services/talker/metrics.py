@@ -1,8 +1,8 @@
-"""Prometheus metrics that only the talker has, beside `services.common.metrics`."""
+"""Prometheus metrics that only the talker has, and its own of `services.common.metrics`."""
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
 
-from services.common.metrics import STEP_BUCKETS_S
+from services.common import metrics
 
 REQUESTS_WAITING = Gauge("quartet_talker_requests_waiting", "Requests that wait for a slot")
 REQUESTS_RUNNING = Gauge("quartet_talker_requests_running", "Requests that have a slot")
@@ -14,9 +14,6 @@ REQUESTS_PARKED = Gauge(
 )
 FRAMES = Counter("quartet_talker_frames_total", "Codec frames made")
 PREFILL_POSITIONS = Counter("quartet_talker_prefill_positions_total", "Prompt positions run")
-STEP_ROWS = Histogram("quartet_talker_step_rows", "Frames made in a step", buckets=(1, 2, 4, 8, 16, 32, 64, 128))
-STEP_SECONDS = Histogram(
-    "quartet_talker_step_seconds",
-    "Time of a step, codes on the host, without prefill",
-    buckets=STEP_BUCKETS_S,
-)
+STEP_SECONDS = metrics.STEP_SECONDS.labels("talker", "frame")  # prefill not counted
+STEP_BATCH = metrics.STEP_BATCH.labels("talker", "frame")
+KV_CACHE_USED = metrics.KV_CACHE_USED.labels("talker")

@@ -1,5 +1,7 @@
 """Settings of the thinker's process."""
 
+from typing import ClassVar
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -10,6 +12,7 @@ class ThinkerSettings(StageSettings):
     """Settings of the thinker: flags, QUARTET_THINKER_* variables, or keys of the file that --config names."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_THINKER_")
+    changes_outputs: ClassVar[tuple[str, ...]] = ("video_fps",)
 
     max_context_tokens: int | None = Field(
         None, ge=2, description="longest prompt plus output; default: the model's, or what the KV cache holds"

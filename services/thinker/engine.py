@@ -230,7 +230,9 @@ class _Pending:
 def _load(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: str) -> "AsyncLLM":
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(engine_args(settings, checkpoint, row_address))
+    from services.thinker.engine_stats import EngineStats
+
+    return AsyncLLM.from_engine_args(engine_args(settings, checkpoint, row_address), stat_loggers=[EngineStats])
 
 
 def _step(output: "RequestOutput") -> Step:

@@ -105,9 +105,10 @@ async def test_the_gateways_pipeline_receives_no_hidden_state_and_no_codec_tenso
     assert sum(tensor.shape[0] for tensor in seen) == samples
     assert all(tensor.dtype == tensor_pb2.DATA_TYPE_INT16 and len(tensor.shape) == 1 for tensor in seen)
     # ... while between the stages tensors did flow.
-    for stage, rows in (("thinker", "token_ids"), ("talker", "codes")):
+    for stage, consumer, rows in (("thinker", "talker", "token_ids"), ("talker", "code2wav", "codes")):
         page = httpx.get(f"http://{stack.state['processes'][stage]['metrics_address']}/metrics").text
-        sent = re.search(rf'^quartet_stream_bytes_total{{rows="{rows}",stage="{stage}"}} (\S+)', page, re.MULTILINE)
+        labels = f'consumer="{consumer}",rows="{rows}",stage="{stage}",transport="inline"'
+        sent = re.search(rf"^quartet_stream_bytes_total{{{labels}}} (\S+)", page, re.MULTILINE)
         assert sent
         assert float(sent[1]) > 0
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.pipeline.addresses import endpoints
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.yaml_source import YamlError
 
@@ -50,6 +51,12 @@ def test_a_good_file(load):
     assert config.talker.address == "other:9"
 
 
+def test_replicas(load):
+    text = "stages: {a: {kind: thinker, address: ['h:1', 'dns:///t.svc:2', '[::1]:3']}}\noutputs: {text: a}"
+    found = endpoints(load(text).stages["a"].address)
+    assert [(e.host, e.port, e.is_literal) for e in found] == [("h", 1, False), ("t.svc", 2, False), ("::1", 3, True)]
+
+
 def test_text_only(load):
     config = load("stages: {a: {kind: thinker, address: 'h:1'}}\noutputs: {text: a}")
     assert config.talker is None
@@ -68,6 +75,12 @@ def test_text_only(load):
         ("kind: talker", "kind: singer", 6, "unknown stage kind 'singer'"),
         ("    kind: talker\n", "", 6, "stages.b.kind: missing"),
         ("10.0.0.1:1", "10.0.0.1", 4, "write host:port"),
+        ("10.0.0.1:1", "10.0.0.1:0", 4, "write host:port"),
+        ("10.0.0.1:1", "10.0.0.1:70000", 4, "write host:port"),
+        ("10.0.0.1:1", "dns://thinker:1", 4, "'dns://thinker:1' is no address"),
+        ("10.0.0.1:1", "[]", 4, "write host:port"),
+        ("10.0.0.1:1", "['a:1', b]", 4, "'b' is no address"),
+        ("10.0.0.1:1", "['a:1', 'a:1']", 4, "twice"),
         ("temperature: 0.5", "temperature: 5", 5, "stages.a.sampling.temperature"),
         ("temperature: 0.5", "temprature: 5", 5, "stages.a.sampling.temprature: unknown key"),
         ("  audio: c\n", "  audio: d\n", 16, "no stage 'd'"),

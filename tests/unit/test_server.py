@@ -81,6 +81,10 @@ async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(tiny_checkp
             stream.put([stream_pb2.Rows(name="codes", first_position=0, tensor=to_message(frame))])
             first = await anext(decoding)
             assert first.audio.frames == 1
+            load = await server_info_pb2_grpc.ServerInfoServiceStub(channel).GetLoad(server_info_pb2.GetLoadRequest())
+            assert (load.running, load.queued) == (1, 0)
+            assert info.config_digest
+            assert info.checkpoint_digest
 
             process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(10):

@@ -1,0 +1,92 @@
+"""One process's Prometheus metrics at one moment, and what two moments say."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """What a metrics page had.
+
+    Attributes:
+        at: time.monotonic() seconds.
+        samples: value by name and labels.
+    """
+
+    at: float = field(default_factory=time.monotonic)
+    samples: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, page: str) -> "Scrape":
+        """The samples of `page` whose name begins with quartet_. Raises ValueError: it is no metrics page."""
+        samples: dict[str, dict[Labels, float]] = {}
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name.startswith("quartet_"):
+                    samples.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+        return cls(samples=samples)
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """Sum of the series that have `labels`; None if there is none."""
+        wanted = labels.items()
+        values = [value for has, value in self.samples.get(name, {}).items() if wanted <= has]
+        return sum(values) if values else None
+
+    def values_of(self, name: str, label: str) -> set[str]:
+        """Values that `label` has in the series of `name`."""
+        return {value for has in self.samples.get(name, {}) for key, value in has if key == label}
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened from one scrape to a later one of the same process. One that was started anew in between, or had
+    nothing in between, is looked at since its start."""
+
+    first: Scrape
+    last: Scrape
+
+    def rate(self, name: str, **labels: str) -> float | None:
+        """Increase of a counter a second; None if there is no such counter, or no time between."""
+        now, before = self.last.total(name, **labels), self.first.total(name, **labels) or 0.0
+        seconds = self.last.at - self.first.at
+        if now is None or seconds <= 0:
+            return None
+        return (now - before if now >= before else now) / seconds
+
+    def mean(self, name: str, **labels: str) -> float | None:
+        """Mean of a histogram's observations; None if it has none."""
+        first = self._base(name, **labels)
+        count = self._since(first, f"{name}_count", **labels)
+        return self._since(first, f"{name}_sum", **labels) / count if count else None
+
+    def quantile(self, q: float, name: str, **labels: str) -> float | None:
+        """Quantile `q` (0 to 1) of a histogram's observations, interpolated in its bucket; None if it has none."""
+        first, bucket = self._base(name, **labels), f"{name}_bucket"
+        bounds = sorted(self.last.values_of(bucket, "le"), key=float)
+        counts = [(float(le), self._since(first, bucket, le=le, **labels)) for le in bounds]
+        if not counts or not counts[-1][1]:
+            return None
+        rank, low, below = q * counts[-1][1], 0.0, 0.0
+        for high, count in counts:
+            if count >= rank and count > below:
+                return low if high == float("inf") else low + (high - low) * (rank - below) / (count - below)
+            low, below = high, count
+        return low
+
+    def busiest(self, name: str, label: str) -> str | None:
+        """Of a histogram's series that differ in `label` the value with most observations."""
+        values = sorted(self.last.values_of(f"{name}_count", label))
+        return max(values, key=lambda value: self.last.total(f"{name}_count", **{label: value}) or 0.0, default=None)
+
+    def _base(self, name: str, **labels: str) -> Scrape:
+        """The scrape to count from."""
+        now, before = (scrape.total(f"{name}_count", **labels) or 0.0 for scrape in (self.last, self.first))
+        return self.first if now > before else Scrape()
+
+    def _since(self, first: Scrape, name: str, **labels: str) -> float:
+        return (self.last.total(name, **labels) or 0.0) - (first.total(name, **labels) or 0.0)

@@ -1,0 +1,200 @@
+"""`quartet top`: the stages of a running system, live."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from cli.scrape import Scrape, Window
+
+GATEWAY = "gateway"
+TIMEOUT_S = 2.0
+WINDOW_S = 15.0  # rates, means and medians are of this time
+ONCE_S = 1.0  # or this, where there is one table
+_OWN_PATHS = {"/metrics", "/ready", "/health"}  # requests that are not a client's
+
+
+class TopError(Exception):
+    """There is nothing to watch; the message says why."""
+
+
+@dataclass(frozen=True)
+class System:
+    """Where a system's numbers are: the gateway's address, and of processes the URL of their metrics, by name."""
+
+    url: str
+    metrics: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, run_directory: Path) -> "System":
+        """The one that `quartet up` runs with its files in `run_directory`. Raises TopError: there is none."""
+        file = run_directory / "state.json"
+        try:
+            state = json.loads(file.read_text())
+            pages = {name: _page(process["metrics_address"]) for name, process in state["processes"].items()}
+            return cls(state["url"], pages)
+        except OSError as error:
+            raise TopError(
+                f"--run-dir: {file}: {error.strerror}; name the directory that `quartet up` printed"
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise TopError(f"--run-dir: {file} is not what `quartet up` writes") from None
+
+    @classmethod
+    def at(cls, url: str, metrics: Sequence[str]) -> "System":
+        """The gateway at `url` and what `metrics` name, each NAME=URL or NAME=HOST:PORT. Raises TopError."""
+        url = url.rstrip("/")
+        pages = {GATEWAY: f"{url}/metrics"}
+        for given in metrics:
+            name, equals, address = given.partition("=")
+            if not (name and equals and address):
+                raise TopError(f"--metrics: '{given}' is not NAME=URL, e.g. talker=127.0.0.1:9464")
+            pages[name] = _page(address)
+        return cls(url, pages)
+
+
+def _page(address: str) -> str:
+    """URL of a metrics page: `address` as it is if it has a path, else /metrics on it."""
+    url = address if "://" in address else f"http://{address}"
+    return url if url.partition("://")[2].strip("/").count("/") else f"{url.rstrip('/')}/metrics"
+
+
+class Watch:
+    """Looks at a system again and again.
+
+    Attributes:
+        reached: whether the gateway answered the last time.
+    """
+
+    def __init__(self, system: System) -> None:
+        self.reached = False
+        self._system = system
+        self._ready: dict[str, Any] = {}
+        self._scrapes: dict[str, deque[Scrape]] = {name: deque() for name in system.metrics}
+
+    async def look(self) -> None:
+        """Asks the gateway and every metrics page, at once."""
+        async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+            pages = [self._scrape(client, name, url) for name, url in self._system.metrics.items()]
+            await asyncio.gather(self._ask(client), *pages)
+
+    async def _ask(self, client: httpx.AsyncClient) -> None:
+        try:
+            self._ready = (await client.get(f"{self._system.url}/ready")).json()
+            self.reached = True
+        except (httpx.HTTPError, ValueError) as error:
+            self._ready, self.reached = {"status": f"not reached: {error or type(error).__name__}"}, False
+
+    async def _scrape(self, client: httpx.AsyncClient, name: str, url: str) -> None:
+        scrapes = self._scrapes[name]
+        try:
+            scrapes.append(Scrape.parse((await client.get(url)).raise_for_status().text))
+        except (httpx.HTTPError, ValueError):
+            scrapes.clear()  # it is gone: its numbers are no longer true
+            return
+        while len(scrapes) > 2 and scrapes[-1].at - scrapes[1].at >= WINDOW_S:
+            scrapes.popleft()
+
+    def table(self) -> Table:
+        """What is known now."""
+        table = Table(title=f"{self._system.url}: {self._ready.get('status', '')}", title_justify="left")
+        for heading in ("stage", "state"):
+            table.add_column(heading, no_wrap=heading == "stage")
+        for heading in ("running", "queued", "req/s", "step ms", "batch", "KV", "first p50 ms"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        states: dict[str, str] = self._ready.get("stages", {})
+        names = dict.fromkeys([GATEWAY, *states, *self._system.metrics])
+        for name in names:
+            state = self._ready.get("status", "") if name == GATEWAY else states.get(name, "-")
+            table.add_row(name, _coloured(state), *self._numbers(name))
+        if first := self._first_outputs():
+            table.caption, table.caption_justify = first, "left"
+        return table
+
+    def _window(self, name: str) -> Window | None:
+        scrapes = self._scrapes.get(name)
+        return Window(scrapes[0], scrapes[-1]) if scrapes else None
+
+    def _numbers(self, name: str) -> list[str]:
+        """The cells of a process after its state."""
+        window = self._window(name)
+        if window is None:
+            return [*self._told_load(name), *["-"] * 5]
+        call = window.busiest("quartet_step_seconds", "call")
+        only = {} if call is None else {"call": call}
+        kv = window.last.total("quartet_kv_cache_used_ratio")
+        first = "quartet_gateway_ttfa_seconds" if name == GATEWAY else "quartet_first_output_seconds"
+        return [
+            _number(window.last.total("quartet_requests_running")),
+            _number(window.last.total("quartet_requests_queued")),
+            _number(_requests_a_second(window, name), 1),
+            _milliseconds(window.mean("quartet_step_seconds", **only)),
+            _number(window.mean("quartet_step_batch_size", **only), 1),
+            "-" if kv is None else f"{kv:.0%}",
+            _milliseconds(window.quantile(0.5, first)),
+        ]
+
+    def _told_load(self, name: str) -> list[str]:
+        """Running and queued of a stage's replicas, as they told the gateway."""
+        replicas = self._ready.get("replicas", {}).get(name)
+        if not replicas:
+            return ["-", "-"]
+        return [str(sum(replica.get(key, 0) for replica in replicas)) for key in ("running", "queued")]
+
+    def _first_outputs(self) -> str:
+        window = self._window(GATEWAY)
+        if window is None:
+            return ""
+        ttft = _milliseconds(window.quantile(0.5, "quartet_gateway_ttft_seconds"))
+        ttfa = _milliseconds(window.quantile(0.5, "quartet_gateway_ttfa_seconds"))
+        return f"TTFT p50 {ttft} ms, TTFA p50 {ttfa} ms; the last {WINDOW_S:g} s, or since the start if idle"
+
+
+def _requests_a_second(window: Window, name: str) -> float | None:
+    if name != GATEWAY:
+        return window.rate("quartet_requests_total")
+    paths = window.last.values_of("quartet_gateway_requests_total", "path") - _OWN_PATHS
+    return sum(window.rate("quartet_gateway_requests_total", path=path) or 0.0 for path in paths)
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.1f}"
+
+
+def _coloured(state: str) -> str:
+    text = state.replace("[", r"\[")
+    return f"[green]{text}[/green]" if state in ("SERVING", "ready") else f"[red]{text}[/red]"
+
+
+async def top(system: System, interval_s: float, once: bool) -> None:
+    """Shows `system`: one table, or one that is renewed every `interval_s` until the task is cancelled.
+
+    Raises:
+        TopError: with `once`, the gateway does not answer.
+    """
+    watch, console = Watch(system), Console()
+    await watch.look()
+    if once:
+        await asyncio.sleep(ONCE_S)
+        await watch.look()
+        console.print(watch.table())
+        if not watch.reached:
+            raise TopError(f"{system.url} does not answer")
+        return
+    with Live(watch.table(), console=console, auto_refresh=False) as live:
+        while True:
+            await asyncio.sleep(interval_s)
+            await watch.look()
+            live.update(watch.table(), refresh=True)

@@ -1,0 +1,101 @@
+"""The replicas that one request goes to, and the one time that they may be chosen anew."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import structlog
+
+from gateway.pipeline import metrics
+from gateway.pipeline.replicas import Replica
+from gateway.pipeline.stage import Stage
+from services.common.errors import NotFound, RequestCancelled, StageError, Unavailable
+
+# What a request hears, from one stage or another, when a replica is lost or drains.
+_LOST = (Unavailable, NotFound, RequestCancelled)
+_CHECK_TIMEOUT_S = 1.0
+
+log = structlog.get_logger()
+
+
+class Lease:
+    """A request's place at a replica, counted in its load until `end`."""
+
+    def __init__(self, stage: Stage, replica: Replica) -> None:
+        self.stage, self.replica = stage, replica
+        self._faults = replica.faults
+        self._request = replica.request()
+        self._request.__enter__()
+        self._ended = False
+
+    def end(self) -> None:
+        """The replica's part is done. May be called again."""
+        if not self._ended:
+            self._ended = True
+            self._request.__exit__(None, None, None)
+
+    @property
+    def suspect(self) -> bool:
+        """Whether the replica may be why the request failed."""
+        return not self.replica.serving or self.replica.faults != self._faults
+
+
+class Route:
+    """A request's way through `stages`, which must all serve.
+
+    Args:
+        stages: those it needs, at most one of them a thinker.
+        request_id: for the log.
+        key: what of the request a thinker may have cached; see `affinity.prefix_key`.
+    """
+
+    def __init__(self, stages: Sequence[Stage], request_id: str, key: bytes | None = None) -> None:
+        self._stages, self._request_id, self._key = stages, request_id, key
+        self._leases: list[Lease] = []
+        self._avoid: set[Replica] = set()
+        self._retried = False
+
+    @contextmanager
+    def replicas(self) -> Iterator[list[Lease]]:
+        """A replica for each stage, in the order of the stages. Each lease ends with the context at the latest.
+
+        Raises:
+            Unavailable: a stage does not serve.
+        """
+        self._leases = []
+        try:
+            for stage in self._stages:
+                key = self._key if stage.kind == "thinker" else None
+                self._leases.append(Lease(stage, stage.choose(key, self._avoid)))
+            yield self._leases
+        finally:
+            for lease in self._leases:
+                lease.end()
+
+    async def again(self, error: StageError) -> bool:
+        """Whether the request, which ended with `error` before it had any output, is to be tried once more: if a
+        replica of it was lost or takes no more requests, and there is another. Called when the leases have ended.
+        """
+        suspects = [lease for lease in self._leases if lease.suspect]
+        if self._retried or not isinstance(error, _LOST):
+            return False
+        if not any(replica.serving for lease in suspects for replica in _others(lease)):
+            return False
+        # Which of the others drain is asked, not guessed: this request is not tried a third time.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CHECK_TIMEOUT_S):
+                await asyncio.gather(*(stage.check(_CHECK_TIMEOUT_S) for stage in self._stages))
+        if not all(stage.serving for stage in self._stages):
+            return False
+        if not any(replica.serving for lease in suspects for replica in _others(lease)):
+            return False
+        self._retried, self._avoid = True, {lease.replica for lease in suspects}
+        for lease in suspects:
+            metrics.RETRIES.labels(lease.stage.name).inc()
+        lost = {lease.stage.name: lease.replica.address for lease in suspects}
+        log.warning("request tried again", request_id=self._request_id, lost=lost, error=str(error))
+        return True
+
+
+def _others(lease: Lease) -> list[Replica]:
+    return [replica for replica in lease.stage.replicas.values() if replica is not lease.replica]

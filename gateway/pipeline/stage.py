@@ -1,0 +1,193 @@
+"""One stage of the pipeline: a set of replicas, whether any of them serves right now, and which one is next."""
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+import structlog
+
+from gateway.pipeline import choose, metrics
+from gateway.pipeline.addresses import endpoints
+from gateway.pipeline.config import StageConfig
+from gateway.pipeline.identity import Identity, refuse_strangers
+from gateway.pipeline.replicas import Replica
+from gateway.pipeline.resolve import Names, Resolver, resolve_host
+from quartet.v1 import server_info_pb2
+from services.common import channels
+from services.common.errors import Unavailable
+
+log = structlog.get_logger()
+
+
+class Stage:
+    """A stage's replicas.
+
+    Args:
+        name: of the stage in the pipeline.
+        config: of the stage.
+        resolver: looks up the names among its addresses.
+        max_imbalance: see `choose.by_key`.
+
+    Attributes:
+        replicas: by address, those that the stage's addresses name now.
+        info: what its replicas say of themselves; None while none was found serving.
+        source: the stage it reads from, if any.
+        readers: the stages that read from it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: StageConfig,
+        resolver: Resolver = resolve_host,
+        max_imbalance: int = choose.MAX_IMBALANCE,
+    ) -> None:
+        self.name, self.kind = name, config.kind
+        self.replicas: dict[str, Replica] = {}
+        self.info: server_info_pb2.GetServerInfoResponse | None = None
+        self.source: Stage | None = None
+        self.readers: list[Stage] = []
+        self._max_imbalance = max_imbalance
+        self._identity: Identity | None = None
+        self._leaving: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._timing: tuple[float, float] | None = None
+        self._names = Names(name, endpoints(config.address), self._set_addresses, resolver)
+
+    @property
+    def serving(self) -> bool:
+        """Whether requests may be sent to it."""
+        return any(replica.serving for replica in self.replicas.values())
+
+    @property
+    def state(self) -> str:
+        """ "SERVING" if a replica serves, or else why none does, in words for people."""
+        states = {address: replica.state for address, replica in self.replicas.items()}
+        if "SERVING" in states.values():
+            return "SERVING"
+        if len(states) == 1:
+            return next(iter(states.values()))
+        if states:
+            return "; ".join(f"{address}: {state}" for address, state in states.items())
+        return "; ".join(f"{host}: {why}" for host, why in self._names.errors.items()) or "not resolved yet"
+
+    def require_serving(self) -> None:
+        """Raises Unavailable unless the stage serves."""
+        if not self.serving:
+            raise Unavailable(f"stage {self.name} is not serving ({self.state}); retry later")
+
+    def choose(self, key: bytes | None = None, avoid: Collection[Replica] = ()) -> Replica:
+        """The replica for a request; the caller enters its `request()` before anything else is awaited.
+
+        Args:
+            key: what of the request a replica may have cached.
+            avoid: replicas that are taken only if there is no other.
+
+        Raises:
+            Unavailable: none serves.
+        """
+        self.require_serving()
+        serving = [replica for replica in self.replicas.values() if replica.serving]
+        serving = [replica for replica in serving if replica not in avoid] or serving
+        if key is None or len(serving) == 1:
+            return choose.by_load(serving)
+        chosen = choose.by_key(key, serving, self._max_imbalance)
+        outcome = "preferred" if chosen is choose.preferred(key, serving) else "diverted"
+        metrics.AFFINITY.labels(self.name, outcome).inc()
+        return chosen
+
+    async def watch(self, resolve_s: float, interval_s: float, timeout_s: float) -> None:
+        """Resolves names every `resolve_s` and checks each replica every `interval_s`, for ever."""
+        self._timing = interval_s, timeout_s
+        for address in self.replicas:
+            self._start_watch(address)
+        try:
+            await self._names.watch(resolve_s)
+            await asyncio.get_running_loop().create_future()  # literal addresses: only the checks go on
+        finally:
+            leaving = [task for _, task in self._leaving.values()]
+            tasks = [*self._watches.values(), *leaving]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def check(self, timeout_s: float) -> None:
+        """Checks every replica now."""
+        await asyncio.gather(*(replica.check(timeout_s) for replica in self.replicas.values()))
+
+    def describe_replicas(self) -> list[dict[str, Any]]:
+        """Each replica's address, state and load."""
+        return [
+            {
+                "address": address,
+                "state": replica.state,
+                "running": replica.running,
+                "queued": replica.queued,
+                "in_flight": replica.in_flight,
+                "config_digest": replica.info.config_digest if replica.info else "",
+            }
+            for address, replica in self.replicas.items()
+        ]
+
+    def _set_addresses(self, addresses: list[str]) -> None:
+        for address in [known for known in self.replicas if known not in addresses]:
+            self._remove(address)
+        for address in addresses:
+            if address not in self.replicas:
+                self._add(address)
+        self._changed()
+
+    def _add(self, address: str) -> None:
+        if address in self._leaving:  # back before its last request has ended
+            replica, task = self._leaving.pop(address)
+            task.cancel()
+        else:
+            replica = Replica(self.name, self.kind, address, lambda _: self._changed())
+        self.replicas[address] = replica
+        if self._timing is not None:
+            log.info("replica added", name=self.name, address=address)
+            self._start_watch(address)
+
+    def _remove(self, address: str) -> None:
+        """No new requests from now on; the connection is closed when the last one there has ended."""
+        replica = self.replicas.pop(address)
+        log.info("replica removed", name=self.name, address=address, in_flight=replica.in_flight)
+        if (watch := self._watches.pop(address, None)) is not None:
+            watch.cancel()
+        self._leaving[address] = replica, asyncio.create_task(self._close(replica))
+
+    async def _close(self, replica: Replica) -> None:
+        await replica.idle()
+        del self._leaving[replica.address]
+        metrics.forget(self.name, replica.address)
+        await channels.close(replica.address)
+
+    def _start_watch(self, address: str) -> None:
+        assert self._timing is not None
+        self._watches[address] = asyncio.create_task(self.replicas[address].watch(*self._timing))
+
+    def _changed(self) -> None:
+        """A replica came, went or changed: says anew who is refused, here and in the stages that read from this one."""
+        replicas = list(self.replicas.values())
+        before = {replica: replica.refusal for replica in replicas}
+        source = None if self.source is None or self.kind == "dit" else self.source.representative
+        self._identity = refuse_strangers(replicas, self._identity, source)
+        for replica, refusal in before.items():
+            if replica.refusal and replica.refusal != refusal:
+                log.error("replica refused", name=self.name, address=replica.address, reason=replica.refusal)
+            elif refusal and not replica.refusal:
+                log.info("replica accepted", name=self.name, address=replica.address)
+        if (serving := self.representative) is not None:
+            self.info = serving.info
+        counts = {"serving": 0, "refused": 0, "down": 0}
+        for replica in replicas:
+            counts["serving" if replica.serving else "refused" if replica.healthy else "down"] += 1
+        for state, count in counts.items():
+            metrics.REPLICAS.labels(self.name, state).set(count)
+        for reader in self.readers:
+            reader._changed()
+
+    @property
+    def representative(self) -> Replica | None:
+        """A replica that serves: what it says of its model goes for all. None if none does."""
+        return next((replica for replica in self.replicas.values() if replica.serving), None)

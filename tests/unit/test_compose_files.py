@@ -1,0 +1,59 @@
+"""deploy/docker, docker-compose.yaml and .env.example agree with each other and with the project."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+VERSIONS = dict(
+    line.split("=", 1) for line in (ROOT / "deploy/docker/versions.env").read_text().splitlines() if line[:1] not in "#"
+)
+DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
+COMPOSE = (ROOT / "docker-compose.yaml").read_text()
+SERVICES = yaml.safe_load(COMPOSE)["services"]
+OURS = ("gateway", "thinker", "talker", "code2wav", "dit")
+
+
+def test_versions_are_pinned_in_one_place():
+    for name, default in re.findall(r"(?:^ARG |\$\{)(\w+)(?:=|:-)([^$}\s]+)", DOCKERFILE + COMPOSE, re.MULTILINE):
+        assert VERSIONS.get(name, default) == default, f"{name}: {default} is not what versions.env says"
+    for image in VERSIONS.values():
+        assert not image.endswith(":latest")
+
+
+def test_tags_are_the_projects_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert set(re.findall(r"QUARTET_TAG:-([^}]+)\}", COMPOSE)) == {version}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_containers_are_hardened(name):
+    service = SERVICES[name]
+    assert service["user"] == "10001:10001"
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["restart"] == "unless-stopped"
+    assert service["deploy"]["resources"]["limits"]["memory"]
+    assert ("ports" in service) is (name == "gateway")
+    drain_s = next(int(v) for k, v in service["environment"].items() if k.endswith("_DRAIN_TIMEOUT_S"))
+    assert int(service["stop_grace_period"].removesuffix("s")) > drain_s
+
+
+def test_the_example_sets_only_what_is_read():
+    files = COMPOSE + (ROOT / "deploy/docker/gpu.yaml").read_text()
+    read = set(re.findall(r"\$\{(\w+)", files)) | {"COMPOSE_FILE", "COMPOSE_PROFILES"}
+    example = set(re.findall(r"^#?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
+    assert example <= read
+
+
+def test_pipelines_name_services_and_ports_of_compose():
+    for file in (ROOT / "deploy/docker/pipelines").glob("*.yaml"):
+        for name, stage in yaml.safe_load(file.read_text())["stages"].items():
+            host, port = stage["address"].split(":")
+            assert host == name
+            assert name in SERVICES
+            assert f"EXPOSE {port}" in DOCKERFILE
