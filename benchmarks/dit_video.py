@@ -12,6 +12,7 @@ from dit_work import Wish, apart
 from rich.table import Table
 
 SENT_AFTER_STEP = 3
+PASSED = "the video's steps done before the picture's first"
 TITLES = {
     "first_step": "the picture's first step done",
     "end": "the picture done",
@@ -28,10 +29,12 @@ class During:
 
     Attributes:
         step_ms: of the video alone.
+        passed: steps of the video that ended between the picture's sending and the end of its first step: a count.
         apart: most steps of 8 bit pixels between the two videos, or the two pictures, with and without the other.
     """
 
     step_ms: float
+    passed: float
     first_step: float
     end: float
     alone: float
@@ -64,6 +67,7 @@ async def _round(stub: Any, video: Wish, picture: Wish) -> During:
     step_s = video_alone.step_s
     return During(
         step_s * 1000,
+        float(sum(sent_s < done_s <= small.steps_s[0] for done_s in both.steps_s)),
         (small.steps_s[0] - sent_s) / step_s,
         (small.done_s - sent_s) / step_s,
         _total_s(picture_alone) / step_s,
@@ -90,6 +94,7 @@ def table(rounds: Sequence[During]) -> Table:
     shown.add_column(f"picture sent after the video's step {SENT_AFTER_STEP}")
     shown.add_column("steps of\nthe video", justify="right")
     shown.add_column("ms", justify="right")
+    shown.add_row(PASSED, f"{values['passed']:g}", "")
     for name, title in TITLES.items():
         shown.add_row(title, f"{values[name]:.2f}", f"{values[name] * values['step_ms']:.1f}")
     return shown

@@ -3,6 +3,7 @@
 import asyncio
 import queue
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 import torch
@@ -57,7 +58,12 @@ def start_engine(settings: DitSettings, on_fatal: Callable[[Exception], object] 
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    return DitEngine(Models(settings), settings.max_running_requests, settings.max_batch, on_fatal)
+    # In a thread that ends. libgomp keeps workers for every thread that has computed, and when all workers together
+    # are more than the cores, they no longer spin between operations: each then costs a wake-up, on two cores more
+    # than the steps of a small model themselves. So only the engine's thread may have workers.
+    with ThreadPoolExecutor(1, "dit-load") as loading:
+        models = loading.submit(Models, settings).result()
+    return DitEngine(models, settings.max_running_requests, settings.max_batch, on_fatal)
 
 
 def describe(models: Models, settings: DitSettings) -> server_info_pb2.DitInfo:

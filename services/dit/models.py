@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,9 +51,9 @@ class Pipelines:
         with self._counting:
             return len(self._counter(text).input_ids) if self._counter is not None else 0
 
-    @property
+    @functools.cached_property
     def device(self) -> torch.device:
-        """Where models run."""
+        """Where models run. diffusers walks all modules to say it: milliseconds, too long for every step."""
         return self.pipeline._execution_device
 
 
