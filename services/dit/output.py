@@ -75,7 +75,7 @@ class Preview:
 
 @dataclass(frozen=True)
 class Done:
-    """The result on the CPU: (height, width, 3) or (frames, height, width, 3), uint8 or float32 from 0 to 1; or
+    """The result on the CPU, contiguous: (height, width, 3) or (frames, height, width, 3), uint8 or float32 from 0 to 1; or
     (samples, channels), float32, which may go beyond -1 to 1."""
 
     data: torch.Tensor
@@ -210,7 +210,7 @@ def _to_tensor(data: Any) -> torch.Tensor:
     tensor = torch.as_tensor(data).detach().float().cpu()
     if not tensor.isfinite().all():
         raise InternalError("the model's output has values that are no numbers; try more steps or less guidance")
-    return tensor.T.contiguous() if tensor.dim() == 2 else tensor  # (channels, samples)
+    return (tensor.T if tensor.dim() == 2 else tensor).contiguous()  # sound is (channels, samples)
 
 
 def _shrink(pixels: torch.Tensor) -> torch.Tensor:
