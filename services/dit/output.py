@@ -75,8 +75,8 @@ class Preview:
 
 @dataclass(frozen=True)
 class Done:
-    """The result on the CPU, contiguous: (height, width, 3) or (frames, height, width, 3), uint8 or float32 from 0 to 1; or
-    (samples, channels), float32, which may go beyond -1 to 1."""
+    """The result on the CPU, contiguous: (height, width, 3) or (frames, height, width, 3), uint8 or float32 from 0 to
+    1; or (samples, channels), float32, which may go beyond -1 to 1."""
 
     data: torch.Tensor
 
