@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from cli.http import TIMEOUT, check, events, unreachable
+from cli.http import check, connect, events, unreachable
 
 
 @dataclass
@@ -40,7 +40,13 @@ def part(kind: str, file: Path) -> dict[str, Any]:
     return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{media_type};base64,{data}"}}
 
 
-def ask(url: str, content: list[dict[str, Any]], options: dict[str, Any], on_text: Callable[[str], None]) -> Answer:
+def ask(
+    url: str,
+    content: list[dict[str, Any]],
+    options: dict[str, Any],
+    on_text: Callable[[str], None],
+    api_key: str | None = None,
+) -> Answer:
     """Asks the server at `url` and calls `on_text` with each piece of text as it comes.
 
     Args:
@@ -52,7 +58,7 @@ def ask(url: str, content: list[dict[str, Any]], options: dict[str, Any], on_tex
     """
     answer = Answer()
     try:
-        with httpx.Client(base_url=url, timeout=TIMEOUT) as client:
+        with connect(url, api_key) as client:
             model = check(client.get("/v1/models")).json()["data"][0]
             answer.sample_rate_hz = model["quartet"]["sample_rate_hz"]
             body = {"model": model["id"], "messages": [{"role": "user", "content": content}], "stream": True, **options}

@@ -10,6 +10,14 @@ from cli.failure import fail
 
 Prompt = Annotated[str, typer.Argument(help="what to make")]
 Url = Annotated[str, typer.Option(help="address of the gateway")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar=["QUARTET_API_KEY", "OPENAI_API_KEY"],
+        show_default=False,
+        help="if the gateway asks for one; others on this machine can read flags, but not the environment",
+    ),
+]
 Size = Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels; default: the model's")]
 Steps = Annotated[int | None, typer.Option(help="denoising steps; default: the model's")]
 Guidance = Annotated[float | None, typer.Option(help="how strictly the prompt is followed; default: the model's")]
@@ -37,6 +45,7 @@ def image(
         Path | None, typer.Option(exists=True, dir_okay=False, help="transparent where --image is painted anew")
     ] = None,
     lora: Lora = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Have a running server make pictures of a prompt, or of others."""
     from cli.http import ApiError
@@ -56,7 +65,7 @@ def image(
 
     try:
         with bar("waiting") as report:
-            made = make_pictures(url, body, image or [], mask, write, report)
+            made = make_pictures(url, body, image or [], mask, write, report, api_key)
     except (ApiError, OSError) as error:
         fail(error)
     finally:
@@ -78,6 +87,7 @@ def video(
     negative: Negative = None,
     seed: Seed = None,
     lora: Lora = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a video. Ctrl-C gives it up there, too."""
     from cli.http import ApiError
@@ -90,7 +100,7 @@ def video(
     body = _body(prompt, steps, guidance, negative, seed, lora, seconds=seconds, num_frames=frames, size=size)
     try:
         with bar("sending") as report:
-            made = make_video(url, body, image, out, report)
+            made = make_video(url, body, image, out, report, api_key)
     except (ApiError, OSError) as error:
         fail(error)
     how = made["quartet"]
@@ -108,6 +118,7 @@ def sound(
     negative: Negative = None,
     seed: Seed = None,
     lora: Lora = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a sound."""
     from cli.http import ApiError
@@ -118,7 +129,7 @@ def sound(
     body = _body(prompt, steps, guidance, negative, seed, lora, response_format=response_format, seconds=seconds)
     try:
         with bar("making the sound"):
-            drawn = make_sound(url, body, out)
+            drawn = make_sound(url, body, out, api_key)
     except (ApiError, OSError) as error:
         fail(error)
     typer.echo(f"wrote {out}: seed {drawn}")

@@ -17,6 +17,12 @@ class ApiError(Exception):
     """The server cannot be reached, refused, or broke off; the message is the server's where it sent one."""
 
 
+def connect(url: str, api_key: str | None) -> httpx.Client:
+    """A client of the server at `url`, which may ask for a key."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.Client(base_url=url, timeout=TIMEOUT, headers=headers)
+
+
 def unreachable(url: str, error: httpx.HTTPError) -> ApiError:
     """For a request to `url` that failed on its way."""
     return ApiError(f"{url}: {error or type(error).__name__}")

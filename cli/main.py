@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.create import image, sound, video
+from cli.create import LOCAL, ApiKey, Url, image, sound, video
 from cli.failure import fail
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Quartet: omni-modal models as gRPC stages.")
@@ -86,9 +86,22 @@ def up(
     dit_arg: Annotated[list[str] | None, typer.Option(help="the same for the dit")] = None,
     encoder_arg: Annotated[list[str] | None, typer.Option(help="the same for the encoder")] = None,
     gateway_arg: Annotated[list[str] | None, typer.Option(help="the same for the gateway")] = None,
+    api_keys_file: Annotated[
+        Path | None, typer.Option(help="YAML of API keys, as `quartet key` prints them; needed by any other --host")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(envvar="QUARTET_TLS_CERT", help="PEM: mutual TLS between all processes; `quartet tls`"),
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(envvar="QUARTET_TLS_KEY", help="PEM of its key")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(envvar="QUARTET_TLS_CA", help="PEM of the CA")] = None,
+    tls_server_name: Annotated[
+        str | None,
+        typer.Option(envvar="QUARTET_TLS_SERVER_NAME", help="name in the certificate; default: it has 127.0.0.1"),
+    ] = None,
 ) -> None:
     """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
-    from cli.plan import Options, StartError, pipeline_for
+    from cli.plan import Options, StartError, Tls, pipeline_for
     from cli.up import serve
 
     options = Options(
@@ -103,9 +116,10 @@ def up(
             "code2wav": code2wav_arg or [],
             "dit": dit_arg or [],
             "encoder": encoder_arg or [],
-            "gateway": gateway_arg or [],
+            "gateway": [*([f"--api-keys-file={api_keys_file}"] if api_keys_file else []), *(gateway_arg or [])],
         },
         dit_model=dit_model,
+        tls=Tls(tls_cert, tls_key, tls_ca, tls_server_name),
     )
     try:
         asyncio.run(serve(options))
@@ -116,13 +130,14 @@ def up(
 @app.command()
 def chat(
     question: Annotated[str, typer.Argument(help="what to ask")],
-    url: Annotated[str, typer.Option(help="address of the gateway")] = "http://127.0.0.1:8000",
+    url: Url = LOCAL,
     image: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")] = None,
     audio: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")] = None,
     video: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")] = None,
     voice: Annotated[str | None, typer.Option(help="one of the model's voices")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="most tokens of the answer")] = None,
     out: Annotated[Path | None, typer.Option(help="WAV file for the spoken answer; none: text only")] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Ask a running server; the text streams to the terminal, the speech to --out."""
     from cli.chat import ask, part, write_wav
@@ -140,7 +155,7 @@ def chat(
             "audio": {"format": "pcm16"} | ({"voice": voice} if voice else {}),
         }
     try:
-        answer = ask(url, content, settings, on_text=lambda text: typer.echo(text, nl=False))
+        answer = ask(url, content, settings, lambda text: typer.echo(text, nl=False), api_key)
     except ApiError as error:
         fail(error)
     typer.echo()
@@ -212,6 +227,52 @@ def budget(
     else:
         for line in lines(shared):
             typer.echo(line)
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="of who gets it; in logs and metrics")],
+    max_concurrent_requests: Annotated[int | None, typer.Option(min=1, help="default: no limit")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="default: no limit")] = None,
+) -> None:
+    """Make an API key: it is printed once, on stderr; what goes into the gateway's --api-keys-file, on stdout."""
+    from pydantic import ValidationError
+
+    from gateway.access.key_file import ApiKeyEntry, digest, new_key
+
+    made = new_key()
+    try:
+        entry = ApiKeyEntry(
+            name=name,
+            sha256=digest(made),
+            max_concurrent_requests=max_concurrent_requests,
+            requests_per_minute=requests_per_minute,
+        )
+    except ValidationError as error:
+        raise typer.BadParameter(error.errors()[0]["msg"], param_hint=str(error.errors()[0]["loc"][0])) from None
+    typer.echo(f"the key, which is not kept anywhere: {made}", err=True)
+    typer.echo("below `keys:` in the gateway's --api-keys-file:", err=True)
+    members = [f'{field}: "{value}"' if field == "sha256" else f"{field}: {value}" for field, value in entry if value]
+    typer.echo("  - " + "\n    ".join(members))
+
+
+@app.command()
+def tls(
+    directory: Annotated[Path, typer.Argument(help="where to write; a CA that is there already signs again")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="name or address that all certificates are for as well; may be repeated")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="how long the certificates are valid")] = 365,
+) -> None:
+    """Make a CA, and a certificate for each process, for mutual TLS between the stages: docs/security.md."""
+    from cli.certificates import PROCESSES, make_certificates
+
+    try:
+        is_new = make_certificates(directory, host or (), days)
+    except (OSError, ValueError) as error:
+        fail(error)
+    typer.echo(f"{'made' if is_new else 'kept'} the CA {directory}/ca.crt (its key, ca.key, is for nobody else)")
+    typer.echo(f"wrote tls.crt, tls.key, ca.crt for {', '.join(PROCESSES)}, valid for {days} days")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from cli.http import TIMEOUT, ApiError, events, files, form, unreachable
+from cli.http import ApiError, connect, events, files, form, unreachable
 from cli.progress import Report
 
 FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
@@ -43,6 +43,7 @@ def make_pictures(
     mask: Path | None,
     on_picture: Callable[[Picture], None],
     report: Report,
+    api_key: str | None = None,
 ) -> Made:
     """Has the server at `url` make pictures, and calls `on_picture` with each as soon as it is finished.
 
@@ -67,7 +68,7 @@ def make_pictures(
     sent_s = time.perf_counter()
     try:
         with (
-            httpx.Client(base_url=url, timeout=TIMEOUT) as client,
+            connect(url, api_key) as client,
             client.stream("POST", path, **request) as response,
         ):
             for event in events(response):

@@ -21,6 +21,22 @@ class StartError(Exception):
 
 
 @dataclass
+class Tls:
+    """Files and name of the TLS settings that all processes get; see `services.common.settings.TlsSettings`."""
+
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    tls_server_name: str | None = None
+
+    @property
+    def flags(self) -> list[str]:
+        """As on a process's command line."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+
+
+@dataclass
 class Options:
     """What to start. `stage_arguments` are appended to the command line of the stage of that kind, or the gateway's.
 
@@ -34,6 +50,7 @@ class Options:
     run_directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="quartet-")))
     stage_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dit_model: str | None = None
+    tls: Tls = field(default_factory=Tls)
 
 
 @dataclass(frozen=True)

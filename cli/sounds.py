@@ -5,12 +5,12 @@ from typing import Any
 
 import httpx
 
-from cli.http import TIMEOUT, check, unreachable
+from cli.http import check, connect, unreachable
 
 FORMATS = {".wav": "wav", ".flac": "flac", ".mp3": "mp3", ".ogg": "opus", ".opus": "opus", ".aac": "aac"}
 
 
-def make_sound(url: str, body: dict[str, Any], out: Path) -> int:
+def make_sound(url: str, body: dict[str, Any], out: Path, api_key: str | None = None) -> int:
     """Has the server at `url` make a sound, writes it to `out`, and returns its seed.
 
     Args:
@@ -21,7 +21,7 @@ def make_sound(url: str, body: dict[str, Any], out: Path) -> int:
         OSError: the file cannot be written.
     """
     try:
-        with httpx.Client(base_url=url, timeout=TIMEOUT) as client:
+        with connect(url, api_key) as client:
             response = check(client.post("/v1/audio/generations", json=body))
     except httpx.HTTPError as error:
         raise unreachable(url, error) from None

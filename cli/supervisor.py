@@ -16,6 +16,7 @@ from cli.guard import Guard
 from cli.plan import GATEWAY, PIPELINE, Options, PlannedStage, StartError, stages_to_start
 from cli.process import ChildProcess
 from gateway.pipeline.stages import SERVICE
+from services.common import channels, tls
 
 START_TIMEOUT_S = 1800.0  # a 60 GB checkpoint from a slow disk, and vLLM's compilation
 STOP_GRACE_S = 15.0
@@ -33,7 +34,12 @@ class Supervisor:
     """
 
     def __init__(self, options: Options, progress: Progress) -> None:
-        """Starts nothing yet. Raises StartError: the options do not fit the pipeline file."""
+        """Starts nothing yet.
+
+        Raises:
+            StartError: the options do not fit the pipeline file.
+            SystemExit: the TLS files cannot be used.
+        """
         self.options = options
         self.url = f"http://{options.host}:{options.port}"
         self._progress = progress
@@ -43,6 +49,7 @@ class Supervisor:
         self._watchers: list[asyncio.Task[None]] = []
         stages = stages_to_start(options)
         self._stages = {stage.name: stage for stage in stages}
+        self._credentials = tls.load(options.tls)
         self._guard = Guard()
         options.run_directory.mkdir(parents=True, exist_ok=True)
         ports = free_ports(2 * len(stages))
@@ -51,12 +58,13 @@ class Supervisor:
             self._addresses[stage.name] = f"127.0.0.1:{port}"
             self._metrics[stage.name] = f"127.0.0.1:{metrics_port}"
             flags = ["--model", stage.model, "--port", str(port), "--metrics-port", str(metrics_port)]
-            self._add(stage.name, f"services.{stage.kind}", [*flags, *stage.flags])
+            self._add(stage.name, f"services.{stage.kind}", [*flags, *options.tls.flags, *stage.flags])
         flags = ["--host", options.host, "--port", str(options.port), "--pipeline", str(options.pipeline)]
         for stage in stages:
             flags += ["--stage", f"{stage.name}={self._addresses[stage.name]}"]
         self._addresses[GATEWAY] = self._metrics[GATEWAY] = f"{options.host}:{options.port}"
-        self._add(GATEWAY, "gateway", [*flags, *options.stage_arguments.get(GATEWAY, ())])
+        flags += [*options.tls.flags, *options.stage_arguments.get(GATEWAY, ())]
+        self._add(GATEWAY, "gateway", flags)
 
     @property
     def names(self) -> list[str]:
@@ -118,7 +126,9 @@ class Supervisor:
             except httpx.HTTPError:
                 return False
         try:
-            async with grpc.aio.insecure_channel(self._addresses[name]) as channel:
+            identity = None if self._credentials is None else self._credentials.identity
+            server_name = self.options.tls.tls_server_name or ""
+            async with channels.new_channel(self._addresses[name], identity, server_name) as channel:
                 request = health_pb2.HealthCheckRequest(service=SERVICE[self._stages[name].kind])
                 check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
                 answer = await check(request, timeout=2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from cli.http import TIMEOUT, ApiError, check, files, form, unreachable
+from cli.http import ApiError, check, connect, files, form, unreachable
 from cli.progress import Report
 
 POLL_S = 0.5
@@ -16,7 +16,9 @@ DELETE_S = 10.0
 _BLOCK_BYTES = 1024 * 1024
 
 
-def make_video(url: str, body: dict[str, Any], image: Path | None, out: Path, report: Report) -> dict[str, Any]:
+def make_video(
+    url: str, body: dict[str, Any], image: Path | None, out: Path, report: Report, api_key: str | None = None
+) -> dict[str, Any]:
     """Has the server at `url` make a video, and writes it to `out`. Ctrl-C deletes the job.
 
     Args:
@@ -32,7 +34,7 @@ def make_video(url: str, body: dict[str, Any], image: Path | None, out: Path, re
         OSError: a file cannot be read or written.
     """
     uploads = files("input_reference", [image] if image else [])
-    with httpx.Client(base_url=url, timeout=TIMEOUT) as client:
+    with connect(url, api_key) as client:
         try:
             request: dict[str, Any] = {"data": form(body), "files": uploads} if uploads else {"json": body}
             video = check(client.post("/v1/videos", **request)).json()

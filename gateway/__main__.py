@@ -11,17 +11,19 @@ from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.yaml_source import YamlError
 from gateway.settings import GatewaySettings
 from gateway.videos.store import StoreError, VideoStore
-from services.common import logs, tracing
+from services.common import channels, logs, tls, tracing
 
 
 def main() -> None:
     """Reads settings and pipeline, then serves until SIGTERM or SIGINT; running requests are finished first."""
     settings = GatewaySettings.load()
+    logs.configure(settings.log_level, "gateway")
     try:
         pipeline = load_pipeline(settings.pipeline, settings.stage)
+        app = create_app(settings, pipeline)
     except YamlError as error:
         sys.exit(str(error))
-    logs.configure(settings.log_level, "gateway")
+    channels.use(tls.load(settings))
     tracing.configure("gateway")
     structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
     if pipeline.outputs.video is not None:
@@ -32,7 +34,7 @@ def main() -> None:
     # uvicorn drains on SIGTERM, then raises it again: a drained stop is a success
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(
-        create_app(settings, pipeline),
+        app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",

@@ -1,7 +1,7 @@
 """The ASGI application: endpoints, middleware, error bodies."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gateway import operations
+from gateway.access.keys import ApiKeys, RequireKey
 from gateway.gateway import Gateway
 from gateway.middleware import BodyLimit, RequestContext
 from gateway.openai import chat, images, models, sound, videos
@@ -22,17 +23,28 @@ from services.common.collector import freeze_heap
 
 
 def create_app(settings: GatewaySettings, pipeline: PipelineConfig) -> FastAPI:
-    """The gateway of `pipeline`. Its stages are watched between the app's startup and shutdown."""
+    """The gateway of `pipeline`. Its stages are watched between the app's startup and shutdown.
+
+    Raises:
+        YamlError: the file of API keys cannot be used.
+    """
+    keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with Gateway(settings, pipeline) as app.state.gateway, _videos(settings, pipeline) as app.state.videos:
+        async with (
+            keys or nullcontext(),
+            Gateway(settings, pipeline) as app.state.gateway,
+            _videos(settings, pipeline) as app.state.videos,
+        ):
             freeze_heap()
             yield
 
     app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    app.add_middleware(RequestContext)
+    if keys is not None:
+        app.add_middleware(RequireKey, keys=keys)
+    app.add_middleware(RequestContext)  # the outermost: refusals have an id and a log line, too
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)

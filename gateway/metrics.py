@@ -22,3 +22,14 @@ TEXT_TOKENS = Counter("quartet_gateway_text_tokens_total", "Text tokens of answe
 AUDIO_SECONDS = Counter("quartet_gateway_audio_seconds_total", "Audio of answers, in seconds")
 IMAGES = Counter("quartet_gateway_images_total", "Pictures made")
 VIDEOS = Counter("quartet_gateway_videos_total", "Video jobs ended, but for deleted ones", ["status"])
+KEY_REQUESTS = Counter("quartet_gateway_key_requests_total", "Requests admitted, by the name of their API key", ["key"])
+KEY_REFUSED = Counter(
+    "quartet_gateway_key_refused_total",
+    "Requests refused for a limit of their API key, by its name and the limit: concurrency or rate",
+    ["key", "limit"],
+)
+KEY_RUNNING = Gauge(
+    "quartet_gateway_key_running_requests",
+    "Requests in progress and videos not ended, by the name of their API key",
+    ["key"],
+)

@@ -1,13 +1,14 @@
 """Settings of the gateway."""
 
+import ipaddress
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.common.settings import Settings
+from services.common.settings import TlsSettings
 
 MIB = 1024 * 1024
 
@@ -21,7 +22,7 @@ def _state_dir() -> Path | None:
     return Path(base) / "quartet/jobs"
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(TlsSettings):
     """OpenAI-compatible gateway of a Quartet pipeline."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_GATEWAY_")
@@ -35,6 +36,15 @@ class GatewaySettings(Settings):
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    api_keys_file: Path | None = Field(
+        None, description="YAML of API keys, as `quartet key` prints them; default: none is asked for, on loopback only"
+    )
+    allow_anonymous: bool = Field(
+        False, description="listen on an address that others reach, without API keys; no effect with them"
+    )
+    published_host: str | None = Field(
+        None, description="address that clients reach, where it is not host: that of a container's published port"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
 
     max_running_requests: int = Field(256, ge=1, description="requests at a time; more get 429")
@@ -80,3 +90,21 @@ class GatewaySettings(Settings):
     )
     media_max_audio_s: float = Field(2400.0, gt=0, description="longest sound")
     media_max_video_s: float = Field(1800.0, gt=0, description="longest video")
+
+    @model_validator(mode="after")
+    def _has_keys_where_others_reach_it(self) -> Self:
+        host = self.host if self.published_host is None else self.published_host
+        if self.api_keys_file is None and not self.allow_anonymous and not _is_loopback(host):
+            raise ValueError(
+                f"without API keys the gateway is for this machine alone, but {host or 'every address'} can be reached "
+                "from others: give it --api-keys-file (`quartet key NAME` makes keys), or --host 127.0.0.1, or let "
+                "everyone in by --allow-anonymous=true"
+            )
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

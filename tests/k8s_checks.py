@@ -139,7 +139,7 @@ def _volumes(cluster: Cluster) -> Iterator[str]:
             yield f"Deployment {name}: nobody mounts {volume}"
         for volume in volumes.values():
             kinds = set(volume) - {"name"}
-            if len(kinds) != 1 or not kinds < {"emptyDir", "configMap", "persistentVolumeClaim"} | {""}:
+            if len(kinds) != 1 or not kinds < {"emptyDir", "configMap", "persistentVolumeClaim", "secret"} | {""}:
                 yield f"Deployment {name}: volume {volume['name']} is {kinds}"
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
             if claim and not cluster.named("PersistentVolumeClaim", claim):
@@ -171,8 +171,10 @@ def _environment(cluster: Cluster) -> Iterator[str]:
         for variable in environment:
             if not variable.startswith("QUARTET_"):
                 continue
-            stage, _, setting = variable.removeprefix("QUARTET_").lower().partition("_")
-            if stage not in classes or setting not in classes[stage].model_fields:
+            setting = variable.removeprefix("QUARTET_").lower()
+            stage, _, own = setting.partition("_")
+            is_own = stage in classes and own in classes[stage].model_fields
+            if not is_own and setting not in classes[name].for_every_process:
                 yield f"Deployment {name}: {variable} is no setting"
         try:
             settings = cluster.settings(name)
@@ -181,10 +183,21 @@ def _environment(cluster: Cluster) -> Iterator[str]:
             continue
         if settings.host != "0.0.0.0":
             yield f"Deployment {name} listens on {settings.host}: neither its probes nor its peers reach it"
+        for setting in ("tls_cert", "tls_key", "tls_ca", "api_keys_file"):
+            file = getattr(settings, setting, None)
+            if file is not None and str(file.parent) not in _secret_mounts(pod_of(each)):
+                yield f"Deployment {name}: no Secret is mounted at {file.parent}, for {setting}"
         ports = {port["containerPort"] for port in pod_of(each)["containers"][0]["ports"]}
         wanted = {settings.port} if name == "gateway" else {settings.port, settings.metrics_port}
         if ports != wanted:
             yield f"Deployment {name}: containerPorts {ports}, but it listens on {wanted}"
+
+
+def _secret_mounts(pod: Object) -> dict[str, str]:
+    """Names of the Secrets that the first container reads, by directory."""
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+    mounts = pod["containers"][0]["volumeMounts"]
+    return {mount["mountPath"]: secrets[mount["name"]] for mount in mounts if mount["name"] in secrets}
 
 
 def _probes(cluster: Cluster) -> Iterator[str]:
@@ -196,14 +209,27 @@ def _probes(cluster: Cluster) -> Iterator[str]:
             paths = {"startup": "/ready", "readiness": "/health", "liveness": "/health"}
             wanted: dict[str, Any] = {kind: {"port": "http", "path": path} for kind, path in paths.items()}
         else:
-            found = {kind: probe.get("grpc") for kind, probe in probes.items()}
             names = {"startup": SERVICES[name], "readiness": SERVICES[name], "liveness": ""}
             wanted = {kind: {"port": PORTS[name], "service": service} for kind, service in names.items()}
+            found = {kind: probe.get("grpc") for kind, probe in probes.items()}
+            if cluster.settings(name).tls_cert is not None:  # kubelet's own cannot do TLS
+                found = {kind: _asked_by_command(probe) for kind, probe in probes.items()}
         if found != wanted:
             yield f"Deployment {name}: probes {found} instead of {wanted}"
         startup = probes["startup"]
         if startup.get("periodSeconds", 10) * startup.get("failureThreshold", 3) < 1800:
             yield f"Deployment {name}: is killed before 60 GB of weights are loaded"
+
+
+def _asked_by_command(probe: Object) -> Object | None:
+    """What the images' health command asks for, as a gRPC probe says it; None if the probe is of another kind."""
+    command = probe.get("exec", {}).get("command", [])
+    if set(probe) & {"grpc", "httpGet"} or command[:3] != ["python", "-m", "services.common.probe"]:
+        return None
+    flags = dict(zip(command[3::2], command[4::2], strict=True))
+    host, _, port = flags.pop("--address", "").partition(":")
+    service = flags.pop("--service", "")
+    return {"port": int(port), "service": service} if host == "127.0.0.1" and not flags else None
 
 
 def _ends(cluster: Cluster) -> Iterator[str]:

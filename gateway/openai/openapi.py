@@ -47,7 +47,7 @@ def _page(model: type[BaseModel], media_type: str, answer: str, files: dict[str,
         "requestBody": {"required": True, "content": {media_type: {"schema": schema}}},
         "responses": {
             "200": {"description": answer, "content": {"application/json": {}, "text/event-stream": {}}},
-            **dict.fromkeys(("400", "404", "413", "429", "500", "503", "504"), _ERROR),
+            **dict.fromkeys(("400", "401", "404", "413", "429", "500", "503", "504"), _ERROR),
         },
     }
 

@@ -11,6 +11,8 @@ from fastapi.responses import FileResponse, JSONResponse
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from gateway.access.keys import ApiKey
+from gateway.access.usage import Place
 from gateway.gateway import Gateway
 from gateway.media.fetch import MediaError
 from gateway.openai.admission import admitted
@@ -69,13 +71,17 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
         frames=start.num_frames,
         frames_per_second=info.frames_per_second,
         seed=str(request.seed) if request.seed is not None else None,
+        owner=_owner(http),
     )
     start.request_id = video.id
     http.state.log |= {"video": video.id, "frames": video.frames}
+    place: Place | None = http.state.place
     try:
-        await _jobs(http).submit(video, stage, start, picture)
+        await _jobs(http).submit(video, stage, start, picture, on_end=place.release if place else None)
     except StageError as error:
         raise from_failure(StageFailure("gateway", error)) from None
+    if place is not None:
+        place.kept = True  # the video counts among its key's requests until it ends
     return JSONResponse(video_object(video), headers=_POLL_AFTER)
 
 
@@ -89,7 +95,7 @@ async def list_videos(http: Request) -> dict[str, Any]:
         raise invalid("limit", f"must be 1 to {_MAX_LIMIT}")
     if order not in ("asc", "desc"):
         raise invalid("order", "must be asc or desc")
-    found = await _jobs(http).page(after, int(limit) + 1, newest_first=order == "desc")
+    found = await _jobs(http).page(after, int(limit) + 1, order == "desc", _owner(http))
     if found is None:
         raise invalid("after", f"no video {after!r}")
     data = [video_object(video) for video in found[: int(limit)]]
@@ -111,7 +117,7 @@ async def get_video(http: Request, video_id: str) -> Response:
 @router.delete("/v1/videos/{video_id}")
 async def delete_video(http: Request, video_id: str) -> dict[str, Any]:
     """Removes a video and its file; one that is not finished is given up."""
-    if not await _jobs(http).delete(video_id):
+    if not await _jobs(http).delete(video_id, _owner(http)):
         raise _not_found(video_id)
     return {"id": video_id, "object": "video.deleted", "deleted": True}
 
@@ -139,8 +145,14 @@ def _jobs(http: Request) -> VideoJobs:
     return jobs
 
 
+def _owner(http: Request) -> str | None:
+    """Whose videos the request is about: those made with its API key; all, where there are no keys."""
+    key: ApiKey | None = getattr(http.state, "key", None)
+    return None if key is None else key.entry.name
+
+
 async def _video(http: Request, video_id: str) -> Video:
-    video = await _jobs(http).get(video_id)
+    video = await _jobs(http).get(video_id, _owner(http))
     if video is None:
         raise _not_found(video_id)
     return video

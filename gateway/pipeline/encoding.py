@@ -95,7 +95,7 @@ def open_encoding(
     settle(start, info)
     # Not the request's id: an encoder may still be ending the attempt before.
     stream_id = f"{start.request_id}-{secrets.token_hex(4)}"
-    start.source.address, start.source.stream_id = encoder.address, stream_id
+    start.source.CopyFrom(encoder.source(stream_id))
     request = dit_pb2.DitStart()
     request.CopyFrom(start)
     request.ClearField("source")

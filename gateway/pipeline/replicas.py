@@ -11,7 +11,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.pipeline import metrics
-from quartet.v1 import server_info_pb2, server_info_pb2_grpc
+from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2
 from services.common import channels
 from services.common.errors import StageError, Unavailable
 from services.common.status import from_rpc_error
@@ -39,6 +39,7 @@ class Replica:
         stage: name of the stage.
         kind: of the stage.
         address: "ip:port", by which other stages reach it too.
+        server_name: that its certificate must have, with TLS; "" is the address's host.
         on_change: told when its health or identity has changed.
 
     Attributes:
@@ -53,10 +54,14 @@ class Replica:
     """
 
     def __init__(
-        self, stage: str, kind: str, address: str, on_change: Callable[["Replica"], None] = lambda replica: None
+        self,
+        stage: str,
+        kind: str,
+        address: str,
+        server_name: str = "",
+        on_change: Callable[["Replica"], None] = lambda replica: None,
     ) -> None:
-        self.stage, self.kind, self.address = stage, kind, address
-        self.channel = channels.channel(address)
+        self.stage, self.kind, self.address, self.server_name = stage, kind, address, server_name
         self.health = "not checked yet"
         self.refusal: str | None = None
         self.info: server_info_pb2.GetServerInfoResponse | None = None
@@ -68,6 +73,15 @@ class Replica:
         self._idle = asyncio.Event()
         self._idle.set()
         self._late = 0
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel for a call that begins now."""
+        return channels.channel(self.address, self.server_name)
+
+    def source(self, stream_id: str) -> stream_pb2.StreamSource:
+        """By which another stage pulls the stream `stream_id` from it."""
+        return stream_pb2.StreamSource(address=self.address, stream_id=stream_id, server_name=self.server_name)
 
     @property
     def healthy(self) -> bool:
@@ -140,15 +154,17 @@ class Replica:
             response = await stub.Check(request, timeout=timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
             health = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
             if health == "SERVING":
-                server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
                 if not was_healthy or info is None:
+                    server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
                     info = await server.GetServerInfo(server_info_pb2.GetServerInfoRequest(), timeout=timeout_s)
-                await self._ask_load(server, timeout_s)
+                await self._ask_load(timeout_s)
         except grpc.aio.AioRpcError as error:
             self._late = self._late + 1 if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else LATE_CHECKS
             if was_healthy and self._late < LATE_CHECKS:
                 return
             health = f"{error.code().name} at {self.address}"
+            if channels.are_secure():  # what is wrong with a certificate is said nowhere else
+                health += f" ({(error.details() or '').rpartition('last error: ')[2]})"
         else:
             self._late = 0
             if (
@@ -157,8 +173,8 @@ class Replica:
                 return
         self._set_health(health, info)
 
-    async def _ask_load(self, server: server_info_pb2_grpc.ServerInfoServiceStub, timeout_s: float) -> None:
-        ours_before = self.in_flight
+    async def _ask_load(self, timeout_s: float) -> None:
+        ours_before, server = self.in_flight, server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
         try:
             load = await server.GetLoad(server_info_pb2.GetLoadRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

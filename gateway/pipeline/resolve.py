@@ -36,7 +36,8 @@ class Names:
     Args:
         stage: name of the stage, for the log.
         endpoints: of the stage.
-        on_change: told all addresses ("ip:port") when they have changed; at once for those that are literal.
+        on_change: told all addresses ("ip:port") when they have changed, each with the name that it was found by, ""
+            for one that is literal; at once for those.
         resolver: looks a name up.
 
     Attributes:
@@ -47,7 +48,7 @@ class Names:
         self,
         stage: str,
         endpoints: Sequence[Endpoint],
-        on_change: Callable[[list[str]], None],
+        on_change: Callable[[dict[str, str]], None],
         resolver: Resolver = resolve_host,
     ) -> None:
         self.errors: dict[str, str] = {}
@@ -86,5 +87,8 @@ class Names:
         self.errors = {k: v for k, v in self.errors.items() if k != host} | ({host: reason} if reason else {})
 
     def _tell(self) -> None:
-        addresses = [join(ip, endpoint.port) for endpoint, ips in self._found.items() for ip in ips]
-        self._on_change(list(dict.fromkeys(addresses)))
+        addresses: dict[str, str] = {}
+        for endpoint, ips in self._found.items():
+            for ip in ips:
+                addresses.setdefault(join(ip, endpoint.port), "" if endpoint.is_literal else endpoint.host)
+        self._on_change(addresses)

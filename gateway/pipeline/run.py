@@ -120,8 +120,8 @@ class _Answer:
         summaries = await all_or_none(
             [
                 self._think(thinker),
-                self._speak(talker, thinker.replica.address, self._job.speech),
-                self._decode(code2wav, talker.replica.address),
+                self._speak(talker, thinker.replica.source(self._stream_id), self._job.speech),
+                self._decode(code2wav, talker.replica.source(self._stream_id)),
             ]
         )
         await self._emit(Finished(*summaries))
@@ -148,10 +148,10 @@ class _Answer:
                 chunk = thinker_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES])
                 yield thinker_pb2.GenerateRequest(media=chunk)
 
-    async def _speak(self, lease: Lease, thinker_address: str, speech: Speech) -> talker_pb2.SpeakSummary:
+    async def _speak(self, lease: Lease, source: stream_pb2.StreamSource, speech: Speech) -> talker_pb2.SpeakSummary:
         request = talker_pb2.SpeakRequest(
             request_id=self._request_id,
-            source=stream_pb2.StreamSource(address=thinker_address, stream_id=self._stream_id),
+            source=source,
             speaker=speech.speaker,
             sampling=speech.sampling,
             output_stream_id=self._stream_id,
@@ -165,10 +165,10 @@ class _Answer:
                     summary = response.summary
         return _complete(lease, summary)
 
-    async def _decode(self, lease: Lease, talker_address: str) -> code2wav_pb2.DecodeSummary:
+    async def _decode(self, lease: Lease, source: stream_pb2.StreamSource) -> code2wav_pb2.DecodeSummary:
         request = code2wav_pb2.DecodeRequest(
             request_id=self._request_id,
-            source=stream_pb2.StreamSource(address=talker_address, stream_id=self._stream_id),
+            source=source,
             sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16,
         )
         stub = code2wav_pb2_grpc.Code2WavServiceStub(lease.replica.channel)

@@ -1,7 +1,7 @@
 """One stage of the pipeline: a set of replicas, whether any of them serves right now, and which one is next."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import structlog
@@ -129,20 +129,20 @@ class Stage:
             for address, replica in self.replicas.items()
         ]
 
-    def _set_addresses(self, addresses: list[str]) -> None:
+    def _set_addresses(self, addresses: Mapping[str, str]) -> None:
         for address in [known for known in self.replicas if known not in addresses]:
             self._remove(address)
-        for address in addresses:
+        for address, server_name in addresses.items():
             if address not in self.replicas:
-                self._add(address)
+                self._add(address, server_name)
         self._changed()
 
-    def _add(self, address: str) -> None:
+    def _add(self, address: str, server_name: str) -> None:
         if address in self._leaving:  # back before its last request has ended
             replica, task = self._leaving.pop(address)
             task.cancel()
         else:
-            replica = Replica(self.name, self.kind, address, lambda _: self._changed())
+            replica = Replica(self.name, self.kind, address, server_name, lambda _: self._changed())
         self.replicas[address] = replica
         if self._timing is not None:
             log.info("replica added", name=self.name, address=address)

@@ -102,7 +102,14 @@ class VideoJobs:
         await asyncio.gather(self._sweeping, *(job.task for job in jobs), return_exceptions=True)
         self._encoders.shutdown()
 
-    async def submit(self, video: Video, stage: Stage, start: dit_pb2.DitStart, media: bytes | None) -> None:
+    async def submit(
+        self,
+        video: Video,
+        stage: Stage,
+        start: dit_pb2.DitStart,
+        media: bytes | None,
+        on_end: Callable[[], object] | None = None,
+    ) -> None:
         """Takes a job on; when this returns, no crash can lose it.
 
         Args:
@@ -110,6 +117,7 @@ class VideoJobs:
             stage: makes it.
             start: what the stage gets; its one image, if any, without data.
             media: the file of that image.
+            on_end: called when the job has ended, however.
 
         Raises:
             QueueFull: as many as may wait do.
@@ -125,6 +133,8 @@ class VideoJobs:
         job = self._jobs[video.id] = _Job(video, stage, start, media is not None)
         job.task = asyncio.create_task(self._run(job))
         job.task.add_done_callback(lambda _: self._jobs.pop(video.id, None))
+        if on_end is not None:
+            job.task.add_done_callback(lambda _: on_end())
         try:
             if media is not None:
                 # on disk: pictures of jobs that wait are no reason for a larger container
@@ -137,19 +147,21 @@ class VideoJobs:
         if not job.stored.done():  # cancelled meanwhile, by a deletion or the gateway's end
             job.stored.set_result(None)
 
-    async def get(self, video_id: str) -> Video | None:
-        """The job as it stands."""
-        found = await self._store.get(video_id)
+    async def get(self, video_id: str, owner: str | None = None) -> Video | None:
+        """The job as it stands; whose are seen is said at VideoStore.get."""
+        found = await self._store.get(video_id, owner)
         return found and self._as_it_stands(found)
 
-    async def page(self, after: str | None, limit: int, newest_first: bool) -> list[Video] | None:
+    async def page(
+        self, after: str | None, limit: int, newest_first: bool, owner: str | None = None
+    ) -> list[Video] | None:
         """As VideoStore.page."""
-        found = await self._store.page(after, limit, newest_first)
+        found = await self._store.page(after, limit, newest_first, owner)
         return None if found is None else [self._as_it_stands(video) for video in found]
 
-    async def delete(self, video_id: str) -> bool:
+    async def delete(self, video_id: str, owner: str | None = None) -> bool:
         """Removes a job and its files; one that is not finished is cancelled in its stage. Whether there was one."""
-        if await self._store.get(video_id) is None:
+        if await self._store.get(video_id, owner) is None:
             return False
         if job := self._jobs.get(video_id):
             _cancel(job.task)

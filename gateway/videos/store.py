@@ -17,7 +17,7 @@ import structlog
 Result = TypeVar("Result")
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 BEGIN;
 CREATE TABLE videos (
@@ -36,12 +36,16 @@ CREATE TABLE videos (
     frames_per_second REAL NOT NULL,
     seed TEXT, -- up to 2^64 - 1, more than SQLite's integers
     error_code TEXT,
-    error_message TEXT
+    error_message TEXT,
+    owner TEXT
 );
 CREATE INDEX videos_by_end ON videos (expires_at);
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 COMMIT;
 """
+# By the version that a directory was written in: what makes it one of the next.
+_MIGRATIONS = {1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_version = 2; COMMIT;"}
+_VISIBLE = "coalesce(expires_at > ?, 1) AND coalesce(owner, '') = coalesce(?, owner, '')"
 _INTERRUPTED = "the server stopped before the video was finished; send the request again"
 
 log = structlog.get_logger()
@@ -53,7 +57,8 @@ class StoreError(Exception):
 
 @dataclass
 class Video:
-    """One job. Times are Unix seconds; `expires_at` is set once it has ended."""
+    """One job. Times are Unix seconds; `expires_at` is set once it has ended. `owner` is the name of the API key it was
+    made with, if there are keys."""
 
     id: str
     model: str
@@ -70,6 +75,7 @@ class Video:
     seed: str | None = None
     error_code: str | None = None
     error_message: str | None = None
+    owner: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -139,20 +145,22 @@ class VideoStore:
         changes = ", ".join(f"{name} = :{name}" for name in _COLUMNS)
         await self._write(f"UPDATE videos SET {changes} WHERE id = :id", asdict(video))
 
-    async def get(self, video_id: str) -> Video | None:
-        """The video of that id, unless it has expired."""
-        found = await self._read("WHERE id = ? AND coalesce(expires_at > ?, 1)", (video_id, time.time()))
+    async def get(self, video_id: str, owner: str | None = None) -> Video | None:
+        """The video of that id, unless it has expired or is another owner's; those who are nobody see all."""
+        found = await self._read(f"WHERE id = ? AND {_VISIBLE}", (video_id, time.time(), owner))
         return found[0] if found else None
 
-    async def page(self, after: str | None, limit: int, newest_first: bool) -> list[Video] | None:
-        """At most `limit` videos that have not expired, in the order of their creation, from the one that follows the
+    async def page(
+        self, after: str | None, limit: int, newest_first: bool, owner: str | None = None
+    ) -> list[Video] | None:
+        """At most `limit` videos that `get` would find, in the order of their creation, from the one that follows the
         video `after`; None if that does not exist."""
-        if after is not None and await self.get(after) is None:
+        if after is not None and await self.get(after, owner) is None:
             return None
         sign, order = ("<", "DESC") if newest_first else (">", "ASC")
         beyond = f"AND sequence {sign} (SELECT sequence FROM videos WHERE id = ?)" if after is not None else ""
-        where = f"WHERE coalesce(expires_at > ?, 1) {beyond} ORDER BY sequence {order} LIMIT ?"
-        return await self._read(where, (time.time(), *([after] if after is not None else ()), limit))
+        where = f"WHERE {_VISIBLE} {beyond} ORDER BY sequence {order} LIMIT ?"
+        return await self._read(where, (time.time(), owner, *([after] if after is not None else ()), limit))
 
     async def remove(self, video_id: str) -> None:
         """Removes a video and its files."""
@@ -196,6 +204,9 @@ class VideoStore:
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")  # an answered request outlives a power cut
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
+            while version in _MIGRATIONS:
+                self._database.executescript(_MIGRATIONS[version])
+                version += 1
             if version == 0:
                 self._database.executescript(_SCHEMA)
             elif version != _VERSION:

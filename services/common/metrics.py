@@ -60,3 +60,7 @@ STREAM_PENDING = Gauge(
 STREAM_CREDITS = Gauge(
     "quartet_stream_credits_outstanding", "Chunks that consumers have granted and not got, of all streams", ["stage"]
 )
+TLS_EXPIRES = Gauge(
+    "quartet_tls_certificate_expires_seconds",
+    "Unix time at which the certificate that this process shows expires; 0 without TLS",
+)

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, stream_pb2_grpc
-from services.common import channels, logs, tracing
+from services.common import channels, logs, tls, tracing
 from services.common.admission import Admission
 from services.common.collector import freeze_heap
 from services.common.digest import checkpoint_digest, config_digest
@@ -41,6 +41,9 @@ class StageServer:
         stage: its kind, e.g. "talker".
         service_name: full name of the stage's own service, e.g. "quartet.v1.TalkerService".
         streams: whether the stage produces streams for others.
+
+    Raises:
+        SystemExit: the files of its TLS settings cannot be used.
     """
 
     def __init__(self, settings: StageSettings, stage: str, service_name: str, streams: bool = True) -> None:
@@ -51,6 +54,8 @@ class StageServer:
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, stage)
         self.hub = StreamHub()
         self.port = 0
+        self._credentials = tls.load(settings)
+        channels.use(self._credentials)
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
         self._info = _ServerInfoServicer(self.admission)
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -98,7 +103,7 @@ class StageServer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._request_stop)
-        self.port = self.grpc.add_insecure_port(f"{settings.host}:{settings.port}")
+        self.port = self._add_port(f"{settings.host}:{settings.port}")
         await self._health.set("", SERVING)
         await self._health.set(self.service_name, NOT_SERVING)
         await self.grpc.start()
@@ -124,6 +129,11 @@ class StageServer:
             await self.grpc.stop(grace=0.5)
             await channels.close_all()
         log.info("stopped")
+
+    def _add_port(self, address: str) -> int:
+        if self._credentials is None:
+            return self.grpc.add_insecure_port(address)
+        return self.grpc.add_secure_port(address, self._credentials.for_server())
 
     def _request_stop(self) -> None:
         if not self._stop.done():

@@ -1,13 +1,16 @@
 """One settings class per process: every setting is a flag, an environment variable and a YAML key of one name."""
 
+import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     YamlConfigSettingsSource,
@@ -17,6 +20,9 @@ from pydantic_settings import (
 class Settings(BaseSettings):
     """Settings of a process. `max_frames` is `--max-frames`, `<PREFIX>MAX_FRAMES` and `max_frames:` in the YAML file
     that `--config` names; flags win over the environment, that over the file. Unknown keys and flags are errors."""
+
+    # Settings that QUARTET_<NAME> gives to every process, beside the process's own variable, which goes first.
+    for_every_process: ClassVar[tuple[str, ...]] = ()
 
     model_config = SettingsConfigDict(
         extra="forbid", cli_kebab_case=True, cli_avoid_json=True, cli_hide_none_type=True, protected_namespaces=()
@@ -43,9 +49,10 @@ class Settings(BaseSettings):
                 file_secret_settings: PydanticBaseSettingsSource,
             ) -> tuple[PydanticBaseSettingsSource, ...]:
                 flags = CliSettingsSource(settings_cls, cli_parse_args=arguments)
+                shared = InitSettingsSource(settings_cls, init_kwargs=_shared_environment(cls.for_every_process))
                 if config_file is None:
-                    return flags, env_settings
-                return flags, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=config_file)
+                    return flags, env_settings, shared
+                return flags, env_settings, shared, YamlConfigSettingsSource(settings_cls, yaml_file=config_file)
 
         Loaded.__name__, Loaded.__qualname__, Loaded.__doc__ = cls.__name__, cls.__qualname__, cls.__doc__
         try:
@@ -53,6 +60,11 @@ class Settings(BaseSettings):
         except ValidationError as error:
             lines = [f"{'.'.join(map(str, e['loc'])) or cls.__name__}: {e['msg']}" for e in error.errors()]
             raise SystemExit("\n".join(["invalid settings", *lines])) from None
+
+
+def _shared_environment(names: Iterable[str]) -> dict[str, Any]:
+    """Settings by name, as far as QUARTET_<NAME> is set."""
+    return {name: value for name in names if (value := os.environ.get(f"QUARTET_{name.upper()}"))}
 
 
 def _take_config_flag(arguments: list[str]) -> tuple[Path | None, list[str]]:
@@ -75,7 +87,30 @@ def _existing(name: str) -> Path:
     return path
 
 
-class StageSettings(Settings):
+class TlsSettings(Settings):
+    """How a process's gRPC connections are made: by mutual TLS if it has the three files, else in the clear."""
+
+    for_every_process: ClassVar[tuple[str, ...]] = ("tls_cert", "tls_key", "tls_ca", "tls_server_name")
+
+    tls_cert: Path | None = Field(None, description="PEM of this process's certificate, shown to clients and servers")
+    tls_key: Path | None = Field(None, description="PEM of its private key")
+    tls_ca: Path | None = Field(None, description="PEM of the CAs that sign the certificates of all processes")
+    tls_server_name: str | None = Field(
+        None, description="name that the certificates of other stages must have; default: the host they are reached by"
+    )
+
+    @model_validator(mode="after")
+    def _tls_is_complete(self) -> Self:
+        files = {"--tls-cert": self.tls_cert, "--tls-key": self.tls_key, "--tls-ca": self.tls_ca}
+        missing = [flag for flag, file in files.items() if file is None]
+        if 0 < len(missing) < len(files):
+            raise ValueError(f"TLS needs --tls-cert, --tls-key and --tls-ca; missing: {', '.join(missing)}")
+        if missing and self.tls_server_name:
+            raise ValueError("--tls-server-name is of no use without --tls-cert, --tls-key and --tls-ca")
+        return self
+
+
+class StageSettings(TlsSettings):
     """Settings that every stage has. A stage's own class sets `env_prefix` and adds to these.
 
     Attributes:

@@ -38,7 +38,7 @@ async def subscribe(
     for field in ("address", "stream_id"):
         if not getattr(source, field):
             raise InvalidInput(f"source.{field}", "is required")
-    stub = stream_pb2_grpc.TensorStreamServiceStub(channel(source.address))
+    stub = stream_pb2_grpc.TensorStreamServiceStub(channel(source.address, source.server_name))
     call = stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True)
     try:
         subscription = stream_pb2.Subscription(

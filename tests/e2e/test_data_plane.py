@@ -70,7 +70,7 @@ async def test_the_gateways_pipeline_receives_no_hidden_state_and_no_codec_tenso
     recorder = Recorder()
     opened = {}
 
-    def recorded(address: str) -> grpc.aio.Channel:
+    def recorded(address: str, server_name: str = "") -> grpc.aio.Channel:
         if address not in opened:
             interceptors = recorder.interceptors()
             opened[address] = grpc.aio.insecure_channel(address, options=channels.OPTIONS, interceptors=interceptors)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.settings import GatewaySettings
+
 ROOT = Path(__file__).parent.parent.parent
 VERSIONS = dict(
     line.split("=", 1) for line in (ROOT / "deploy/docker/versions.env").read_text().splitlines() if line[:1] not in "#"
@@ -14,6 +16,7 @@ VERSIONS = dict(
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
 COMPOSE = (ROOT / "docker-compose.yaml").read_text()
 SERVICES = yaml.safe_load(COMPOSE)["services"]
+SECURITY = ("keys", "tls")
 OURS = ("gateway", "thinker", "talker", "code2wav", "dit")
 
 
@@ -44,7 +47,7 @@ def test_containers_are_hardened(name):
 
 
 def test_the_example_sets_only_what_is_read():
-    files = COMPOSE + (ROOT / "deploy/docker/gpu.yaml").read_text()
+    files = COMPOSE + "".join((ROOT / f"deploy/docker/{name}.yaml").read_text() for name in ("gpu", *SECURITY))
     read = set(re.findall(r"\$\{(\w+)", files)) | {"COMPOSE_FILE", "COMPOSE_PROFILES"}
     example = set(re.findall(r"^#?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     assert example <= read
@@ -57,3 +60,26 @@ def test_pipelines_name_services_and_ports_of_compose():
             assert host == name
             assert name in SERVICES
             assert f"EXPOSE {port}" in DOCKERFILE
+
+
+def test_only_this_machine_reaches_a_gateway_without_keys():
+    gateway = SERVICES["gateway"]
+    [published] = gateway["ports"]
+    host = re.match(r"\$\{QUARTET_BIND:-[^}]+\}", published)[0]
+    assert gateway["environment"]["QUARTET_GATEWAY_PUBLISHED_HOST"] == host
+    assert host == "${QUARTET_BIND:-127.0.0.1}"
+    assert gateway["environment"]["QUARTET_GATEWAY_ALLOW_ANONYMOUS"] == "${QUARTET_ALLOW_ANONYMOUS:-false}"
+
+
+def test_what_the_security_files_name_is_mounted():
+    keys, tls = (yaml.safe_load((ROOT / f"deploy/docker/{name}.yaml").read_text())["services"] for name in SECURITY)
+    assert set(tls) == set(OURS)
+    for name, service in [("gateway", keys["gateway"]), *tls.items()]:
+        [volume] = service["volumes"]
+        source, _, target = volume.removesuffix(":ro").rpartition(":")
+        assert volume.endswith(":ro")
+        assert source in ("${QUARTET_KEYS_DIR:-./keys}", f"${{QUARTET_TLS_DIR:-./tls}}/{name}")
+        for variable, file in service["environment"].items():
+            setting = variable.removeprefix("QUARTET_").removeprefix("GATEWAY_").lower()
+            assert setting in GatewaySettings.model_fields
+            assert str(Path(file).parent) == target

@@ -504,7 +504,7 @@ async def test_directories_that_cannot_be_used(tmp_path):
     newer = tmp_path / "newer"
     newer.mkdir()
     with contextlib.closing(sqlite3.connect(newer / "videos.sqlite")) as database:
-        database.execute("PRAGMA user_version = 2")
+        database.execute("PRAGMA user_version = 99")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/videos.sqlite").write_bytes(b"not a database" * 1000)
     for directory, says in ((tmp_path / "file", "cannot be used"), (newer, "version"), (tmp_path / "broken", "used")):
@@ -517,3 +517,22 @@ async def test_directories_that_cannot_be_used(tmp_path):
             VideoStore(tmp_path / "good", 60).check()
     store.check()  # closed: free again
     assert (tmp_path / "good").stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_directory_of_the_version_before_goes_on(gateway, tmp_path):
+    made = (await gateway.http.post(PATH, json=ASK)).json()["id"]
+    await gateway.reaches(made, "completed")
+    copied = tmp_path / "before"
+    copied.mkdir()
+    with contextlib.closing(sqlite3.connect(copied / "videos.sqlite")) as database:
+        with contextlib.closing(sqlite3.connect(tmp_path / "jobs/videos.sqlite")) as today:
+            today.backup(database)
+        database.execute("ALTER TABLE videos DROP COLUMN owner")
+        database.execute("PRAGMA user_version = 1")
+    (copied / f"{made}.mp4").write_bytes((tmp_path / f"jobs/{made}.mp4").read_bytes())
+    for _ in range(2):  # made new once, then as it is
+        async with VideoStore(copied, 60) as store:
+            found = await store.get(made)
+            assert found is not None
+            assert (found.status, found.owner) == ("completed", None)
+            assert store.file(made).is_file()

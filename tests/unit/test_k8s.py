@@ -45,6 +45,42 @@ def test_kubectl_renders_the_same(directory):
     assert _by_name(build(K8S / directory)) == _by_name(list(yaml.safe_load_all(done.stdout)))
 
 
+@pytest.mark.parametrize(
+    ("overlay", "components"), [("cpu-demo", ["keys", "tls"]), ("single-gpu", ["tls"]), ("scaled", ["tls", "dit-tls"])]
+)
+def test_mutual_tls_is_added_to_an_overlay(tmp_path, overlay, components):
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    secure = tmp_path / "deploy/k8s/overlays/secure"
+    secure.mkdir()
+    added = [f"../../components/{name}" for name in components]
+    kustomization = {"namespace": "quartet", "resources": [f"../{overlay}"], "components": added}
+    (secure / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    objects = build(secure)
+    assert problems(objects) == []
+    cluster, secrets = Cluster(objects), []
+    for each in cluster.of("Deployment"):
+        name = each["metadata"]["name"]
+        assert cluster.settings(name).tls_cert is not None
+        secrets += [v["secret"]["secretName"] for v in pod_of(each)["volumes"] if "secret" in v]
+    names = ["gateway", "thinker", "talker", "code2wav", *(["dit"] if overlay == "scaled" else [])]
+    assert sorted(secrets) == sorted(["gateway-keys", *(f"{name}-tls" for name in names)])
+    if shutil.which("kubectl"):
+        command = ["kubectl", "kustomize", str(secure)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert _by_name(objects) == _by_name(list(yaml.safe_load_all(done.stdout)))
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for each in objects:
+        validate.validate(each, "1.32", strict=True)
+
+
+def test_what_is_reached_from_outside_asks_for_keys(rendered):
+    for name, objects in rendered.items():
+        cluster = Cluster(objects)
+        gateway = cluster.settings("gateway")
+        assert (gateway.api_keys_file is None) == (not cluster.of("Ingress")), name
+        assert gateway.allow_anonymous == (not cluster.of("Ingress")), name
+
+
 def _by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
     """By kind and name, without the hashes in the names of generated ConfigMaps, which the two compute differently."""
     text = yaml.safe_dump(objects, default_flow_style=False, width=10_000)
