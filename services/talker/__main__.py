@@ -58,7 +58,8 @@ def _load(settings: TalkerSettings) -> TalkerRunner:
     device = torch.device(auto if settings.device == "auto" else settings.device)
     model = load_model(settings.model, device, None if settings.dtype == "auto" else getattr(torch, settings.dtype))
     positions = min(settings.max_context_positions, model.spec.max_positions)
-    runner = TalkerRunner(model, settings.max_running_requests, positions, bool(settings.enforce_eager))
+    compiled = device.type == "cpu" and settings.enforce_eager is False
+    runner = TalkerRunner(model, settings.max_running_requests, positions, bool(settings.enforce_eager), compiled)
     runner.capture()
     return runner
 

@@ -1,5 +1,6 @@
 """The code predictor: completes a frame from the talker's state and the code of group 0."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +65,8 @@ class CodePredictor(nn.Module):
         self._heads = list(self.lm_head.parameters())
         self._embeddings = list(self.model.codec_embedding.parameters())
         self._passes = [
-            Pass(places[i : i + 1], (cos[i], sin[i]), (places <= i)[None, None, None]) for i in range(self.groups)
+            Pass(places[i : i + 1].clone(), (cos[i].clone(), sin[i].clone()), (places <= i)[None, None, None])
+            for i in range(self.groups)
         ]
 
     def new_cache(self, rows: int) -> KeyValueCache:
@@ -80,7 +82,7 @@ class CodePredictor(nn.Module):
         first: torch.Tensor,
         first_row: torch.Tensor,
         rules: DrawRules,
-        noise: tuple[torch.Tensor, ...] | None,
+        noise: Sequence[torch.Tensor] | torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Completes the frames of a batch.
 
@@ -100,7 +102,7 @@ class CodePredictor(nn.Module):
         for group in range(1, self.groups):
             x = self._run_layers(row, cache, self._passes[group])
             logits = F.linear(self.model.norm(x), self._heads[group - 1]).float()
-            codes.append(draw(logits, rules, noise[group] if noise else None))
+            codes.append(draw(logits, rules, None if noise is None else noise[group]))
             row = F.embedding(codes[-1], self._embeddings[group - 1])
             total = total + row
         return torch.stack(codes, dim=1), total

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from services.talker.attend import AttendPrompts, AttendStep, KeyValueCache, Piece
+from services.talker.compiled import CompiledPredictor
 from services.talker.graphs import StepGraphs
 from services.talker.model import TalkerModel
 from services.talker.prompt import PromptRows
@@ -71,9 +72,16 @@ class TalkerRunner:
         positions: longest prompt plus frames of a request.
         enforce_eager: no CUDA graphs. Without it a step of a bfloat16 model on CUDA is one graph (`StepGraphs`):
             grouped matrix products of other dtypes wait for the host, which a graph cannot hold.
+        compiled: the code predictor is a `CompiledPredictor`. For a CPU.
+
+    Raises:
+        RuntimeError: it cannot be compiled.
     """
 
-    def __init__(self, model: TalkerModel, slots: int, positions: int, enforce_eager: bool = False) -> None:
+    @torch.inference_mode()  # as all that uses the state: a program is compiled for tensors of one kind
+    def __init__(
+        self, model: TalkerModel, slots: int, positions: int, enforce_eager: bool = False, compiled: bool = False
+    ) -> None:
         sizes, device = model.spec.talker, model.device
         self.model, self.slots, self.positions = model, slots, positions
         # Zeros, not empty: attention weighs masked positions with 0, and 0 times a stray NaN would be NaN.
@@ -96,6 +104,7 @@ class TalkerRunner:
         self._host_idle = torch.tensor(self._idle)[:, None]
         captured = device.type == "cuda" and model.dtype == torch.bfloat16 and not enforce_eager
         self._graphs = StepGraphs(self._step, self._inputs, self._idle, positions) if captured else None
+        self._compiled = CompiledPredictor(model.code_predictor, slots) if compiled else None
 
     @property
     def state_bytes(self) -> int:
@@ -180,24 +189,30 @@ class TalkerRunner:
             self._hidden[:rows] = torch.where(advances.bool()[:, None], new, self._hidden[:rows])
 
         is_random = shape.width or shape.predictor_width
-        noise = uniform(self._seed[:rows], frames, model.spec.num_code_groups).unbind() if is_random else None
+        noise = uniform(self._seed[:rows], frames, model.spec.num_code_groups) if is_random else None
         hidden, speaks = self._hidden[:rows], speaks.bool()[:, None]
         logits = penalize(model.codec_head(hidden).float(), self._seen[:rows], self._penalty[:rows])
         logits.index_fill_(1, self._suppressed, -torch.inf)
-        first = draw(logits, self._rules.first(rows, shape.width), noise[0] if noise else None)
+        first = draw(logits, self._rules.first(rows, shape.width), None if noise is None else noise[0])
         self._seen[:rows] |= speaks & (self._codes == first.unsqueeze(-1))
 
         first_row = model.model.codec_embedding(first)
-        codes, frame_row = model.code_predictor(
-            self._frame_cache.rows(rows),
-            hidden,
-            first,
-            first_row,
-            self._predictor_rules.first(rows, shape.predictor_width),
-            noise,
-        )
+        codes, frame_row = self._complete(hidden, first, first_row, shape.predictor_width, noise)
         self._frame_row[:rows] = torch.where(speaks, frame_row, self._frame_row[:rows])
         return codes
+
+    def _complete(
+        self, hidden: torch.Tensor, first: torch.Tensor, first_row: torch.Tensor, width: int, noise: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The code predictor's part: all codes of the frames, and the sums of their embeddings."""
+        rows = len(first)
+        compiled_width = self._compiled.width(width) if self._compiled else None
+        if self._compiled and compiled_width is not None:
+            rules = self._predictor_rules.first(rows, compiled_width)
+            return self._compiled(hidden, first, first_row, rules, noise)
+        rules = self._predictor_rules.first(rows, width)
+        unbound = None if noise is None else noise.unbind()
+        return self.model.code_predictor(self._frame_cache.rows(rows), hidden, first, first_row, rules, unbound)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
