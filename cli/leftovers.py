@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+from services.common.shm.sweep import sweep
+
 PATIENCE_S = 5.0
 SHARED_MEMORY = Path("/dev/shm")
 # Intel's OpenMP runtime, preloaded into the thinker on a CPU, registers itself in such a file; killed, it leaves it.
@@ -28,7 +30,9 @@ def end_group(group: int) -> None:
 
 
 def sweep_shared_memory() -> None:
-    """Removes what killed processes of this user left in /dev/shm: files named after a process that is no more."""
+    """Removes what killed processes of this user left in /dev/shm: files named after a process that is no more, and the
+    arenas of stages."""
+    sweep(SHARED_MEMORY)
     for file in SHARED_MEMORY.glob("__KMP_REGISTERED_LIB_*"):
         found = _OPENMP_FILE.fullmatch(file.name)
         with contextlib.suppress(OSError):

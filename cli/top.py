@@ -115,8 +115,7 @@ class Watch:
         for name in names:
             state = self._ready.get("status", "") if name == GATEWAY else states.get(name, "-")
             table.add_row(name, _coloured(state), *self._numbers(name))
-        if first := self._first_outputs():
-            table.caption, table.caption_justify = first, "left"
+        table.caption, table.caption_justify = "\n".join(filter(None, [self._first_outputs(), *self._edges()])), "left"
         return table
 
     def _window(self, name: str) -> Window | None:
@@ -156,6 +155,22 @@ class Watch:
         ttft = _milliseconds(window.quantile(0.5, "quartet_gateway_ttft_seconds"))
         ttfa = _milliseconds(window.quantile(0.5, "quartet_gateway_ttfa_seconds"))
         return f"TTFT p50 {ttft} ms, TTFA p50 {ttfa} ms; the last {WINDOW_S:g} s, or since the start if idle"
+
+    def _edges(self) -> list[str]:
+        """What each stage sends to which other one, and by which transport."""
+        lines = []
+        for name in self._system.metrics:
+            window, sent = self._window(name), "quartet_stream_bytes_total"
+            if window is None:
+                continue
+            for consumer in sorted(window.last.values_of(sent, "consumer")):
+                rates = []
+                for transport in sorted(window.last.values_of(sent, "transport")):
+                    labels = {"consumer": consumer, "transport": transport}
+                    if window.last.total(sent, **labels):
+                        rates.append(f"{transport} {_number((window.rate(sent, **labels) or 0.0) / 2**20, 2)} MiB/s")
+                lines.append(f"{name} to {consumer}: {', '.join(rates)}")
+        return lines
 
 
 def _requests_a_second(window: Window, name: str) -> float | None:

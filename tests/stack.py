@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from cli.scrape import Scrape
+
 START_TIMEOUT_S = 180
 KV_BLOCK_TOKENS = 32  # vLLM's least on a CPU, so that short prompts have whole blocks to find in the prefix cache
 IN_FLIGHT = re.compile(r'^quartet_requests_in_flight\{stage="\w+"\} (\S+)$', re.MULTILINE)
@@ -54,6 +56,17 @@ class Stack:
             found = IN_FLIGHT.search(httpx.get(f"http://{address}/metrics", timeout=5).text)
             counts[stage] = int(float(found[1])) if found else 0
         return counts
+
+    def metric(self, name: str, metric: str, **labels: str) -> float:
+        """Sum of the series of `metric` that have `labels`, of process `name`."""
+        address = self.state["processes"][name]["metrics_address"]
+        page = Scrape.parse(httpx.get(f"http://{address}/metrics", timeout=5).text)
+        return page.total(metric, **labels) or 0.0
+
+    def sent_bytes(self, name: str) -> dict[str, float]:
+        """Payload that stage `name` has sent to others, by transport."""
+        transports = ("inline", "shared_memory")
+        return {by: self.metric(name, "quartet_stream_bytes_total", transport=by) for by in transports}
 
     def log(self, name: str) -> str:
         return (self.run_directory / f"{name}.log").read_text()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
-import numpy as np
+import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from scripted_stages import Code2Wav, ScriptedStages, Talker, Thinker
 
@@ -16,13 +16,13 @@ from quartet.v1 import (
     stream_pb2,
     stream_pb2_grpc,
     talker_pb2_grpc,
-    tensor_pb2,
     thinker_pb2,
     thinker_pb2_grpc,
 )
 from services.common import channels
 from services.common.admission import Admission
 from services.common.call import Call, serve_call
+from services.common.rows import Chunk, Rows
 from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.subscribe import subscribe
 
@@ -41,9 +41,7 @@ class _Shell:
         """A stream of three rows, made before anybody reads it."""
         with self.hub.open(stream_id, [name]) as output:
             output.start(prompt_positions=0)
-            raw = np.zeros((3, 4), np.int32)
-            tensor = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_INT32, shape=raw.shape, inline=raw.tobytes())
-            output.put([stream_pb2.Rows(name=name, tensor=tensor)])
+            output.put([Rows(name, 0, torch.zeros(3, 4, dtype=torch.int32))])
             await output.subscription(5)
             output.finish(3)
 
@@ -52,7 +50,7 @@ class _Shell:
         count = 0
         async with subscribe(source, request_id, []) as messages:
             async for message in messages:
-                count += isinstance(message, stream_pb2.StreamChunk)
+                count += isinstance(message, Chunk)
         return count
 
     async def play(self, responses, call: Call) -> AsyncIterator:

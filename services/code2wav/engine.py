@@ -97,12 +97,13 @@ class DecodeEngine:
             raise InvalidInput(f"{field}.dtype", f"must be an integer type, not {codes.dtype}")
         if codes.dim() != 2 or codes.shape[1] != groups:
             raise InvalidInput(f"{field}.shape", f"must be (frames, {groups}), not {tuple(codes.shape)}")
+        codes = codes.to(torch.int64, copy=True)  # the talker may use its memory again: what was checked must stay so
         wrong = ((codes < 0) | (codes >= size)).nonzero()
         if len(wrong):
             frame, group = wrong[0].tolist()
             value = int(codes[frame, group])
             raise InvalidInput(field, f"code {value} of frame {frame}, group {group}, must be 0 to {size - 1}")
-        return codes.to(torch.int64)
+        return codes
 
     def open(
         self, emit: Callable[[Event], object], on_started: Callable[[], object] = lambda: None, pcm16: bool = False

@@ -12,6 +12,7 @@ from services.code2wav.stream import Event, Failed, Samples, Stream
 from services.common.admission import Admission
 from services.common.call import Call, serve_call
 from services.common.errors import InternalError, InvalidInput, Unavailable
+from services.common.rows import Chunk
 from services.common.subscribe import subscribe
 from services.common.tensors import to_message, to_torch
 
@@ -165,10 +166,10 @@ async def _subscribed(engine: DecodeEngine, source: stream_pb2.StreamSource, req
         async for message in messages:
             if isinstance(message, stream_pb2.StreamEnd):
                 _expect(message.end_position, due, "the stream's end")
-            elif isinstance(message, stream_pb2.StreamChunk):
+            elif isinstance(message, Chunk):
                 for rows in message.rows:
                     _expect(rows.first_position, due, "the next frame")
-                    codes = engine.check(to_torch(rows.tensor, "source.codes"), "source.codes")
+                    codes = engine.check(rows.tensor, "source.codes")
                     due += len(codes)
                     yield codes
 

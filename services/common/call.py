@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,6 +19,7 @@ from services.common.status import abort, to_rpc_status
 # gRPC metadata by which a stage says who it is, for its peer's metrics.
 STAGE_KEY = "quartet-stage"
 _stage: ContextVar[str] = ContextVar("stage", default="")
+_at_end: ContextVar[ExitStack | None] = ContextVar("at_end", default=None)
 
 log = structlog.get_logger()
 
@@ -27,6 +28,12 @@ def outgoing_metadata() -> tuple[tuple[str, str], ...]:
     """Metadata of a call that is made for the request being served: who calls, and the trace it belongs to."""
     caller = _stage.get()
     return (*(((STAGE_KEY, caller),) if caller else ()), *(tracing.metadata() or ()))
+
+
+def at_end_of_request(callback: Callable[[], object]) -> None:
+    """Has `callback` called when the request that is being served has ended, however it does; outside of one, never."""
+    if (stack := _at_end.get()) is not None:
+        stack.callback(callback)
 
 
 class Stopwatch:
@@ -136,6 +143,8 @@ async def serve_call(
     """
     span = tracing.begin(stage, request_id, tracing.as_headers(context.invocation_metadata()))
     _stage.set(stage)
+    at_end = ExitStack()
+    _at_end.set(at_end)
     call = Call(stage, request_id, span)
     outcome = "OK"
     in_flight = metrics.IN_FLIGHT.labels(stage)
@@ -161,6 +170,7 @@ async def serve_call(
         await abort(context, InternalError(f"{stage} failed; its log has the details of request {request_id}"))
     finally:
         in_flight.dec()
+        at_end.close()
         call.end(outcome)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -9,7 +10,11 @@ from types import TracebackType
 from typing import Self
 
 from quartet.v1 import stream_pb2
+from services.common.chunks import Selection, end_position, take_inline
 from services.common.errors import InvalidInput, RequestCancelled, StageError, Unavailable
+from services.common.rows import Rows
+from services.common.shm.leases import Leases
+from services.common.tensors import data_type
 
 DEFAULT_CHUNK_BYTES = 64 * 1024
 
@@ -26,6 +31,8 @@ class OutputStream:
         pending_positions: positions put and not sent, of all kinds of rows.
         credits: chunks that the consumer has granted and not got.
         oldest_put: when the oldest row was put of the chunk that `responses` gave last (time.monotonic() seconds).
+        no_leases: why this consumer is lent nothing; "" if it is, or where there is no shared memory.
+        fell_back: why that chunk is inline although large enough for shared memory; "" if it is not both.
 
     As a context manager: leaving without `finish` fails the stream with the StageError that is being raised, or else
     with RequestCancelled.
@@ -38,6 +45,7 @@ class OutputStream:
         self.pending_positions = 0
         self.credits = 0
         self.oldest_put = 0.0
+        self.no_leases = self.fell_back = ""
         self._positions_put = 0
         self._put_times: deque[tuple[int, float]] = deque()  # (positions put up to then, when)
         self._on_exit = on_exit
@@ -46,10 +54,12 @@ class OutputStream:
         self._sent = asyncio.Event()
         self._ended = asyncio.Event()
         self._header: stream_pb2.StreamHeader | None = None
-        self._pending: deque[stream_pb2.Rows] = deque()
+        self._pending: deque[Rows] = deque()
         self._end: stream_pb2.StreamEnd | None = None
         self._error: StageError | None = None
         self._credit_closed = False
+        self._leases: Leases | None = None
+        self._shared_from_bytes = math.inf
 
     async def subscription(self, timeout_s: float) -> list[stream_pb2.RowSelection]:
         """What the consumer wants; a subscription to everything is spelled out.
@@ -70,12 +80,19 @@ class OutputStream:
         self._header = stream_pb2.StreamHeader(prompt_positions=prompt_positions)
         self._changed.set()
 
-    def put(self, rows: Sequence[stream_pb2.Rows]) -> None:
-        """Appends rows. Those the consumer did not ask for must not be put, except as a whole kind."""
+    def put(self, rows: Sequence[Rows]) -> None:
+        """Appends rows, on the CPU. Those the consumer did not ask for must not be put, except as a whole kind. Their
+        tensors are read until they are sent: they must not be written to any more.
+
+        Raises:
+            ValueError: a dtype that has no DataType.
+        """
+        for row in rows:
+            data_type(row.tensor.dtype)
         if not self.consumer_gone:
-            rows = [row for row in rows if row.tensor.shape[0]]
+            rows = [row.compact() for row in rows if len(row.tensor)]
             self._pending.extend(rows)
-            positions = sum(row.tensor.shape[0] for row in rows)
+            positions = sum(len(row.tensor) for row in rows)
             self.pending_positions += positions
             self._positions_put += positions
             self._put_times.append((self._positions_put, time.monotonic()))
@@ -128,9 +145,15 @@ class OutputStream:
         self.credits = subscription.initial_credits
         self._subscribed.set_result(subscription)
 
+    def share(self, leases: Leases | None, from_bytes: float, reason: str = "") -> None:
+        """Rows of `from_bytes` or more go by `leases`, or for `reason` inline as all others."""
+        self._leases, self._shared_from_bytes, self.no_leases = leases, from_bytes, reason
+
     def consumer_left(self) -> None:
         """Its call has ended; what is put from now on is dropped."""
         self.consumer_gone = True
+        if self._leases is not None:
+            self._leases.end()
         self._sent.set()
 
     @property
@@ -143,8 +166,25 @@ class OutputStream:
         self.credits += chunks
         self._changed.set()
 
+    def release(self, lease_ids: Sequence[int]) -> None:
+        """The consumer reads these no more.
+
+        Raises:
+            InvalidInput: one of them is not a lease of this stream.
+        """
+        if self._leases is None:
+            raise InvalidInput("credit.released", "this stream lends nothing")
+        self._leases.release(lease_ids)
+        self._changed.set()
+
+    async def released(self) -> None:
+        """Returns when the consumer reads nothing of this stream in shared memory any more, or can no longer say so."""
+        while self._leases is not None and len(self._leases) and not self._credit_closed:
+            self._changed.clear()
+            await self._changed.wait()
+
     def close_credit(self) -> None:
-        """The consumer will grant no more."""
+        """The consumer will grant no more, and release no more."""
         self._credit_closed = True
         self._changed.set()
 
@@ -156,7 +196,7 @@ class OutputStream:
         """
         subscription = self._subscribed.result()
         limit_bytes = subscription.capabilities.max_chunk_bytes or DEFAULT_CHUNK_BYTES
-        wanted = {row.name: row.positions for row in subscription.rows}
+        selection = Selection({row.name: row.positions for row in subscription.rows})
         gathering = subscription.gathering
         header_sent = False
         while True:
@@ -165,16 +205,15 @@ class OutputStream:
                 raise self._error
             if self._header and not header_sent:
                 header_sent = True
+                selection.prompt_positions = self._header.prompt_positions
                 yield stream_pb2.SubscribeResponse(header=self._header)
-            prompt_positions = self._header.prompt_positions if self._header else 0
-            while self._has_wanted(wanted, prompt_positions) and self.credits:
+            while self._has_wanted(selection) and self.credits:
                 self._note_oldest()
-                chunk, passed = _take(self._pending, limit_bytes, wanted, prompt_positions)
-                self.pending_positions -= passed
+                chunk = await self._take(limit_bytes, selection)
                 self.credits -= 1
                 self._sent.set()
                 yield stream_pb2.SubscribeResponse(chunk=chunk)
-                if gathering.delay_ms and _end(chunk) > gathering.from_position:
+                if gathering.delay_ms and end_position(chunk) > gathering.from_position:
                     await self._gather(gathering.delay_ms / 1000)
                 if self._error:
                     raise self._error
@@ -184,6 +223,23 @@ class OutputStream:
             if self._pending and self._credit_closed:
                 raise InvalidInput("credit.chunks", "the stream has more chunks than were ever granted")
             await self._changed.wait()
+
+    async def _take(self, limit_bytes: int, selection: Selection) -> stream_pb2.StreamChunk:
+        """The next chunk: one large tensor in shared memory, or what fits into a message."""
+        rows = self._pending[0]
+        self.fell_back = ""
+        if rows.tensor.nbytes >= self._shared_from_bytes:
+            if self._leases is not None and (block := self._leases.reserve(rows.tensor.nbytes)):
+                self._pending.popleft()
+                self.pending_positions -= len(rows.tensor)
+                chunk = stream_pb2.StreamChunk()
+                chunk.rows.add(name=rows.name, first_position=rows.first_position)
+                chunk.rows[0].tensor.CopyFrom(await self._leases.lend(block, rows.tensor))
+                return chunk
+            self.fell_back = self.no_leases or "full"
+        chunk, passed = take_inline(self._pending, limit_bytes, selection, self._shared_from_bytes)
+        self.pending_positions -= passed
+        return chunk
 
     def _note_oldest(self) -> None:
         """Rows leave in the order they came, so positions tell which was put when."""
@@ -198,67 +254,8 @@ class OutputStream:
             async with asyncio.timeout(delay_s):
                 await self._ended.wait()
 
-    def _has_wanted(self, wanted: dict[str, stream_pb2.Positions], prompt_positions: int) -> bool:
+    def _has_wanted(self, selection: Selection) -> bool:
         """Whether a chunk can be made. Drops what nobody asked for: it must neither cost credit nor wait for some."""
-        while self._pending and not _wanted(self._pending[0], wanted, prompt_positions):
-            self.pending_positions -= self._pending.popleft().tensor.shape[0]
+        while self._pending and not selection.wants(self._pending[0]):
+            self.pending_positions -= len(self._pending.popleft().tensor)
         return bool(self._pending)
-
-
-def _take(
-    pending: deque[stream_pb2.Rows], limit_bytes: int, wanted: dict[str, stream_pb2.Positions], prompt_positions: int
-) -> tuple[stream_pb2.StreamChunk, int]:
-    """Takes what fits into one chunk off `pending`: several small rows together, or a part of a large one. Returns it,
-    and how many positions `pending` lost, those that nobody wants included."""
-    chunk, room_bytes, passed = stream_pb2.StreamChunk(), limit_bytes, 0
-    while pending:
-        rows = pending[0]
-        count = rows.tensor.shape[0]
-        if not _wanted(rows, wanted, prompt_positions):
-            pending.popleft()
-            passed += count
-            continue
-        row_bytes = max(1, len(rows.tensor.inline) // count)
-        fitting = min(count, room_bytes // row_bytes or (0 if chunk.rows else 1))
-        if not fitting:
-            break
-        if fitting == count:
-            chunk.rows.append(pending.popleft())
-        else:
-            chunk.rows.append(_slice(rows, 0, fitting))
-            pending[0] = _slice(rows, fitting, count)
-        room_bytes -= fitting * row_bytes
-        passed += fitting
-        if room_bytes <= 0:
-            break
-    return chunk, passed
-
-
-def _end(chunk: stream_pb2.StreamChunk) -> int:
-    """One past the last position in `chunk`."""
-    return max(rows.first_position + rows.tensor.shape[0] for rows in chunk.rows)
-
-
-def _wanted(rows: stream_pb2.Rows, wanted: dict[str, stream_pb2.Positions], prompt_positions: int) -> bool:
-    """Whether `rows` is of a wanted kind and part; of an empty `wanted` all are. Engines put prompt and output rows
-    apart, and select the multimodal positions themselves."""
-    if not wanted:
-        return True
-    if rows.name not in wanted:
-        return False
-    positions = wanted[rows.name]
-    in_prompt = rows.first_position < prompt_positions
-    if positions in (stream_pb2.POSITIONS_PROMPT, stream_pb2.POSITIONS_PROMPT_MULTIMODAL):
-        return in_prompt
-    return not in_prompt or positions != stream_pb2.POSITIONS_OUTPUT
-
-
-def _slice(rows: stream_pb2.Rows, first: int, end: int) -> stream_pb2.Rows:
-    """Rows `first` to `end` of `rows`."""
-    tensor = rows.tensor
-    row_bytes = len(tensor.inline) // tensor.shape[0]
-    part = stream_pb2.Rows(name=rows.name, first_position=rows.first_position + first)
-    part.tensor.dtype = tensor.dtype
-    part.tensor.shape.extend([end - first, *tensor.shape[1:]])
-    part.tensor.inline = memoryview(tensor.inline)[first * row_bytes : end * row_bytes].tobytes()
-    return part

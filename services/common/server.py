@@ -21,8 +21,10 @@ from services.common.collector import freeze_heap
 from services.common.digest import checkpoint_digest, config_digest
 from services.common.errors import Unavailable
 from services.common.settings import StageSettings
+from services.common.shm.lender import open_lender
 from services.common.status import abort
 from services.common.streams import StreamHub, TensorStreamServicer
+from services.common.subscribe import read_by
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -53,6 +55,7 @@ class StageServer:
         self.grpc = grpc.aio.server(options=channels.SERVER_OPTIONS)
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, stage)
         self.hub = StreamHub()
+        read_by(settings.transports, settings.shared_memory_dir)
         self.port = 0
         self._credentials = tls.load(settings)
         channels.use(self._credentials)
@@ -111,6 +114,7 @@ class StageServer:
             start_http_server(settings.metrics_port, settings.host)
         log.info("listening", address=f"{settings.host}:{self.port}", **settings.loggable())
 
+        self.hub.lender = await asyncio.to_thread(open_lender, settings, self.stage)  # the kernel clears all of it
         starting = asyncio.ensure_future(start())
         try:
             await asyncio.wait({starting, self._stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -128,6 +132,7 @@ class StageServer:
             await self._health.enter_graceful_shutdown()
             await self.grpc.stop(grace=0.5)
             await channels.close_all()
+            self._close_lender()
         log.info("stopped")
 
     def _add_port(self, address: str) -> int:
@@ -139,10 +144,15 @@ class StageServer:
         if not self._stop.done():
             self._stop.set_result(None)
 
+    def _close_lender(self) -> None:
+        if self.hub.lender:
+            self.hub.lender.arena.close()
+
     async def _abandon_loading(self) -> None:
         """Ends the process: loading goes on in a thread, which nothing can stop and the interpreter would wait for."""
         log.info("stopped while loading")
         await self.grpc.stop(grace=0)
+        self._close_lender()
         os._exit(1 if self._stop.exception() else 0)
 
     async def _drain(self) -> None:

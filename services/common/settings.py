@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -15,6 +15,8 @@ from pydantic_settings import (
     SettingsConfigDict,
     YamlConfigSettingsSource,
 )
+
+Transport = Literal["inline", "shared_memory"]
 
 
 class Settings(BaseSettings):
@@ -128,9 +130,27 @@ class StageSettings(TlsSettings):
     device: str = Field("auto", description="torch device; auto: cuda if there is one, else cpu")
     max_running_requests: int = Field(32, ge=1, description="requests the engine works on at a time")
     max_queued_requests: int = Field(128, ge=0, description="requests that may wait; more are refused")
+    transports: list[Transport] = Field(
+        ["inline", "shared_memory"],
+        description="how tensors may come and go: large ones by shared_memory if both ends see the same, else inline",
+    )
+    shared_memory_mib: int = Field(
+        0, ge=0, description="memory for large tensors that consumers on this host read, taken at start; 0: none"
+    )
+    shared_memory_dir: str = Field(
+        "/dev/shm", description="where it is, a directory in memory; consumers need the same"
+    )
+    shared_memory_min_bytes: int = Field(65536, ge=1, description="least size of a tensor that goes there")
     drain_timeout_s: float = Field(60.0, gt=0, description="longest wait for requests in flight after SIGTERM")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="Prometheus port; default: no metrics server")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+
+    @field_validator("transports")
+    @classmethod
+    def _has_inline(cls, transports: list[Transport]) -> list[Transport]:
+        if "inline" not in transports:
+            raise ValueError("must include inline, which carries what the others cannot")
+        return transports
 
     @property
     def model_name(self) -> str:

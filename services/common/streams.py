@@ -12,12 +12,12 @@ from services.common import metrics, tracing
 from services.common.call import STAGE_KEY
 from services.common.errors import AlreadyExists, DeadlineExceeded, InvalidInput, NotFound, StageError
 from services.common.output_stream import OutputStream
+from services.common.shm.lender import Lender
 from services.common.status import abort
 
 LINGER_S = 30.0
 CLAIM_TIMEOUT_S = 10.0
 
-TRANSPORT = "inline"
 _STAGES = ("thinker", "talker", "code2wav", "dit", "encoder")
 
 log = structlog.get_logger()
@@ -25,9 +25,14 @@ log = structlog.get_logger()
 
 class StreamHub:
     """The open streams of a producer, by id. A consumer may come before its stream is opened, or (for `LINGER_S`
-    seconds) after the request behind it has ended."""
+    seconds) after the request behind it has ended.
+
+    Attributes:
+        lender: by which large tensors go to consumers on this host; None without shared memory.
+    """
 
     def __init__(self) -> None:
+        self.lender: Lender | None = None
         self._streams: dict[str, OutputStream] = {}
         self._awaited: dict[str, set[asyncio.Event]] = {}
         self._consumers = 0
@@ -71,6 +76,9 @@ class StreamHub:
         if stream is None or stream.taken:
             raise AlreadyExists(f"stream {stream_id} has a consumer already")
         stream.accept(subscription)
+        if self.lender:
+            leases, reason = self.lender.terms(subscription.capabilities)
+            stream.share(leases, self.lender.from_bytes, reason)
         return stream
 
     def consumer_came(self) -> None:
@@ -96,6 +104,12 @@ class StreamHub:
         if self._streams.get(stream.stream_id) is stream:
             del self._streams[stream.stream_id]
 
+    @property
+    def transports(self) -> list[stream_pb2.Transport]:
+        """What its streams may go by."""
+        shared = [stream_pb2.TRANSPORT_SHARED_MEMORY] if self.lender else []
+        return [stream_pb2.TRANSPORT_INLINE, *shared]
+
     async def drain(self) -> None:
         """Returns when no consumer is being served."""
         await self._idle.wait()
@@ -120,6 +134,7 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
     def __init__(self, hub: StreamHub, stage: str) -> None:
         self._hub = hub
         self._stage = stage
+        self._told: set[tuple[str, str]] = set()
         metrics.STREAM_PENDING.labels(stage).set_function(lambda: hub.pending_positions)
         metrics.STREAM_CREDITS.labels(stage).set_function(lambda: hub.credits)
 
@@ -137,11 +152,13 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
                 subscription = await _first_message(request_iterator)
             stream = await self._hub.claim(subscription, CLAIM_TIMEOUT_S)
             edge = _Edge(self._stage, subscription, stream, tracing.as_headers(context.invocation_metadata()))
+            self._tell(edge.consumer, stream, context.peer())
             credit_reader = asyncio.create_task(_read_credit(request_iterator, stream))
             async for response in stream.responses():
                 yield response
                 edge.sent(response.chunk)
             outcome = "OK"
+            await stream.released()
             # The consumer may be granting credit at this moment, and a write on an ended call would fail there.
             await asyncio.wait({credit_reader}, timeout=CLAIM_TIMEOUT_S)
         except TimeoutError:
@@ -157,6 +174,13 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
                 credit_reader.cancel()
             self._hub.consumer_left(stream)
 
+    def _tell(self, consumer: str, stream: OutputStream, peer: str) -> None:
+        """Logs how large tensors go to a kind of consumer, once for each way."""
+        if self._hub.lender and (consumer, stream.no_leases) not in self._told:
+            self._told.add((consumer, stream.no_leases))
+            transport = "inline" if stream.no_leases else "shared_memory"
+            log.info("edge", consumer=consumer, peer=peer, transport=transport, reason=stream.no_leases or None)
+
 
 class _Edge:
     """What is counted of one subscription."""
@@ -166,32 +190,40 @@ class _Edge:
     ) -> None:
         consumer = headers.get(STAGE_KEY, "")
         self._stage, self._stream = stage, stream
-        self._consumer = consumer if consumer in _STAGES else "other"
-        self._seconds = metrics.STREAM_CHUNK_SECONDS.labels(stage, self._consumer, TRANSPORT)
-        self._bytes = self._chunks = 0
-        self._span = tracing.begin(f"{stage} to {self._consumer}", subscription.request_id, headers)
+        self.consumer = consumer if consumer in _STAGES else "other"
+        self._chunks = 0
+        self._bytes = {"inline": 0, "shared_memory": 0}
+        self._span = tracing.begin(f"{stage} to {self.consumer}", subscription.request_id, headers)
 
     def sent(self, chunk: stream_pb2.StreamChunk) -> None:
         """A response has left; its chunk, if it is one, is counted."""
         if not chunk.rows:
             return
         now = time.monotonic()
-        self._seconds.observe(now - self._stream.oldest_put)
         if self._span and not self._chunks:
             self._span.event("first chunk", now)
         self._chunks += 1
+        shared = chunk.rows[0].tensor.WhichOneof("payload") == "shared_memory"  # such a tensor is alone in its chunk
+        transport, chunk_bytes = "shared_memory" if shared else "inline", 0
+        metrics.STREAM_CHUNK_SECONDS.labels(self._stage, self.consumer, transport).observe(
+            now - self._stream.oldest_put
+        )
         for rows in chunk.rows:
             # A producer that offers no kinds of rows names each of its tensors: too many for a label.
             kind = rows.name if rows.name in self._stream.offered else "tensors"
-            size_bytes = len(rows.tensor.inline)
-            metrics.STREAM_BYTES.labels(self._stage, self._consumer, kind, TRANSPORT).inc(size_bytes)
-            self._bytes += size_bytes
+            size_bytes = rows.tensor.shared_memory.size_bytes if shared else len(rows.tensor.inline)
+            metrics.STREAM_BYTES.labels(self._stage, self.consumer, kind, transport).inc(size_bytes)
+            chunk_bytes += size_bytes
+        self._bytes[transport] += chunk_bytes
+        if self._stream.fell_back:
+            metrics.SHARED_MEMORY_FALLBACK_BYTES.labels(self._stage, self._stream.fell_back).inc(chunk_bytes)
 
     def end(self, outcome: str) -> None:
         """Ends the span, if there are traces."""
         if self._span:
-            self._span.set(stage=self._stage, consumer=self._consumer, transport=TRANSPORT, outcome=outcome)
-            self._span.set(chunks=self._chunks, size_bytes=self._bytes)
+            used = "+".join(transport for transport, size_bytes in self._bytes.items() if size_bytes) or None
+            self._span.set(stage=self._stage, consumer=self.consumer, transport=used, outcome=outcome)
+            self._span.set(chunks=self._chunks, size_bytes=sum(self._bytes.values()))
             self._span.end("" if outcome == "OK" else outcome)
 
 
@@ -218,9 +250,15 @@ async def _first_message(requests: AsyncIterator[stream_pb2.SubscribeRequest]) -
 
 
 async def _read_credit(requests: AsyncIterator[stream_pb2.SubscribeRequest], stream: OutputStream) -> None:
-    async for request in requests:
-        if request.WhichOneof("message") != "credit" or not request.credit.chunks:
-            stream.fail(InvalidInput("credit.chunks", "every message after the first must grant at least 1 chunk"))
-            break
-        stream.grant(request.credit.chunks)
+    try:
+        async for request in requests:
+            credit = request.credit
+            if request.WhichOneof("message") != "credit" or not (credit.chunks or credit.released):
+                reason = "every message after the first must grant at least 1 chunk, or release a lease"
+                raise InvalidInput("credit.chunks", reason)
+            if credit.released:
+                stream.release(credit.released)
+            stream.grant(credit.chunks)
+    except InvalidInput as error:
+        stream.fail(error)
     stream.close_credit()

@@ -3,19 +3,48 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
+import structlog
 
-from quartet.v1 import stream_pb2, stream_pb2_grpc
+from quartet.v1 import stream_pb2, stream_pb2_grpc, tensor_pb2
 from services.common.call import outgoing_metadata
 from services.common.channels import channel
 from services.common.errors import InvalidInput, Unavailable
+from services.common.feedback import Feedback
+from services.common.rows import Chunk, Rows
+from services.common.shm.host import host
+from services.common.shm.reader import ArenaReader
 from services.common.status import from_rpc_error
+from services.common.tensors import to_torch
 
 CREDITS = 32
 CONNECT_TIMEOUT_S = 5.0
 
-StreamMessage = stream_pb2.StreamHeader | stream_pb2.StreamChunk | stream_pb2.StreamEnd
+StreamMessage = stream_pb2.StreamHeader | Chunk | stream_pb2.StreamEnd
+
+log = structlog.get_logger()
+
+
+class _Readable:
+    """What this process tells producers that it reads."""
+
+    directory = Path("/dev/shm")
+    capabilities: stream_pb2.ConsumerCapabilities | None = None  # inline only
+
+
+def read_by(transports: Sequence[str], directory: str) -> None:
+    """Sets what this process reads streams by: "inline", or also "shared_memory" of arenas in `directory`."""
+    _Readable.directory, _Readable.capabilities = Path(directory), None
+    if "shared_memory" in transports:
+        try:
+            _Readable.capabilities = stream_pb2.ConsumerCapabilities(
+                transports=[stream_pb2.TRANSPORT_INLINE, stream_pb2.TRANSPORT_SHARED_MEMORY],
+                shared_memory_host=host(_Readable.directory),
+            )
+        except OSError as error:
+            log.warning("no shared memory is read: tensors come inline", directory=directory, reason=str(error))
 
 
 @asynccontextmanager
@@ -30,8 +59,11 @@ async def subscribe(
     Yields an iterator over the header, the chunks and the end. It grants credit as chunks are taken from it, so a
     consumer that stops reading stops its producer's stream after `CREDITS` chunks.
 
-    Raises (from the iterator, save InvalidInput):
-        InvalidInput: `source` is incomplete.
+    Tensors of chunks may be the producer's own memory. They stay as they are until they are garbage, the context is
+    left by an exception, or the request that is being served (`serve_call`) ends; what is needed longer must be copied.
+
+    Raises (from the iterator, save InvalidInput for `source`):
+        InvalidInput: `source` is incomplete; a tensor's parts do not fit together, or are not where it says.
         Unavailable: the producer cannot be reached within `CONNECT_TIMEOUT_S`, or broke off before the end.
         StageError: whatever ended the producer's request.
     """
@@ -40,49 +72,59 @@ async def subscribe(
             raise InvalidInput(f"source.{field}", "is required")
     stub = stream_pb2_grpc.TensorStreamServiceStub(channel(source.address, source.server_name))
     call = stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True)
+    feedback = Feedback(call, due_chunks=CREDITS // 2)
     try:
         subscription = stream_pb2.Subscription(
             stream_id=source.stream_id,
             request_id=request_id,
             rows=rows,
             initial_credits=CREDITS,
+            capabilities=_Readable.capabilities,
             gathering=gathering,
         )
-        yield _messages(call, source, subscription)
-    finally:
-        call.cancel()
+        yield _messages(call, source, subscription, feedback)
+    except BaseException:
+        feedback.cancel()
+        raise
+    feedback.finish()
 
 
 async def _messages(
     call: grpc.aio.StreamStreamCall,
     source: stream_pb2.StreamSource,
     subscription: stream_pb2.Subscription,
+    feedback: Feedback,
 ) -> AsyncIterator[StreamMessage]:
-    taken = 0
+    reader = ArenaReader(_Readable.directory)
+
+    def resolve(handle: tensor_pb2.SharedMemory, field: str) -> memoryview:
+        view = reader.read(handle, field)
+        feedback.hold(handle.lease_id, view)
+        return view
+
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await call.write(stream_pb2.SubscribeRequest(subscription=subscription))
             await call.initial_metadata()
         async for response in call:
             message = getattr(response, response.WhichOneof("message"))
+            if isinstance(message, stream_pb2.StreamChunk):
+                yield Chunk(
+                    [
+                        Rows(rows.name, rows.first_position, to_torch(rows.tensor, f"source.{rows.name}", resolve))
+                        for rows in message.rows
+                    ]
+                )
+                feedback.took_chunk()
+                continue
             yield message
             if isinstance(message, stream_pb2.StreamEnd):
                 return
-            taken += isinstance(message, stream_pb2.StreamChunk)
-            if taken >= CREDITS // 2:
-                await _grant(call, source, taken)
-                taken = 0
     except TimeoutError:
         raise Unavailable(f"no producer at {source.address} within {CONNECT_TIMEOUT_S:g} s") from None
     except grpc.aio.AioRpcError as error:
+        # A write that fails hides the call's own status: grpc.aio overwrites it.
+        if feedback.broken:
+            raise Unavailable(f"the stream from {source.address} broke off") from None
         raise from_rpc_error(error) from None
     raise Unavailable(f"the stream from {source.address} ended before it was complete")
-
-
-async def _grant(call: grpc.aio.StreamStreamCall, source: stream_pb2.StreamSource, chunks: int) -> None:
-    """Grants credit. A producer that is complete waits for us, so a write fails only when it broke off; the failed
-    write hides the call's own status (grpc.aio overwrites it)."""
-    try:
-        await call.write(stream_pb2.SubscribeRequest(credit=stream_pb2.Credit(chunks=chunks)))
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        raise Unavailable(f"the stream from {source.address} broke off") from None

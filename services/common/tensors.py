@@ -1,7 +1,10 @@
 """torch tensors as `quartet.v1.Tensor` messages, and back."""
 
 import math
+import warnings
+from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from quartet.v1 import tensor_pb2
@@ -20,6 +23,37 @@ _DTYPES = {
 }
 _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 
+# Bytes of a handle and the field it is in, as read-only memory.
+Resolve = Callable[[tensor_pb2.SharedMemory, str], memoryview]
+
+# torch has no read-only tensors; that these must not be written to is in the docstrings.
+warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+
+
+def data_type(dtype: torch.dtype) -> tensor_pb2.DataType:
+    """What `dtype` is in messages.
+
+    Raises:
+        ValueError: it has no DataType.
+    """
+    if dtype not in _DATA_TYPES:
+        raise ValueError(f"no DataType for {dtype}")
+    return _DATA_TYPES[dtype]
+
+
+def describe(tensor: torch.Tensor) -> tensor_pb2.Tensor:
+    """A message with the dtype and shape of `tensor`, and no payload.
+
+    Raises:
+        ValueError: a dtype that has no DataType.
+    """
+    return tensor_pb2.Tensor(dtype=data_type(tensor.dtype), shape=tensor.shape)
+
+
+def as_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """The elements of `tensor` (any shape, on any device): (bytes,) uint8; where they can be, not a copy."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+
 
 def to_message(tensor: torch.Tensor) -> tensor_pb2.Tensor:
     """`tensor` (any shape, on any device, a dtype of `DataType`) as an inline message.
@@ -27,32 +61,40 @@ def to_message(tensor: torch.Tensor) -> tensor_pb2.Tensor:
     Raises:
         ValueError: a dtype that has no DataType.
     """
-    if tensor.dtype not in _DATA_TYPES:
-        raise ValueError(f"no DataType for {tensor.dtype}")
-    raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return tensor_pb2.Tensor(dtype=_DATA_TYPES[tensor.dtype], shape=tensor.shape, inline=raw)
+    message = describe(tensor)
+    message.inline = as_bytes(tensor).tobytes()
+    return message
 
 
-def to_torch(message: tensor_pb2.Tensor, field: str = "tensor") -> torch.Tensor:
-    """The message's tensor on the CPU. It owns its memory.
+def to_torch(message: tensor_pb2.Tensor, field: str = "tensor", resolve: Resolve | None = None) -> torch.Tensor:
+    """The message's tensor on the CPU, over the payload itself: it must not be written to.
+
+    Args:
+        message: from a peer.
+        field: path of it, for errors.
+        resolve: finds what is in shared memory; None where nothing may be.
 
     Raises:
-        InvalidInput: names `field`, when dtype, shape and payload do not fit together.
+        InvalidInput: names the part of `field` at fault, when dtype, shape and payload do not fit together.
     """
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:
         raise InvalidInput(f"{field}.dtype", "must be one of the DataTypes")
-    if any(size < 0 for size in message.shape):
-        raise InvalidInput(f"{field}.shape", f"has a negative dimension: {list(message.shape)}")
-    size_bytes = math.prod(message.shape) * dtype.itemsize
-    if size_bytes != len(message.inline):
-        raise InvalidInput(
-            f"{field}.inline",
-            f"has {len(message.inline)} bytes, but shape {list(message.shape)} of {dtype} needs {size_bytes}",
-        )
+    shape = tuple(message.shape)
+    if any(size < 0 for size in shape):
+        raise InvalidInput(f"{field}.shape", f"has a negative dimension: {list(shape)}")
+    handle = message.shared_memory if message.WhichOneof("payload") == "shared_memory" else None
+    inline = b"" if handle else message.inline  # each access is a copy
+    size_bytes, needed_bytes = handle.size_bytes if handle else len(inline), math.prod(shape) * dtype.itemsize
+    payload = f"{field}.shared_memory.size_bytes" if handle else f"{field}.inline"
+    if size_bytes != needed_bytes:
+        raise InvalidInput(payload, f"has {size_bytes} bytes, but shape {list(shape)} of {dtype} needs {needed_bytes}")
+    if handle and resolve is None:
+        raise InvalidInput(f"{field}.shared_memory", "is taken in tensor streams only: send the elements inline")
+    data = resolve(handle, f"{field}.shared_memory") if handle and resolve else inline
     try:
-        if not message.inline:
-            return torch.empty(tuple(message.shape), dtype=dtype)
-        return torch.frombuffer(bytearray(message.inline), dtype=dtype).view(tuple(message.shape))
+        if not data:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype).view(shape)
     except RuntimeError as error:  # no elements, but dimensions that torch cannot count
-        raise InvalidInput(f"{field}.shape", f"{list(message.shape)}: {error}") from None
+        raise InvalidInput(f"{field}.shape", f"{list(shape)}: {error}") from None

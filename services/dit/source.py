@@ -1,11 +1,13 @@
 """Reads what an encoder's process made of a prompt off its tensor stream."""
 
+import asyncio
+
 import torch
 
-from quartet.v1 import dit_pb2, stream_pb2
+from quartet.v1 import dit_pb2
 from services.common.errors import InvalidInput
+from services.common.rows import Chunk
 from services.common.subscribe import subscribe
-from services.common.tensors import to_torch
 from services.dit.conditioning import Conditioning, count_tensors, unpack
 
 LAYOUT = "layout"
@@ -21,10 +23,10 @@ async def read_conditioning(start: dit_pb2.DitStart, device: torch.device) -> li
     pieces: dict[str, list[torch.Tensor]] = {}
     async with subscribe(start.source, start.request_id, []) as messages:
         async for message in messages:
-            if isinstance(message, stream_pb2.StreamChunk):
+            if isinstance(message, Chunk):
                 for row in message.rows:
-                    pieces.setdefault(row.name, []).append(to_torch(row.tensor, f"source.{row.name}"))
-    whole = {name: torch.cat(parts) for name, parts in pieces.items()}
+                    pieces.setdefault(row.name, []).append(row.tensor)
+    whole = await asyncio.to_thread(_join, pieces)  # a copy: the encoder's memory is not held for all of the denoising
     made = [_unpack(whole, i, device) for i in range(sum(name.endswith(f".{LAYOUT}") for name in whole))]
     count = start.count or 1
     if len(made) == 1:
@@ -32,6 +34,10 @@ async def read_conditioning(start: dit_pb2.DitStart, device: torch.device) -> li
     if len(made) != count:
         raise InvalidInput("source", f"the stream is for {len(made)} outputs; this request has {count}")
     return made
+
+
+def _join(pieces: dict[str, list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.cat(parts) for name, parts in pieces.items()}
 
 
 def _unpack(whole: dict[str, torch.Tensor], output: int, device: torch.device) -> Conditioning:

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 import torch
 
-from quartet.v1 import encoder_pb2, encoder_pb2_grpc, stream_pb2
+from quartet.v1 import encoder_pb2, encoder_pb2_grpc
 from services.common.admission import Admission
 from services.common.call import serve_call
 from services.common.errors import InvalidInput
 from services.common.output_stream import OutputStream
+from services.common.rows import Rows
 from services.common.streams import StreamHub
-from services.common.tensors import MAX_INLINE_BYTES, to_message
 from services.dit.conditioning import Conditioning, pack
 from services.dit.facts import dit_info
 from services.dit.inputs import decode_files, read_files
@@ -77,26 +77,17 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
 
 def _put(output: OutputStream, made: Sequence[Conditioning], loop: asyncio.AbstractEventLoop) -> tuple[int, int]:
-    """Sends all of it; returns how many tensors and bytes that were. For a thread: tensors are large."""
+    """Sends all of it; returns how many tensors and bytes that were. For a thread: tensors are large, and may be on a
+    device."""
     count = size_bytes = 0
     for i, conditioning in enumerate(made):
         layout, tensors = pack(conditioning)
         named = {LAYOUT: torch.frombuffer(bytearray(layout), dtype=torch.uint8)}
         named |= {str(k): tensor for k, tensor in enumerate(tensors)}
         for name, tensor in named.items():
-            for rows in _rows(f"{i}.{name}", tensor):
-                loop.call_soon_threadsafe(output.put, [rows])
+            rows = Rows(f"{i}.{name}", 0, tensor.cpu().contiguous()).compact()
+            loop.call_soon_threadsafe(output.put, [rows])
         count += len(tensors)
-        size_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size_bytes += sum(tensor.nbytes for tensor in tensors)
     asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()  # what was put before is there
     return count, size_bytes
-
-
-def _rows(name: str, tensor: torch.Tensor) -> list[stream_pb2.Rows]:
-    """`tensor` in messages of a size that streams take."""
-    row_bytes = max(1, tensor[:1].numel() * tensor.element_size())
-    step = max(1, MAX_INLINE_BYTES // row_bytes)
-    return [
-        stream_pb2.Rows(name=name, first_position=first, tensor=to_message(tensor[first : first + step]))
-        for first in range(0, tensor.shape[0], step)
-    ]

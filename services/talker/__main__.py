@@ -29,7 +29,7 @@ async def serve(settings: TalkerSettings) -> None:
         await _warm_up(engine)
         model = engine.runner.model
         servicer.bind(engine, len(model.text_table))
-        rows, info = talker_info(engine, engine.runner.positions)
+        rows, info = talker_info(engine, engine.runner.positions, stage.hub.transports)
         return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
 
     servicer = TalkerServicer(stage.admission, stage.hub)
@@ -82,7 +82,7 @@ async def _warm_up(engine: TalkerEngine) -> None:
 
 def _shortest_prompt(spec: TalkerSpec) -> ThinkerPrompt:
     user, assistant = [spec.im_start_id, spec.user_id], [spec.im_start_id, spec.assistant_id, spec.tts_pad_id]
-    return ThinkerPrompt(torch.tensor(user + assistant), torch.zeros(0, spec.thinker_hidden), None)
+    return ThinkerPrompt(torch.tensor(user + assistant), (), None)
 
 
 if __name__ == "__main__":

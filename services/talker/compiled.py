@@ -1,4 +1,4 @@
-"""The code predictor compiled for a CPU, where most of a frame's time goes into starting some thousand small kernels."""
+"""The code predictor compiled for a CPU, where most of a frame's time goes into starting a thousand small kernels."""
 
 import torch
 import torch._dynamo
@@ -38,7 +38,8 @@ class CompiledPredictor:
         codes = torch.zeros(_COMPILED_ROWS, dtype=torch.long)
         noise = torch.zeros(predictor.groups, _COMPILED_ROWS)
         # Sizes that happen to be equal mean nothing; and no worker processes stay behind.
-        with shapes_config.patch(use_duck_shape=False), inductor_config.patch(compile_threads=1):
+        patched = shapes_config.patch(use_duck_shape=False)  # pyright: ignore[reportAttributeAccessIssue]
+        with patched, inductor_config.patch(compile_threads=1):
             for width in self.WIDTHS:
                 self._run(rows, codes, rows.clone(), rules.first(_COMPILED_ROWS, width), noise, compiles=True)
         torch.compiler.set_stance("eager_on_recompile")

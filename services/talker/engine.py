@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 import torch
@@ -92,10 +93,11 @@ class TalkerEngine:
         if not request.text:
             raise InvalidInput("token_ids", "there is no answer to speak")
         media = int(is_media(prompt.token_ids, self.spec).sum())
-        if tuple(prompt.media_states.shape) != (media, self.spec.thinker_hidden):
+        rows = sum(map(len, prompt.media_states))
+        if rows != media or any(states.shape[1:] != (self.spec.thinker_hidden,) for states in prompt.media_states):
             raise InvalidInput(
                 f"hidden_states.{self.spec.accept_hidden_layer}",
-                f"has shape {tuple(prompt.media_states.shape)}, the prompt needs {(media, self.spec.thinker_hidden)}",
+                f"has {rows} rows, the prompt needs {media} of {self.spec.thinker_hidden}",
             )
         length = prompt_length(prompt, self.spec)
         if length > capacity:
@@ -176,6 +178,8 @@ class TalkerEngine:
         except StageError as error:
             outputs.append((speech, error))
             return
+        # The states may be the thinker's memory, which waits to be used again.
+        speech.request = replace(request, prompt=replace(request.prompt, media_states=()))
         state.rope_position = int(positions.max()) + 1
         state.slot = heapq.heappop(self._free)
         self.runner.assign(state.slot, request.sampling)

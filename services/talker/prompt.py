@@ -19,12 +19,13 @@ class ThinkerPrompt:
 
     Attributes:
         token_ids: (positions,) int64.
-        media_states: states of `accept_hidden_layer` at the media positions, in order: (media, thinker hidden).
+        media_states: states of `accept_hidden_layer` at the media positions, in order: pieces of
+            (media, thinker hidden), which may be the thinker's memory.
         rope_positions: the thinker's own (positions, 3), or None where the prompt has no image or video.
     """
 
     token_ids: torch.Tensor
-    media_states: torch.Tensor
+    media_states: tuple[torch.Tensor, ...]
     rope_positions: torch.Tensor | None
 
 
@@ -136,7 +137,7 @@ def prompt_rows(
     kept_media = is_media(ids, spec)
     if kept_media.any():
         order = media.cumsum(dim=0) - 1  # position -> row of media_states
-        states = prompt.media_states[order[kept[kept_media]]]
+        states = torch.cat(prompt.media_states)[order[kept[kept_media]]]
         user[kept_media.to(device)] = model.hidden_projection(states.to(device, model.dtype))
 
     header_begin = len(prompt.token_ids) - len(answer_head(prompt.token_ids, spec)) - ASSISTANT_HEADER

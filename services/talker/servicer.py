@@ -12,6 +12,7 @@ from services.common.admission import Admission
 from services.common.call import Call, serve_call
 from services.common.errors import InvalidInput
 from services.common.output_stream import OutputStream
+from services.common.rows import Chunk, Rows
 from services.common.streams import StreamHub
 from services.common.subscribe import StreamMessage, subscribe
 from services.common.tensors import to_message, to_torch
@@ -85,12 +86,12 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
             async with contextlib.aclosing(speech.frames()) as ready:
                 async for codes in ready:
                     first = speech.frame_count - len(codes)
-                    rows = stream_pb2.Rows(name=CODES, first_position=first, tensor=to_message(codes))
                     talk.call.timings.mark_output()
                     if output is None:
-                        yield talker_pb2.SpeakResponse(frames=rows)
+                        frames = stream_pb2.Rows(name=CODES, first_position=first, tensor=to_message(codes))
+                        yield talker_pb2.SpeakResponse(frames=frames)
                     else:
-                        output.put([rows])
+                        output.put([Rows(CODES, first, codes)])
                         await output.room(MAX_PENDING_FRAMES)
             assert speech.end is not None
             yield talk.summary(_ENDS[speech.end], output)
@@ -137,31 +138,35 @@ class _Talk:
         async with subscribe(request.source, request.request_id, wanted) as messages:
             async for message in messages:
                 self._read_message(message)
+                del message  # the thinker waits for its memory, and the next message may be long in coming
 
     def _read_message(self, message: StreamMessage) -> None:
         if isinstance(message, stream_pb2.StreamHeader):
             self._thinker.begin(message.prompt_positions)
-        elif isinstance(message, stream_pb2.StreamChunk):
-            self._add(message.rows, "rows")
+        elif isinstance(message, Chunk):
+            self._add(message.rows)
             self._pass_on()
 
     def _read_inline(self, inline: talker_pb2.InlineThinkerOutput) -> None:
         self._thinker.begin(inline.header.prompt_positions)
         # Token ids say what the other rows belong to; inline rows may come in any order of kinds.
-        rows = sorted(inline.rows, key=lambda row: (row.name != TOKEN_IDS, row.name, row.first_position))
-        self._add(rows, "inline.rows")
+        rows = [
+            Rows(row.name, row.first_position, to_torch(row.tensor, f"inline.rows[{i}].tensor"))
+            for i, row in enumerate(inline.rows)
+        ]
+        self._add(sorted(rows, key=lambda row: (row.name != TOKEN_IDS, row.name, row.first_position)))
         self._pass_on()
 
-    def _add(self, rows: Iterable[stream_pb2.Rows], field: str) -> None:
-        for i, row in enumerate(rows):
-            self._thinker.add(row.name, row.first_position, to_torch(row.tensor, f"{field}[{i}].tensor"))
+    def _add(self, rows: Iterable[Rows]) -> None:
+        for row in rows:
+            self._thinker.add(row.name, row.first_position, row.tensor)
 
     def _pass_on(self) -> None:
         """Starts the speech once it can be, then feeds it."""
         if self._speech:
             self._speech.feed(self._thinker.take_text())
         elif self._thinker.ready:
-            prompt, text = self._thinker.prompt(), tuple(self._thinker.take_text())
+            prompt, text = self._thinker.take_prompt(), tuple(self._thinker.take_text())
             request = SpeechRequest(prompt, text, self.speaker, self.sampling, self.call.timings)
             self._speech = self._engine.submit(request)
             self._waited_for_start_ms = (time.monotonic() - self._accepted) * 1000
@@ -203,11 +208,11 @@ class _Talk:
 
 
 def talker_info(
-    engine: TalkerEngine, positions: int
+    engine: TalkerEngine, positions: int, transports: list[stream_pb2.Transport]
 ) -> tuple[list[server_info_pb2.RowsInfo], server_info_pb2.TalkerInfo]:
     """What ServerInfo says of this talker."""
     spec = engine.spec
-    rows = [server_info_pb2.RowsInfo(name=CODES, width=spec.num_code_groups, transports=[stream_pb2.TRANSPORT_INLINE])]
+    rows = [server_info_pb2.RowsInfo(name=CODES, width=spec.num_code_groups, transports=transports)]
     info = server_info_pb2.TalkerInfo(
         speakers=list(spec.speakers), num_code_groups=spec.num_code_groups, max_context_positions=positions
     )

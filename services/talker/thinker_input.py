@@ -57,6 +57,7 @@ class ThinkerInput:
             self._add_tokens(first_position, rows)
         elif name == ROPE_POSITIONS:
             self._check(name, rows, (3,), is_float=False)
+            rows = rows.clone()  # the thinker may use its memory again: what is checked must stay so
             if first_position != sum(map(len, self._rope)):
                 raise InvalidInput(name, f"positions before {first_position} are missing")
             if len(rows) and not (rows.min() >= 0 and rows.max() <= _MOST_ROPE_POSITION):
@@ -84,7 +85,8 @@ class ThinkerInput:
         if len(self._prompt) < first_position + len(rows):
             raise InvalidInput(self.hidden_states, "rows came before the token ids of their positions")
         ids = torch.tensor(self._prompt[first_position : first_position + len(rows)])
-        self._states.append(rows[is_media(ids, self._spec)])
+        media = is_media(ids, self._spec)
+        self._states.append(rows if media.all() else rows[media])
 
     def _check(self, name: str, rows: torch.Tensor, tail: tuple[int, ...], is_float: bool) -> None:
         if tuple(rows.shape[1:]) != tail or rows.is_floating_point() != is_float:
@@ -109,11 +111,12 @@ class ThinkerInput:
     def _has_vision(self) -> bool:
         return not self._spec.vision_ids.isdisjoint(self._prompt)
 
-    def prompt(self) -> ThinkerPrompt:
-        """The prompt, once `ready`."""
+    def take_prompt(self) -> ThinkerPrompt:
+        """The prompt, once `ready`. Its states are kept here no longer: they may be the thinker's memory."""
+        states, self._states = self._states, []
         return ThinkerPrompt(
             token_ids=torch.tensor(self._prompt),
-            media_states=torch.cat(self._states) if self._states else torch.zeros(0, self._spec.thinker_hidden),
+            media_states=tuple(states),
             rope_positions=torch.cat(self._rope) if self._has_vision() else None,
         )
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from quartet.v1 import stream_pb2
-from services.common import tensors
 from services.common.output_stream import OutputStream
+from services.common.rows import Rows
 from services.thinker.checkpoint import Checkpoint
 from services.thinker.engine import Tap
 from services.thinker.plugin.rows import ROPE_POSITIONS, Range, hidden_states
@@ -88,5 +88,4 @@ class OutputCapture:
             self._held.append(ShippedRows(rows.name, rows.first_position + fitting, rows.rows[fitting:]))
 
     def _put(self, name: str, first_position: int, rows: torch.Tensor) -> None:
-        message = stream_pb2.Rows(name=name, first_position=first_position, tensor=tensors.to_message(rows))
-        self._stream.put([message])
+        self._stream.put([Rows(name, first_position, rows)])

@@ -14,6 +14,12 @@ class ThinkerSettings(StageSettings):
     model_config = SettingsConfigDict(env_prefix="QUARTET_THINKER_")
     changes_outputs: ClassVar[tuple[str, ...]] = ("video_fps",)
 
+    shared_memory_mib: int = Field(
+        256,
+        ge=0,
+        description="memory for prompts' states that talkers on this host read, taken at start; 0: none. "
+        "Qwen3-Omni-30B-A3B: 4 KiB a position",
+    )
     max_context_tokens: int | None = Field(
         None, ge=2, description="longest prompt plus output; default: the model's, or what the KV cache holds"
     )

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from quartet.v1 import server_info_pb2, stream_pb2, thinker_pb2, thinker_pb2_grpc
+from quartet.v1 import server_info_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.errors import Unavailable
 from services.common.server import StageServer
 from services.thinker.capture import offered_rows
@@ -66,7 +66,7 @@ def _server_info(server: StageServer, engine: ThinkerEngine) -> server_info_pb2.
         engine.dtype,
         engine.device,
         rows=[
-            server_info_pb2.RowsInfo(name=name, width=widths.get(name, 1), transports=[stream_pb2.TRANSPORT_INLINE])
+            server_info_pb2.RowsInfo(name=name, width=widths.get(name, 1), transports=server.hub.transports)
             for name in offered_rows(checkpoint)
         ],
         thinker=server_info_pb2.ThinkerInfo(

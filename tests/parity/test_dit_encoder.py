@@ -2,8 +2,8 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import pytest
 import torch
 from dit_engine import Bench, bench
 from PIL import Image
+from prometheus_client import REGISTRY
+from shm_support import MIB, arena_directory, reading
 
 from cli.tiny.diffusion import FAMILIES, make_diffusion_checkpoint
 from quartet.v1 import (
@@ -26,6 +28,7 @@ from quartet.v1 import (
 from services.common import channels
 from services.common.admission import Admission
 from services.common.errors import InvalidInput
+from services.common.shm.lender import Lender
 from services.common.status import from_rpc_error
 from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.tensors import to_torch
@@ -73,10 +76,11 @@ class Pair:
 
 
 @asynccontextmanager
-async def serving(checkpoint: Path, dit: Bench) -> AsyncIterator[Pair]:
+async def serving(checkpoint: Path, dit: Bench, lender: Lender | None = None) -> AsyncIterator[Pair]:
     engine = EncoderEngine(EncoderSettings(model=str(checkpoint)))
     admissions = [Admission(4, 4), Admission(4, 4)]
     hub, servers = StreamHub(), [grpc.aio.server(options=channels.SERVER_OPTIONS) for _ in range(2)]
+    hub.lender = lender
     encoder = EncoderServicer(admissions[0], hub, EncoderSettings(model=str(checkpoint)))
     encoder.use(engine)
     servicer = DitServicer(admissions[1], DitSettings(model="x"))
@@ -119,6 +123,31 @@ async def outputs(call: Any) -> list[torch.Tensor]:
             if response.HasField("piece"):
                 made.setdefault(response.piece.output, []).append(to_torch(response.piece.data))
     return [torch.cat(pieces) for _, pieces in sorted(made.items())]
+
+
+@contextmanager
+def shared_memory() -> Iterator[Lender]:
+    """An arena for every tensor, which this process reads."""
+    with arena_directory() as directory, reading(directory, "inline", "shared_memory"):
+        lender = Lender(directory, 64 * MIB, 1)
+        yield lender
+        lender.arena.close()
+
+
+async def test_shared_memory_makes_the_same_to_the_bit(glm: Path) -> None:
+    start = start_of("glm-image", pixel_format=dit_pb2.PIXEL_FORMAT_FLOAT32)
+    with bench(glm, encoders="stream") as dit, shared_memory() as lender:
+        made: list[list[torch.Tensor]] = []
+        for with_lender in (None, lender):
+            async with serving(glm, dit, with_lender) as pair:
+                encoding = asyncio.create_task(collect(pair.encode(start, "s")))
+                made.append(await outputs(pair.generate(start, "s")))
+                await encoding
+        assert all(torch.equal(inline, shared) for inline, shared in zip(*made, strict=True))
+        sent = "quartet_stream_bytes_total"
+        labels = {"stage": "encoder", "consumer": "dit", "rows": "tensors", "transport": "shared_memory"}
+        assert REGISTRY.get_sample_value(sent, labels)
+        assert not lender.arena.used_bytes
 
 
 async def test_two_processes_make_what_one_makes(family: str, checkpoint: Path) -> None:

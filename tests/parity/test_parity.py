@@ -1,7 +1,7 @@
 """The four processes say what transformers says: equal token ids, equal codec codes, waveforms within 1e-4.
 
-Greedy, float32, for two checkpoints that share no size and no special id; alone, from a warm prefix cache, eight at a
-time, and through the public API.
+Greedy, float32, for two checkpoints that share no size and no special id, and with every tensor between the stages in
+shared memory; alone, from a warm prefix cache, eight at a time, and through the public API.
 """
 
 import asyncio
@@ -31,6 +31,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 MAX_TOKENS, MAX_FRAMES = 20, 30
 VIDEO_FPS = 2.0
 MEDIA_TYPES = {"image": "image/png", "audio": "audio/wav", "video": "video/mp4"}
+# By default only tensors from 64 KiB on are, which small models have none of.
+EVERYTHING_SHARED = [
+    f"--{stage}-arg=--{flag}"
+    for stage in ("thinker", "talker")
+    for flag in ("shared-memory-mib=16", "shared-memory-min-bytes=1")
+]
 IMAGE, AUDIO, VIDEO = ("image",), ("audio",), ("video",)
 
 # Turns of (role, parts); a part is text or the kind of a file.
@@ -81,15 +87,23 @@ class System:
         assert np.allclose(spoken.samples, answer.waveform, rtol=0, atol=1e-4)
 
 
-@pytest.fixture(scope="module", params=["tiny", "small"])
+@pytest.fixture(scope="module", params=["tiny", "small", "tiny over shared memory"])
 def system(request: pytest.FixtureRequest, media: Media, tmp_path_factory) -> Iterator[System]:
-    checkpoint: Path = request.getfixturevalue(f"{request.param}_checkpoint")
+    name, _, by = request.param.partition(" over ")
+    checkpoint: Path = request.getfixturevalue(f"{name}_checkpoint")
     answers = reference_answers(checkpoint, media)
     if request.param == "tiny":
         yield System(request.getfixturevalue("stack"), media, answers)
-    else:
-        with running(checkpoint, tmp_path_factory.mktemp("run")) as stack:
-            yield System(stack, media, answers)
+        return
+    flags = EVERYTHING_SHARED if by else []
+    with running(checkpoint, tmp_path_factory.mktemp("run"), *flags) as stack:
+        yield System(stack, media, answers)
+        if by:
+            for stage in ("thinker", "talker"):
+                assert {transport for transport, size_bytes in stack.sent_bytes(stage).items() if size_bytes} == {
+                    "shared_memory"
+                }
+                assert stack.metric(stage, "quartet_shared_memory_used_bytes") == 0
 
 
 @pytest.fixture(autouse=True)

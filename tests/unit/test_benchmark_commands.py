@@ -49,6 +49,14 @@ def test_split_and_fused_say_the_same(stack, tiny_checkpoint: Path, tmp_path: Pa
     assert sides["split"][0]["frames_per_s"] > 0 < sides["fused"][0]["frames_per_s"]
 
 
+def test_transports_beside_a_socket_and_memcpy():
+    output = _run("transports.py", "--rounds", "1", "--size", "64 KiB", "--size", "8 MiB")
+    assert "of memcpy's rate" in output
+    rates = {line.split(" | ")[0]: line for line in output.splitlines() if "GB/s" in line}
+    assert set(rates) == {"| memcpy", "| Unix socket", "| inline", "| shared_memory"}
+    assert "0.00 GB/s" not in "".join(rates.values())
+
+
 @pytest.mark.e2e
 def test_the_dit_beside_diffusers(tmp_path: Path):
     load = ["--families", "wan", "--requests", "2", "--steps", "2", "--rounds", "1", "--threads", "1"]

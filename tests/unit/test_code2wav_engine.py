@@ -181,6 +181,14 @@ def test_codes_that_are_not_frames_are_refused(engine, change, message):
         engine.check(change(random_codes(engine, 5, 7)), "codes")
 
 
+def test_what_was_checked_is_the_engines_own(engine):
+    """A talker's memory may be written to anew while a step that was cancelled still runs."""
+    codes = torch.zeros(2, engine.spec.num_code_groups, dtype=torch.int64)
+    checked = engine.check(codes, "codes")
+    codes.fill_(10**6)
+    assert not checked.any()
+
+
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
 def test_any_integer_dtype_is_taken(engine, dtype):
     codes = random_codes(engine, 5, 8)

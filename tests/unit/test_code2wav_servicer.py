@@ -17,6 +17,7 @@ from services.code2wav.stream import Event, Finished, Samples
 from services.common import channels
 from services.common.admission import Admission
 from services.common.errors import InvalidInput, QueueFull, RequestCancelled, Unavailable
+from services.common.rows import Rows
 from services.common.status import from_rpc_error
 from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.tensors import to_message, to_torch
@@ -101,8 +102,8 @@ async def collect(call: grpc.aio.UnaryStreamCall) -> tuple[torch.Tensor, code2wa
     return torch.cat(pieces[1:] or pieces), summary
 
 
-def rows(first: int, codes: torch.Tensor) -> stream_pb2.Rows:
-    return stream_pb2.Rows(name="codes", first_position=first, tensor=to_message(codes))
+def rows(first: int, codes: torch.Tensor) -> Rows:
+    return Rows("codes", first, codes)
 
 
 async def error_of(call: grpc.aio.UnaryStreamCall) -> Exception:

@@ -11,9 +11,9 @@ from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common import channels
 from services.common.admission import Admission
 from services.common.errors import QueueFull, Unavailable
+from services.common.rows import Rows
 from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.subscribe import CREDITS, subscribe
-from services.common.tensors import to_message
 
 
 def value(name: str, **labels: str) -> float:
@@ -48,17 +48,17 @@ async def test_a_stream_counts_bytes_chunks_and_credits():
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     edge = {"stage": "b-stage", "consumer": "other", "transport": "inline"}
-    tensor = to_message(torch.zeros(4, 8))
+    tensor = torch.zeros(4, 8)
     source = stream_pb2.StreamSource(address=f"127.0.0.1:{port}", stream_id="s")
     try:
         with hub.open("s", ["known"]) as output:
             output.start(prompt_positions=0)
-            output.put([stream_pb2.Rows(name="known", tensor=tensor)])
+            output.put([Rows("known", 0, tensor)])
             await asyncio.sleep(0.2)  # it waits for its consumer
             async with subscribe(source, "r", []) as messages:
                 assert isinstance(await anext(messages), stream_pb2.StreamHeader)
                 assert len((await anext(messages)).rows) == 1
-                output.put([stream_pb2.Rows(name="known", first_position=4, tensor=tensor)])
+                output.put([Rows("known", 4, tensor)])
                 await anext(messages)
                 await asyncio.sleep(0.1)
                 assert value("stream_credits_outstanding", stage="b-stage") == CREDITS - 2

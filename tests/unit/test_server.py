@@ -14,6 +14,7 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from shm_support import arena_directory
 from stack import free_port
 
 from quartet.v1 import (
@@ -24,6 +25,7 @@ from quartet.v1 import (
     stream_pb2,
     stream_pb2_grpc,
 )
+from services.common.rows import Rows
 from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.tensors import to_message
 
@@ -31,14 +33,14 @@ SERVICE = "quartet.v1.Code2WavService"
 START_TIMEOUT_S = 60
 
 
-def command(checkpoint: Path, port: int) -> list[str]:
-    return [sys.executable, "-m", "services.code2wav", "--model", str(checkpoint), "--port", str(port)]
+def command(checkpoint: Path, port: int, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "services.code2wav", "--model", str(checkpoint), "--port", str(port), *flags]
 
 
 @contextlib.asynccontextmanager
-async def code2wav(checkpoint: Path) -> AsyncIterator[tuple[subprocess.Popen, grpc.aio.Channel, str]]:
+async def code2wav(checkpoint: Path, *flags: str) -> AsyncIterator[tuple[subprocess.Popen, grpc.aio.Channel, str]]:
     port = free_port()
-    process = subprocess.Popen(command(checkpoint, port), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(checkpoint, port, *flags), stderr=subprocess.PIPE, text=True)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -78,7 +80,7 @@ async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(tiny_checkp
             decoding = aiter(stub.Decode(code2wav_pb2.DecodeRequest(request_id="r", source=source)))
             await stream.subscription(10)
             stream.start(0)
-            stream.put([stream_pb2.Rows(name="codes", first_position=0, tensor=to_message(frame))])
+            stream.put([Rows("codes", 0, frame)])
             first = await anext(decoding)
             assert first.audio.frames == 1
             load = await server_info_pb2_grpc.ServerInfoServiceStub(channel).GetLoad(server_info_pb2.GetLoadRequest())
@@ -96,11 +98,32 @@ async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(tiny_checkp
             assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
             assert "draining" in refused.value.details()
 
-            stream.put([stream_pb2.Rows(name="codes", first_position=1, tensor=to_message(frame))])
+            stream.put([Rows("codes", 1, frame)])
             stream.finish(2)
             messages = [message async for message in decoding]
         assert messages[-1].summary.frames == 2
         assert await asyncio.to_thread(process.wait, 20) == 0
+
+
+async def test_an_arena_goes_with_its_process_or_with_the_next_one(tiny_checkpoint: Path):
+    with arena_directory() as directory:
+        flags = [f"--shared-memory-dir={directory}", "--shared-memory-mib=8"]
+        async with code2wav(tiny_checkpoint, *flags) as (process, _, _):
+            (killed,) = directory.iterdir()
+            process.kill()
+            process.wait()
+        assert killed.exists()
+        async with code2wav(tiny_checkpoint, *flags) as (process, _, _):
+            (arena,) = directory.iterdir()  # the other one was removed
+            assert arena.stat().st_size == 8 * 2**20
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 20) == 0
+        loading = subprocess.Popen(command(tiny_checkpoint, free_port(), *flags), stderr=subprocess.DEVNULL)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while not list(directory.iterdir()):
+                await asyncio.sleep(0.005)
+        loading.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(loading.wait, 20) == 0
 
 
 async def test_reflection_lists_the_services(tiny_checkpoint: Path):

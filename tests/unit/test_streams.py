@@ -11,6 +11,7 @@ import torch
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common import channels
 from services.common.errors import AlreadyExists, InvalidInput, QueueFull, RequestCancelled, Unavailable
+from services.common.rows import Rows
 from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.subscribe import CREDITS, subscribe
 from services.common.tensors import to_message, to_torch
@@ -29,10 +30,6 @@ async def serving() -> AsyncIterator[tuple[StreamHub, str, grpc.aio.Server]]:
         await channels.close_all()
 
 
-def rows(name: str, first: int, tensor: torch.Tensor) -> stream_pb2.Rows:
-    return stream_pb2.Rows(name=name, first_position=first, tensor=to_message(tensor))
-
-
 def source(address: str, stream_id: str = "s") -> stream_pb2.StreamSource:
     return stream_pb2.StreamSource(address=address, stream_id=stream_id)
 
@@ -47,7 +44,7 @@ async def collect(messages: AsyncIterator) -> tuple[int, dict[str, dict[int, lis
             end = message.end_position
         else:
             for part in message.rows:
-                for i, row in enumerate(to_torch(part.tensor)):
+                for i, row in enumerate(part.tensor):
                     assert part.first_position + i not in by_name.setdefault(part.name, {})
                     by_name[part.name][part.first_position + i] = row.tolist()
     return prompt, by_name, end
@@ -65,10 +62,10 @@ async def test_rows_arrive_whole_in_pieces_and_only_those_asked_for():
         with hub.open("s", ["token_ids", "hidden_states.0", "hidden_states.4"]) as stream:
             assert [w.name for w in await stream.subscription(5)] == ["hidden_states.0", "token_ids"]
             stream.start(500)
-            stream.put([rows("hidden_states.0", 0, states), rows("hidden_states.4", 0, states)])
-            stream.put([rows("token_ids", 0, ids[:500])])
+            stream.put([Rows("hidden_states.0", 0, states), Rows("hidden_states.4", 0, states)])
+            stream.put([Rows("token_ids", 0, ids[:500])])
             for i in range(500, 503):
-                stream.put([rows("token_ids", i, ids[i : i + 1])])
+                stream.put([Rows("token_ids", i, ids[i : i + 1])])
             stream.finish(503)
         prompt, by_name, end = await asyncio.wait_for(reading, 10)
         assert (prompt, end) == (500, 503)
@@ -88,7 +85,7 @@ async def test_a_consumer_that_stops_reading_gets_no_more_than_its_credit():
         with hub.open("s", ["codes"]) as stream:
             await stream.subscription(5)
             stream.start(0)
-            stream.put([rows("codes", 0, torch.zeros(100, 256, dtype=torch.int32))])
+            stream.put([Rows("codes", 0, torch.zeros(100, 256, dtype=torch.int32))])
             stream.finish(100)
         received = [await call.read() for _ in range(4)]
         assert [m.WhichOneof("message") for m in received] == ["header", "chunk", "chunk", "chunk"]
@@ -107,9 +104,9 @@ async def test_rows_that_were_not_asked_for_need_no_credit():
         with hub.open("s", ["token_ids", "hidden_states.0"]) as stream:
             await stream.subscription(5)
             stream.start(2)
-            stream.put([rows("hidden_states.0", 0, torch.zeros(2, 8))])
+            stream.put([Rows("hidden_states.0", 0, torch.zeros(2, 8))])
             received = [(await asyncio.wait_for(call.read(), 5)).WhichOneof("message") for _ in range(2)]
-            stream.put([rows("token_ids", 0, torch.zeros(2, dtype=torch.int32))])
+            stream.put([Rows("token_ids", 0, torch.zeros(2, dtype=torch.int32))])
             stream.finish(2)
         assert received == ["header", "chunk"]
         assert (await asyncio.wait_for(call.read(), 5)).HasField("end")
@@ -124,7 +121,7 @@ async def test_a_grant_of_nothing_ends_even_a_finished_stream():
         with hub.open("s", ["codes"]) as stream:
             await stream.subscription(5)
             stream.start(0)
-            stream.put([rows("codes", 0, torch.zeros(2, 256, dtype=torch.int32))])
+            stream.put([Rows("codes", 0, torch.zeros(2, 256, dtype=torch.int32))])
             stream.finish(2)
         await call.write(stream_pb2.SubscribeRequest(credit=stream_pb2.Credit(chunks=0)))
         async with asyncio.timeout(5):
@@ -152,7 +149,7 @@ async def test_more_chunks_than_the_first_credit_flow_while_they_are_read():
     async with serving() as (hub, address, _), subscribe(source(address), "r", []) as messages:
         with hub.open("s", ["codes"]) as stream:
             stream.start(0)
-            stream.put([rows("codes", 0, torch.zeros(count, 16 * 1024, dtype=torch.int32))])  # a row a chunk
+            stream.put([Rows("codes", 0, torch.zeros(count, 16 * 1024, dtype=torch.int32))])  # a row a chunk
             stream.finish(count)
         assert len((await asyncio.wait_for(collect(messages), 20))[1]["codes"]) == count
 
@@ -163,7 +160,7 @@ async def test_a_producer_that_asks_for_room_waits_for_a_slow_consumer_and_for_n
         with hub.open("s", ["codes"]) as stream:
             stream.start(0)
             for i in range(CREDITS + 8):
-                stream.put([rows("codes", i, frame)])
+                stream.put([Rows("codes", i, frame)])
             await asyncio.wait_for(stream.room(4), 1)  # nobody has come yet
             async with subscribe(source(address), "r", []) as messages:
                 assert isinstance(await anext(messages), stream_pb2.StreamHeader)
@@ -174,7 +171,7 @@ async def test_a_producer_that_asks_for_room_waits_for_a_slow_consumer_and_for_n
                 for _ in range(CREDITS):
                     await anext(messages)
                 await asyncio.wait_for(waiting, 5)
-                stream.put([rows("codes", CREDITS + 8 + i, frame) for i in range(2 * CREDITS)])
+                stream.put([Rows("codes", CREDITS + 8 + i, frame) for i in range(2 * CREDITS)])
                 waiting = asyncio.create_task(stream.room(1))
                 await asyncio.sleep(0.1)
                 assert not waiting.done()
@@ -188,11 +185,11 @@ async def test_rows_are_gathered_after_the_first_positions_and_the_end_is_not_he
             stream.start(0)
             assert isinstance(await asyncio.wait_for(anext(messages), 5), stream_pb2.StreamHeader)
             for i in range(4):  # each leaves at once, the fourth is the first after which there is a wait
-                stream.put([rows("codes", i, frame)])
+                stream.put([Rows("codes", i, frame)])
                 chunk = await asyncio.wait_for(anext(messages), 0.5)
                 assert [row.first_position for row in chunk.rows] == [i]
             for i in range(4, 9):
-                stream.put([rows("codes", i, frame)])
+                stream.put([Rows("codes", i, frame)])
                 await asyncio.sleep(0.01)
             stream.finish(9)
             chunk = await asyncio.wait_for(anext(messages), 0.5)

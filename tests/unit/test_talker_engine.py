@@ -83,7 +83,7 @@ class Setup:
         states = answer.hidden_states[self.spec.accept_hidden_layer][: len(ids)][is_media(ids, self.spec)]
         rules = resolve(self.spec.defaults, **{"temperature": 0, "max_frames": MAX_FRAMES, **sampling})
         return SpeechRequest(
-            prompt=ThinkerPrompt(ids, states, answer.rope_positions),
+            prompt=ThinkerPrompt(ids, (states,), answer.rope_positions),
             text=tuple(answer.token_ids[:first_tokens]),
             speaker=next(iter(self.spec.speakers)),
             sampling=rules,
@@ -273,7 +273,7 @@ async def test_captured_steps_say_what_eager_steps_say(tiny_checkpoint: Path) ->
         torch.tensor(
             [model.spec.im_start_id, model.spec.user_id, 20, 21, model.spec.im_start_id, model.spec.assistant_id, 22]
         ),
-        torch.zeros(0, model.spec.thinker_hidden),
+        (),
         None,
     )
     said = []

@@ -34,7 +34,7 @@ def test_rope_positions_equal_the_references(reference: Reference, tiny_checkpoi
     spec, with_sound = read_spec(tiny_checkpoint), name in WITH_SOUND
     inputs = reference.inputs((CONVERSATIONS | WITH_SOUND)[name], with_sound)
     ids = inputs["input_ids"][0]
-    prompt = ThinkerPrompt(ids, torch.zeros(0), reference.rope_positions(inputs, with_sound))
+    prompt = ThinkerPrompt(ids, (), reference.rope_positions(inputs, with_sound))
     positions = rope_positions(prompt, spec)
 
     kept = ids[user_positions(ids, spec)]
@@ -57,7 +57,7 @@ def test_rope_positions_equal_the_references(reference: Reference, tiny_checkpoi
 def test_a_prompt_with_an_image_needs_rope_positions(reference: Reference, tiny_checkpoint: Path) -> None:
     ids = reference.inputs(CONVERSATIONS["image"], False)["input_ids"][0]
     with pytest.raises(InvalidInput, match="rope_positions"):
-        rope_positions(ThinkerPrompt(ids, torch.zeros(0), None), read_spec(tiny_checkpoint))
+        rope_positions(ThinkerPrompt(ids, (), None), read_spec(tiny_checkpoint))
 
 
 def test_a_prompt_without_an_assistant_turn_is_refused(tiny_checkpoint: Path) -> None:

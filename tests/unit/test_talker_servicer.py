@@ -1,7 +1,9 @@
 """`quartet.v1.TalkerService` over a real gRPC server, input inline or pulled from another one's stream."""
 
 import asyncio
+import contextlib
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +12,16 @@ import numpy as np
 import pytest
 import torch
 from reference import Reference, ReferenceAnswer
+from shm_support import arena_directory, reading
 from test_talker_engine import CONVERSATIONS
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc, talker_pb2, talker_pb2_grpc
 from services.common.admission import Admission
 from services.common.errors import InternalError, InvalidInput, QueueFull, StageError
+from services.common.output_stream import OutputStream
+from services.common.rows import Chunk, Rows
+from services.common.shm.lender import Lender
+from services.common.shm.ranges import aligned
 from services.common.status import from_rpc_error
 from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.subscribe import subscribe
@@ -83,6 +90,10 @@ def _rows(name: str, first_position: int, tensor: torch.Tensor) -> stream_pb2.Ro
     return stream_pb2.Rows(name=name, first_position=first_position, tensor=to_message(tensor))
 
 
+def _put(stream: OutputStream, *rows: stream_pb2.Rows) -> None:
+    stream.put([Rows(row.name, row.first_position, to_torch(row.tensor)) for row in rows])
+
+
 @pytest.fixture(scope="module")
 async def service(tiny_checkpoint: Path):
     model = load_model(str(tiny_checkpoint), torch.device("cpu"), torch.float32)
@@ -118,17 +129,17 @@ async def test_a_streamed_answer_comes_back_on_the_output_stream(service: Servic
     with service.hub.open("thought", ["token_ids", "rope_positions", others[-1].name]) as thinker:
         speaking = asyncio.create_task(service.speak(service.sourced("thought", output_stream_id="speech")))
         thinker.start(prompt_positions)
-        thinker.put([_rows("token_ids", 0, ids[:prompt_positions]), *others])
+        _put(thinker, _rows("token_ids", 0, ids[:prompt_positions]), *others)
         for i in range(prompt_positions, len(ids)):
             await asyncio.sleep(0.01)
-            thinker.put([_rows("token_ids", i, ids[i : i + 1])])
+            _put(thinker, _rows("token_ids", i, ids[i : i + 1]))
         source = stream_pb2.StreamSource(address=service.address, stream_id="speech")
         frames, end = [], None
         async with asyncio.timeout(60), subscribe(source, "speech", []) as messages:
             thinker.finish(len(ids))
             async for message in messages:
-                if isinstance(message, stream_pb2.StreamChunk):
-                    frames += [to_torch(rows.tensor).numpy() for rows in message.rows]
+                if isinstance(message, Chunk):
+                    frames += [rows.tensor.numpy() for rows in message.rows]
                 elif isinstance(message, stream_pb2.StreamEnd):
                     end = message.end_position
         in_response, summary = await speaking
@@ -136,6 +147,33 @@ async def test_a_streamed_answer_comes_back_on_the_output_stream(service: Servic
     assert end == summary.frames == len(service.answer.codes)
     assert not len(in_response)
     assert summary.waited_for_text_ms > 0
+
+
+async def test_states_are_read_in_place_and_given_back_once_the_prompt_is_embedded(service: Service) -> None:
+    prompt_positions = len(service.answer.prompt_ids)
+    token_ids, *others = service.rows()
+    ids = to_torch(token_ids.tensor)
+    with arena_directory() as directory, contextlib.ExitStack() as stack:
+        lender = service.hub.lender = Lender(directory, 2**20, 1)
+        stack.callback(lender.arena.close)
+        stack.callback(setattr, service.hub, "lender", None)
+        stack.enter_context(reading(directory, "inline", "shared_memory"))
+        thinker = stack.enter_context(service.hub.open("lent", ["token_ids", "rope_positions", others[-1].name]))
+        speaking = asyncio.create_task(service.speak(service.sourced("lent")))
+        thinker.start(prompt_positions)
+        _put(thinker, _rows("token_ids", 0, ids[:prompt_positions]), *others)
+        states_bytes = sum(aligned(len(row.tensor.inline)) for row in others[1:])
+        assert states_bytes
+        # Nothing can be spoken yet: the talker holds on to the states, and to nothing else.
+        await _until(lambda: not thinker.pending_positions and lender.arena.used_bytes == states_bytes)
+        _put(thinker, _rows("token_ids", prompt_positions, ids[prompt_positions : prompt_positions + 1]))
+        await _until(lambda: not lender.arena.used_bytes)
+        assert not speaking.done()  # it waits for more text
+        _put(thinker, _rows("token_ids", prompt_positions + 1, ids[prompt_positions + 1 :]))
+        thinker.finish(len(ids))
+        codes, _ = await speaking
+        np.testing.assert_array_equal(codes, service.answer.codes)
+        await _until(lambda: not lender.arena.used_bytes)
 
 
 async def test_an_empty_answer_has_no_frames(service: Service) -> None:
@@ -205,7 +243,7 @@ async def test_a_failed_thinker_ends_the_call_and_its_output_with_that_error(ser
         speaking = asyncio.create_task(service.speak(request))
         thinker.start(len(service.answer.prompt_ids))
         ids = to_torch(service.rows()[0].tensor)
-        thinker.put([_rows("token_ids", 0, ids[: len(service.answer.prompt_ids) + 1]), *service.rows()[1:]])
+        _put(thinker, _rows("token_ids", 0, ids[: len(service.answer.prompt_ids) + 1]), *service.rows()[1:])
         await asyncio.sleep(0.2)
         thinker.fail(InternalError("the thinker broke"))
         with pytest.raises(StageError, match="the thinker broke"):
@@ -229,8 +267,12 @@ async def test_cancelled_calls_free_their_slots_and_excess_is_refused(service: S
 
 
 async def _all_free(service: Service) -> None:
-    async with asyncio.timeout(5):
-        while service.engine.free_slots < 2:
+    await _until(lambda: service.engine.free_slots == 2)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -20,8 +20,8 @@ import pytest
 from media import png, wav
 
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
-from services.common import tensors
 from services.common.errors import InvalidInput, StageError, Unavailable
+from services.common.rows import Chunk
 from services.common.status import from_rpc_error
 from services.common.subscribe import subscribe
 
@@ -153,12 +153,12 @@ async def test_the_output_stream_has_rows_for_the_tokens_that_are_spoken(client:
             async for message in messages:
                 if isinstance(message, stream_pb2.StreamEnd):
                     end = message.end_position
-                if isinstance(message, stream_pb2.StreamChunk):
+                if isinstance(message, Chunk):
                     for part in message.rows:
-                        count = part.tensor.shape[0]
+                        count = len(part.tensor)
                         rows.setdefault(part.name, []).extend(range(part.first_position, part.first_position + count))
                         if part.name == "token_ids":
-                            token_ids.extend(tensors.to_torch(part.tensor).tolist())
+                            token_ids.extend(part.tensor.tolist())
 
     answer, _ = await asyncio.gather(client.generate(start), pull())
     prompt_tokens, stopped = answer.prompt.prompt_tokens, answer.summary.finish_reason == 1

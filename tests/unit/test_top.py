@@ -23,6 +23,8 @@ class Page:
         self._registry = CollectorRegistry()
         self.requests = Counter("quartet_requests_total", "", ["stage", "outcome"], registry=self._registry)
         self.running = Gauge("quartet_requests_running", "", ["stage"], registry=self._registry)
+        labels = ["stage", "consumer", "rows", "transport"]
+        self.sent = Counter("quartet_stream_bytes_total", "", labels, registry=self._registry)
         bounds = (0.01, 0.1, 1.0)
         self.step = Histogram("quartet_step_seconds", "", ["stage", "call"], buckets=bounds, registry=self._registry)
         Gauge("python_info", "", registry=self._registry)
@@ -65,6 +67,16 @@ def test_an_idle_or_restarted_process_is_looked_at_since_its_start():
     assert restarted.rate("quartet_requests_total") == 2
     assert restarted.mean("quartet_step_seconds") is None
     assert Window(Scrape(), Scrape()).quantile(0.5, "quartet_step_seconds") is None
+
+
+def test_edges_say_what_they_go_by():
+    page, watch = Page(), Watch(System("http://a", {"thinker": "http://a/metrics"}))
+    sent = page.sent.labels("thinker", "talker", "hidden_states.18", "shared_memory")
+    page.sent.labels("thinker", "talker", "token_ids", "inline").inc(1)
+    first = page.scrape(10)
+    sent.inc(3 * 2**20)
+    watch._scrapes["thinker"].extend([first, page.scrape(12)])
+    assert "thinker to talker: inline 0.00 MiB/s, shared_memory 1.50 MiB/s" in text(watch)
 
 
 @pytest.mark.parametrize("state", [None, "{", "[]", '{"url": "x"}'])

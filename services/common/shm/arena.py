@@ -1,0 +1,120 @@
+"""A producer's arena: one file of fixed size, mapped by this process and by its consumers."""
+
+import asyncio
+import fcntl
+import mmap
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from services.common.shm.names import new_name
+from services.common.shm.ranges import FreeRanges
+from services.common.tensors import as_bytes
+
+# Copied on the event loop, in about the time that waking a thread takes.
+LOOP_COPY_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of an arena."""
+
+    offset_bytes: int
+    size_bytes: int
+
+
+class Arena:
+    """Memory of `size_bytes` in a new file in `directory`. Blocks may be taken and freed in any thread.
+
+    All of it is allocated at once: a sparse file would kill the process with SIGBUS when the file system is full. The
+    file is locked before it has a name, so that no sweep ever takes it for a dead process's.
+
+    Attributes:
+        name: of the file in `directory`.
+        size_bytes: size of the file.
+
+    Raises:
+        OSError: the file system lacks the room, or cannot make files without a name (O_TMPFILE).
+    """
+
+    def __init__(self, directory: Path, size_bytes: int) -> None:
+        self.name = new_name()
+        self.size_bytes = size_bytes
+        self._path = directory / self.name
+        self._file = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(self._file, 0, size_bytes)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its pages are mapped now, so that no copy waits for page faults.
+            self._map = mmap.mmap(self._file, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            _give_name(self._file, self._path)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._lock = threading.Lock()
+        self._ranges = FreeRanges(size_bytes)
+        self._open = True
+        self._writer = ThreadPoolExecutor(1, "arena-writer")  # one: copies are bound by memory, not by a core
+
+    @property
+    def used_bytes(self) -> int:
+        """What blocks take."""
+        with self._lock:
+            return self.size_bytes - self._ranges.free_bytes
+
+    def take(self, size_bytes: int) -> Block | None:
+        """A block of `size_bytes` (>= 1) bytes; None when there is no room. Never waits."""
+        with self._lock:
+            offset = self._ranges.take(size_bytes) if self._open else None
+        return None if offset is None else Block(offset, size_bytes)
+
+    def free(self, block: Block) -> None:
+        """Gives a block back, once."""
+        with self._lock:
+            self._ranges.give(block.offset_bytes, block.size_bytes)
+
+    async def fill(self, block: Block, tensor: torch.Tensor) -> None:
+        """Copies `tensor`, of the block's size and on the CPU, into `block`; a large one in a thread.
+
+        Cancelled, or failing, it frees the block itself, when nothing writes to it any more.
+        """
+        if block.size_bytes <= LOOP_COPY_BYTES:
+            self._write(block, tensor)
+            return
+        writing = self._writer.submit(self._write, block, tensor)
+        try:
+            await asyncio.shield(asyncio.wrap_future(writing))
+        except BaseException:
+            writing.add_done_callback(lambda _: self.free(block))
+            raise
+
+    def _write(self, block: Block, tensor: torch.Tensor) -> None:
+        np.copyto(self._bytes[block.offset_bytes : block.offset_bytes + block.size_bytes], as_bytes(tensor))
+
+    def close(self) -> None:
+        """Removes the file. Consumers that have mapped it read on; no block is given out any more."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+        self._path.unlink(missing_ok=True)
+        self._writer.shutdown()
+        del self._bytes
+        self._map.close()
+        os.close(self._file)
+
+
+def _give_name(file: int, path: Path) -> None:
+    """Links a file that has no name yet."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        # With a dir_fd Python calls linkat, which follows the link in /proc to the open file; link would not.
+        os.link(f"/proc/self/fd/{file}", path.name, dst_dir_fd=directory, follow_symlinks=True)
+    finally:
+        os.close(directory)
