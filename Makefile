@@ -1,9 +1,9 @@
 # `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. PIP_FLAGS: more flags for pip, e.g.
 # an extra index with CPU builds of torch. THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT: flags of
-# the benchmarks; by default vLLM compiles the thinker, which takes a minute and halves its time a step on a CPU.
+# the benchmarks; by default thinker and talker are compiled, which takes minutes and halves their time a step on a CPU.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
 PIP_FLAGS ?=
-BENCH ?= --flag thinker.enforce_eager=false
+BENCH ?= --flag thinker.enforce_eager=false --flag talker.enforce_eager=false
 BENCH_DIT ?=
 THINKER ?= thinker-cpu
 BIN := .venv/bin

@@ -42,7 +42,6 @@ class CompiledPredictor:
         with patched, inductor_config.patch(compile_threads=1):
             for width in self.WIDTHS:
                 self._run(rows, codes, rows.clone(), rules.first(_COMPILED_ROWS, width), noise, compiles=True)
-        torch.compiler.set_stance("eager_on_recompile")
 
     def width(self, asked: int) -> int | None:
         """The least of `WIDTHS` for rows that keep `asked` codes; None: they must run without this."""
@@ -57,12 +56,13 @@ class CompiledPredictor:
         noise: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `CodePredictor.forward`, with one of `WIDTHS` and `noise` (groups, rows)."""
-        if len(first) > 1:
-            return self._run(hidden, first, first_row, rules, noise)
-        twice = DrawRules(rules.width, *(rule.repeat(2, 1) for rule in rules[1:]))
-        noise = None if noise is None else noise.repeat(1, 2)
-        codes, row = self._run(hidden.repeat(2, 1), first.repeat(2), first_row.repeat(2, 1), twice, noise)
-        return codes[:1], row[:1]
+        with torch.compiler.set_stance("eager_on_recompile"):
+            if len(first) > 1:
+                return self._run(hidden, first, first_row, rules, noise)
+            twice = DrawRules(rules.width, *(rule.repeat(2, 1) for rule in rules[1:]))
+            noise = None if noise is None else noise.repeat(1, 2)
+            codes, row = self._run(hidden.repeat(2, 1), first.repeat(2), first_row.repeat(2, 1), twice, noise)
+            return codes[:1], row[:1]
 
     def _run(
         self,

@@ -13,9 +13,11 @@ from PIL import Image
 from reference import Reference, ReferenceAnswer
 
 from services.common.errors import InvalidInput, StageError
+from services.talker.compiled import CompiledPredictor
 from services.talker.engine import TalkerEngine
-from services.talker.loading import load_model
+from services.talker.loading import empty_model, load_model
 from services.talker.model import TalkerModel
+from services.talker.predictor import CodePredictor
 from services.talker.prompt import ThinkerPrompt, is_media
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
@@ -264,6 +266,61 @@ async def test_requests_move_down_when_the_slots_below_are_free(setup: Setup) ->
     assert last.state.slot == 0
     assert engine.free_slots == 8
     engine.close()
+
+
+@torch.inference_mode()
+def _with_few_groups(whole: TalkerModel) -> TalkerModel:
+    """A random talker of fewer code groups: a small program to compile."""
+    model = empty_model(replace(whole.spec, num_code_groups=4), whole.device, whole.dtype)
+    generator = torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    model.text_table = torch.randn(whole.text_table.shape, generator=generator)
+    model.precompute()
+    return model
+
+
+async def test_a_compiled_predictor_says_what_an_eager_one_says(tiny_checkpoint: Path) -> None:
+    model = _with_few_groups(load_model(str(tiny_checkpoint), torch.device("cpu"), torch.float32))
+    spec, slots = model.spec, 5
+    ids = [spec.im_start_id, spec.user_id, 20, 21, spec.im_start_id, spec.assistant_id, 22]
+    states = torch.zeros(0, spec.thinker_hidden)
+    requests = [
+        SpeechRequest(
+            ThinkerPrompt(torch.tensor(ids), (states,), None),
+            tuple(range(30, 40 + i)),
+            next(iter(spec.speakers)),
+            # greedy, random, and the last keeps more codes than any compiled width
+            resolve(
+                spec.defaults,
+                seed=i,
+                max_frames=8 + i,
+                temperature=0.9 * (i % 2),
+                predictor_temperature=0.9 * (i % 2 or i == slots - 1),
+                predictor_top_k=99 if i == slots - 1 else 50,
+            ),
+        )
+        for i in range(slots)
+    ]
+    said = []
+    for compiled in (False, True):
+        engine = TalkerEngine(TalkerRunner(model, slots, POSITIONS, compiled=compiled))
+        programs = _programs()
+        together = await asyncio.gather(*[_say(engine, request) for request in requests])
+        alone = [await _say(engine, request) for request in requests]
+        said += [together, alone]
+        assert _programs() == programs  # nothing is compiled while requests wait
+        engine.close()
+    assert programs == len(CompiledPredictor.WIDTHS)
+    assert all(len(codes) for codes in said[0])
+    for others in said[1:]:
+        for expected, codes in zip(said[0], others, strict=True):
+            np.testing.assert_array_equal(codes, expected)
+
+
+def _programs() -> int:
+    """Programs that torch has compiled of the code predictor."""
+    return len(torch._dynamo.eval_frame._debug_get_cache_entry_list(CodePredictor.forward.__code__))
 
 
 @pytest.mark.gpu
