@@ -1,10 +1,12 @@
 # `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. PIP_FLAGS: more flags for pip, e.g.
 # an extra index with CPU builds of torch. THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT: flags of
 # the benchmarks; by default thinker and talker are compiled, which takes minutes and halves their time a step on a CPU.
+# TEST_COMPOSE: flags of scripts/test_compose.py.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
 PIP_FLAGS ?=
 BENCH ?= --flag thinker.enforce_eager=false --flag talker.enforce_eager=false
 BENCH_DIT ?=
+TEST_COMPOSE ?=
 THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
@@ -52,7 +54,7 @@ bench-dit: $(READY)  ## pictures, videos and sound beside plain diffusers, in on
 	$(BIN)/python benchmarks/dit.py $(BENCH_DIT)
 
 test-compose: $(READY)  ## what a user of docker compose does, on this machine: builds images, needs docker and compose
-	$(BIN)/python scripts/test_compose.py
+	$(BIN)/python scripts/test_compose.py $(TEST_COMPOSE)
 
 clean:
 	rm -rf .venv quartet build *.egg-info

@@ -1,39 +1,53 @@
 """What a user does with docker compose, done and checked: `make test-compose`, or `python scripts/test_compose.py`.
 
 Builds the images, starts the cpu profile, talks to it, looks at its containers, scales, kills and replaces stages
-under load, takes it all down. Needs docker with compose 2.20 or newer. --no-replicas leaves out what needs several
-replicas of a stage; --keep leaves the system running at the end, or where it failed.
+under load, drains all, turns keys and TLS on, adds the dit and Prometheus, takes it all down. Needs docker with compose
+2.20 or newer. Where there is no image of Prometheus, PROMETHEUS_IMAGE names another, or --no-prometheus leaves it out;
+--no-replicas leaves out what needs several replicas of a stage, --no-dit the dit with its image. --keep leaves the
+system running at the end, or where it failed.
 """
 
 import argparse
 import json
 import os
-import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import openai
-from compose_system import STAGES, Load, System, docker, speak
+from compose_alone import alone
+from compose_load import QUESTIONS, Load, speak
+from compose_profiles import dit, prometheus
+from compose_security import keys_and_tls, refuses_to_be_public
+from compose_system import STAGES, System, docker, free_port
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 GATEWAY_BYTES = 300e6
 TYPED_WITHIN_S = 1.0
 RESTART_S = 180
+# Whose speech, greedily sampled from the small model, is long; and how many tokens and frames it may have.
+LONG_QUESTION, LONG, LONG_S = QUESTIONS[4], 2000, 60
+SPANS = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 SECRETS = ("HF_TOKEN", "API_KEY", "PASSWORD")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--no-replicas", action="store_true", help="leave out what needs several replicas of a stage")
+    parser.add_argument("--no-dit", action="store_true", help="leave out the dit, and making its image")
+    parser.add_argument("--no-prometheus", action="store_true", help="leave out Prometheus")
     parser.add_argument("--keep", action="store_true", help="leave the system running")
     flags = parser.parse_args()
+    left_out = {step for option, steps in OPTIONAL.items() if getattr(flags, option) for step in steps}
     system = System(f"quartet-test-{os.getpid()}", free_port())
     try:
         for name, step in STEPS.items():
-            if flags.no_replicas and step in NEED_REPLICAS:
+            if step in left_out:
                 print(f"--- {name}: left out", flush=True)
                 continue
             begin = time.monotonic()
@@ -61,6 +75,7 @@ def build(system: System) -> Iterator[str]:
             assert image["Size"] < GATEWAY_BYTES, "the gateway's image is to be under 300 MB"
         named = [entry for entry in image["Config"]["Env"] if any(secret in entry for secret in SECRETS)]
         assert not named, f"{service}: secrets in the image's environment: {named}"
+        docker("run", "--rm", "--network", "none", system.image(service), "python", "-c", f"import {SPANS}")
     find = "import importlib.util as u; print([n for n in ('torch', 'vllm', 'transformers') if u.find_spec(n)])"
     found = docker("run", "--rm", "--network", "none", system.image("gateway"), "python", "-c", find)
     assert found == "[]", f"the gateway's image has {found}"
@@ -73,10 +88,12 @@ def start(system: System) -> Iterator[str]:
 
 
 def chat(system: System) -> Iterator[str]:
-    text, pcm = speak(system.client(), "Say something kind.")
-    assert text
-    assert len(pcm) > 1920, f"{len(pcm)} bytes of speech"
-    yield f"{len(text)} characters, {len(pcm) / 2 / 24000:.2f} s of speech"
+    """What the questions are answered alone is what they must be answered under load."""
+    for question in QUESTIONS:
+        answer = speak(system.client(), question)
+        speak(system.client(), question).check(answer)
+        system.expected[question] = answer
+        yield f"{question} {len(answer.text)} characters, {answer.audio_s:.2f} s of speech"
 
 
 def containers(system: System) -> Iterator[str]:
@@ -100,54 +117,76 @@ def containers(system: System) -> Iterator[str]:
 
 
 def reflection(system: System) -> Iterator[str]:
-    for stage, (port, service) in STAGES.items():
+    for stage in STAGES:
         (container,) = system.containers(stage)
-        with grpc.insecure_channel(f"{system.address(container)}:{port}") as channel:
-            database = ProtoReflectionDescriptorDatabase(channel)
-            services = sorted(database.get_services())
-            assert service in services, f"{stage}: {services}"
-            for each in services:
-                assert database.FindFileContainingSymbol(each).service, each
-            check = health_pb2_grpc.HealthStub(channel).Check
-            for asked in ("", service):
-                answer = check(health_pb2.HealthCheckRequest(service=asked), timeout=5)
-                assert answer.status == health_pb2.HealthCheckResponse.SERVING, f"{stage} {asked!r}"
-        yield f"{stage}: {', '.join(services)}"
+        yield f"{stage}: {', '.join(_described(system, stage, container, health_pb2.HealthCheckResponse.SERVING))}"
+
+
+def _described(system: System, stage: str, container: dict[str, Any], readiness: int) -> list[str]:
+    """The services that reflection lists, each of which it describes; health is as it should be."""
+    port, service = STAGES[stage]
+    with grpc.insecure_channel(f"{system.address(container)}:{port}") as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        services = sorted(database.get_services())
+        assert service in services, f"{stage}: {services}"
+        for each in services:
+            assert database.FindFileContainingSymbol(each).service, each
+        check = health_pb2_grpc.HealthStub(channel).Check
+        for asked, expected in (("", health_pb2.HealthCheckResponse.SERVING), (service, readiness)):
+            answer = check(health_pb2.HealthCheckRequest(service=asked), timeout=5)
+            assert answer.status == expected, f"{stage} {asked!r}: {answer.status}"
+    return services
 
 
 def two_talkers(system: System) -> Iterator[str]:
     system.scale("talker", 2)
     time.sleep(5)  # a new replica takes traffic within 5 seconds
     before = [system.finished(each) for each in system.containers("talker")]
-    with Load(system.client) as load:
-        time.sleep(15)
+    with Load(system.client, system.expected) as load:
+        load.wait_for(32)
+    load.check()
     counts = [system.finished(each) - was for each, was in zip(system.containers("talker"), before, strict=True)]
-    assert not load.failures, load.failures[0]
     assert min(counts) > 0, f"one talker got nothing: {counts}"
     yield f"{load.answered} answers, by talker {counts}"
 
 
 def scale_and_replace(system: System) -> Iterator[str]:
-    with Load(system.client) as load:
-        time.sleep(3)
+    with Load(system.client, system.expected) as load:
+        load.wait_for(8)
         system.scale("talker", 3)
-        time.sleep(6)
+        time.sleep(5)  # a new replica takes traffic within 5 seconds
+        load.wait_for(8)
         system.scale("talker", 1)
-        time.sleep(3)
+        load.wait_for(8)
         for stage in STAGES:
             system.replace(stage)
-            time.sleep(3)
-    assert not load.failures, f"{len(load.failures)} of {load.answered + len(load.failures)} failed: {load.failures[0]}"
+            load.wait_for(8)
+    load.check()
     yield f"{load.answered} answers, none failed"
 
 
+def replace_gateway(system: System) -> Iterator[str]:
+    """A host's port is one container's: the second can start only when the first has gone, and clients try again."""
+    with Load(lambda: system.client(max_retries=20), system.expected) as load:
+        load.wait_for(8)
+        begin = time.monotonic()
+        system.compose("up", "-d", "--force-recreate", "--no-deps", "--wait", "gateway")
+        took = time.monotonic() - begin
+        load.wait_for(16)
+    load.check()
+    yield f"{load.answered} answers, none failed; replaced in {took:.0f} s"
+
+
 def crash(system: System) -> Iterator[str]:
+    question = QUESTIONS[0]
+    expected = {question: speak(system.client(), question, 200)}
     for stage in STAGES:
-        with Load(system.client, clients=4) as load:
-            while load.answered < 4:
-                assert not load.failures, load.failures[0]
-                time.sleep(0.1)
-            (container,) = system.containers(stage)
+        (container,) = system.containers(stage)
+        with Load(system.client, expected, clients=4, length=200) as load:
+            load.wait_for(4)
+            while system.running(container) < 2:
+                assert not load.failures, repr(load.failures[0][2])
+                time.sleep(0.01)
             killed = time.monotonic()
             system.kill(container)
             time.sleep(TYPED_WITHIN_S + 1)
@@ -158,32 +197,46 @@ def crash(system: System) -> Iterator[str]:
         assert in_flight, f"{stage}: no request was in flight"
         assert max(in_flight) < TYPED_WITHIN_S, f"{stage}: a request took {max(in_flight):.2f} s to fail"
         waited = system.wait_until_ready(RESTART_S)
-        speak(system.client(), "Are you back?")
+        speak(system.client(), question, 200).check(expected[question])
         yield f"{stage}: {str(load.failures[0][2])[:110]}"
         longest_ms = max(in_flight) * 1000
         yield f"{stage}: {len(in_flight)} requests failed within {longest_ms:.0f} ms; back after {waited:.0f} s"
 
 
 def drain(system: System) -> Iterator[str]:
-    (gateway,) = system.containers("gateway")
-    begin = time.monotonic()
-    docker("stop", gateway["Id"])
-    code = json.loads(docker("inspect", gateway["Id"]))[0]["State"]["ExitCode"]
-    took = time.monotonic() - begin
-    assert code == 0, f"the gateway ended with status {code}"
-    assert took < 30, f"SIGTERM did not reach it: {took:.0f} s"
-    for stage in STAGES:
-        (container,) = system.containers(stage)
-        docker("stop", container["Id"])
+    """SIGTERM to all at once, in the middle of answers: they say that they are leaving, and finish them."""
+    containers = [system.containers(service)[0] for service in ("gateway", *STAGES)]
+    expected = speak(system.client(), LONG_QUESTION, LONG)
+    assert expected.audio_s > LONG_S, f"only {expected.audio_s:.2f} s of speech: choose another LONG_QUESTION"
+    speaking = [threading.Event() for _ in range(3)]  # one may end before every stage was asked
+    with ThreadPoolExecutor(10) as threads:
+        ask = (speak, system.client(), LONG_QUESTION, LONG)
+        answers = [threads.submit(*ask, each.set) for each in speaking]
+        assert all(each.wait(30) for each in speaking), "no speech within 30 s"
+        stops = [threads.submit(docker, "stop", container["Id"]) for container in containers]
+        leaving = [threads.submit(_leaving, system, *each) for each in zip(STAGES, containers[1:], strict=True)]
+        for each in leaving:
+            yield each.result()
+        assert not all(answer.done() for answer in answers), "the answers ended too early to tell"
+        for answer in answers:
+            answer.result().check(expected)
+        for stop in stops:
+            stop.result()
+    for container in containers:
         code = json.loads(docker("inspect", container["Id"]))[0]["State"]["ExitCode"]
-        assert code == 0, f"{stage} ended with status {code}"
-    yield "every container ends with status 0 on SIGTERM"
+        assert code == 0, f"{container['Name']} ended with status {code}"
+    yield f"{len(answers)} answers of {expected.audio_s:.0f} s came to their end; every container ended with status 0"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _leaving(system: System, stage: str, container: dict[str, Any]) -> str:
+    """What the health command says when the stage has begun to drain. It still lives, and describes itself."""
+    while not (said := system.probe(container, STAGES[stage][1]))[0]:
+        pass
+    assert said[0] == 1, said
+    assert "NOT_SERVING" in said[1], said
+    _described(system, stage, container, health_pb2.HealthCheckResponse.NOT_SERVING)
+    assert system.probe(container) == (0, "")
+    return f"{stage}: {said[1]}; alive, and described by reflection"
 
 
 STEPS = {
@@ -192,12 +245,18 @@ STEPS = {
     "chat with speech": chat,
     "containers": containers,
     "reflection and health": reflection,
+    "each stage alone": alone,
     "two talkers": two_talkers,
     "scale and replace under load": scale_and_replace,
+    "gateway replaced under load": replace_gateway,
     "crash": crash,
-    "stop": drain,
+    "drain": drain,
+    "public without keys": refuses_to_be_public,
+    "keys and TLS": keys_and_tls,
+    "dit": dit,
+    "prometheus": prometheus,
 }
-NEED_REPLICAS = (two_talkers, scale_and_replace)
+OPTIONAL = {"no_replicas": (two_talkers, scale_and_replace), "no_dit": (dit,), "no_prometheus": (prometheus,)}
 
 if __name__ == "__main__":
     sys.exit(main())
