@@ -176,5 +176,5 @@ class _Talk:
             spec = self._talker.spec
             sampling = resolve(spec.defaults, temperature=0, max_frames=self._frames)
             text = tuple(self._input.take_text())
-            request = SpeechRequest(self._input.prompt(), text, next(iter(spec.speakers)), sampling)
+            request = SpeechRequest(self._input.take_prompt(), text, next(iter(spec.speakers)), sampling)
             self.speech.set_result(self._talker.submit(request))

@@ -77,15 +77,17 @@ async def _serve(side: str, model: str, addresses: dict[str, str], pipe: Connect
 
         system = await Split.start(addresses)
     pipe.send(system.sample_rate_hz)
-    with contextlib.suppress(EOFError):
-        while True:
-            command: Command = await asyncio.to_thread(pipe.recv)
+    try:
+        with contextlib.suppress(EOFError):
+            while True:
+                command: Command = await asyncio.to_thread(pipe.recv)
 
-            async def send(prompt: str, command: Command = command) -> tuple[Answer, bytes]:
-                return await system.answer(prompt, command.tokens, command.frames)
+                async def send(prompt: str, command: Command = command) -> tuple[Answer, bytes]:
+                    return await system.answer(prompt, command.tokens, command.frames)
 
-            pipe.send(await closed_loop(send, command.concurrency, command.requests))
-    await system.close()
+                pipe.send(await closed_loop(send, command.concurrency, command.requests))
+    finally:
+        await system.close()  # else the process would wait for its engine's, and its other end for ever
 
 
 class Side:
