@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -29,6 +29,7 @@ SERVICE = "quartet.v1.DitService"
 START_TIMEOUT_S = 1800.0
 STOP_GRACE_S = 15.0
 LOG_TAIL_CHARACTERS = 4000
+PROGRESS_INTERVAL_MS = 100  # of a load's requests, as the gateway asks for
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Received:
     """What came of one request, and when (`time.perf_counter`)."""
 
     sent_s: float
-    steps_s: list[float] = field(default_factory=list)
+    steps_s: dict[int, float] = field(default_factory=dict)  # by number, from 1; those that were reported
     done_s: float = 0.0
     pieces: list[dit_pb2.DitPiece] = field(default_factory=list, repr=False)
     summary: dit_pb2.DitSummary | None = None
@@ -44,8 +45,8 @@ class Received:
     @property
     def step_s(self) -> float:
         """Of one denoising step; 0 where there is one."""
-        steps = len(self.steps_s) - 1
-        return (self.steps_s[-1] - self.steps_s[0]) / steps if steps > 0 else 0.0
+        first, last = min(self.steps_s), max(self.steps_s)
+        return (self.steps_s[last] - self.steps_s[first]) / (last - first) if last > first else 0.0
 
     def output(self) -> Any:
         """The array: 8 bit pixels or PCM16."""
@@ -56,23 +57,28 @@ class Received:
 
 
 async def receive(
-    stub: dit_pb2_grpc.DitServiceStub, wish: Wish, on_step: Callable[[int], object] = lambda step: None
+    stub: dit_pb2_grpc.DitServiceStub,
+    wish: Wish,
+    on_step: Callable[[int], object] = lambda step: None,
+    progress_interval_ms: int = 0,
 ) -> Received:
-    """One request to its end; `on_step` is told each step's number, from 1.
+    """One request to its end; `on_step` is told the number of each step that is reported, from 1.
 
     Raises:
         grpc.aio.AioRpcError: it was refused or failed.
     """
 
     async def requests() -> Any:
-        yield dit_pb2.DitServiceGenerateRequest(start=wish.start(uuid.uuid4().hex))
+        start = wish.start(uuid.uuid4().hex)
+        start.progress_interval_ms = progress_interval_ms
+        yield dit_pb2.DitServiceGenerateRequest(start=start)
 
     received = Received(time.perf_counter())
     call: Any = stub.Generate(requests())
     async for response in call:
         match response.WhichOneof("message"):
             case "progress":
-                received.steps_s.append(time.perf_counter())
+                received.steps_s[response.progress.step] = time.perf_counter()
                 on_step(response.progress.step)
             case "piece":
                 received.pieces.append(response.piece)
@@ -123,9 +129,12 @@ class Quartet:
         """Sends `asked` one after another, or all at once. Ends the program if one fails."""
 
         async def load(stub: dit_pb2_grpc.DitServiceStub) -> list[Received]:
+            def send(wish: Wish) -> Coroutine[Any, Any, Received]:
+                return receive(stub, wish, progress_interval_ms=PROGRESS_INTERVAL_MS)
+
             if at_once:
-                return list(await asyncio.gather(*(receive(stub, wish) for wish in asked)))
-            return [await receive(stub, wish) for wish in asked]
+                return list(await asyncio.gather(*map(send, asked)))
+            return [await send(wish) for wish in asked]
 
         before_s = self._cpu_s()
         came: list[Received] = self.call(load)

@@ -67,12 +67,12 @@ async def _round(stub: Any, video: Wish, picture: Wish) -> During:
     step_s = video_alone.step_s
     return During(
         step_s * 1000,
-        float(sum(sent_s < done_s <= small.steps_s[0] for done_s in both.steps_s)),
-        (small.steps_s[0] - sent_s) / step_s,
+        float(sum(sent_s < done_s <= small.steps_s[1] for done_s in both.steps_s.values())),
+        (small.steps_s[1] - sent_s) / step_s,
         (small.done_s - sent_s) / step_s,
         _total_s(picture_alone) / step_s,
-        (video_alone.done_s - video_alone.steps_s[SENT_AFTER_STEP - 1]) / step_s,
-        (video_alone.done_s - video_alone.steps_s[-1]) / step_s,
+        (video_alone.done_s - video_alone.steps_s[SENT_AFTER_STEP]) / step_s,
+        (video_alone.done_s - max(video_alone.steps_s.values())) / step_s,
         (_total_s(both) - _total_s(video_alone)) / step_s,
         apart([both.output(), small.output()], [video_alone.output(), picture_alone.output()]),
     )

@@ -12,6 +12,7 @@ from gateway.pipeline.stages import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InvalidInput, StageError
 
+PROGRESS_INTERVAL_MS = 100  # as often as a person looks
 MAX_PROMPT_CHARACTERS = 100_000  # beyond what any text encoder reads; the stage knows its own limit in tokens
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 Steps = Annotated[int, Field(ge=1, lt=2**31)]
@@ -61,7 +62,7 @@ class DiffusionRequest(Strict):
         Raises:
             ApiError: 400 naming the member that the model cannot follow.
         """
-        start = dit_pb2.DitStart(prompt=self.prompt, count=1)
+        start = dit_pb2.DitStart(prompt=self.prompt, count=1, progress_interval_ms=PROGRESS_INTERVAL_MS)
         if self.negative_prompt is not None:
             if not info.negative_prompt:
                 raise invalid("negative_prompt", "this model takes none; leave it out")

@@ -55,7 +55,9 @@ class PictureOptions(PictureMembers):
 class StreamExtras(Strict):
     """What OpenAI's API has no place for."""
 
-    progress: bool | None = Field(default=None, description="a quartet.progress event after each denoising step")
+    progress: bool | None = Field(
+        default=None, description="quartet.progress events of denoising steps, at most ten a second for a picture"
+    )
 
 
 class ImageRequest(PictureMembers, DiffusionRequest):

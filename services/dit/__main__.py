@@ -11,6 +11,7 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
+from services.common.allocator import keep_freed_memory
 from services.common.server import StageServer, main
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
@@ -58,6 +59,7 @@ def start_engine(settings: DitSettings, on_fatal: Callable[[Exception], object] 
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    keep_freed_memory()
     # In a thread that ends. libgomp keeps workers for every thread that has computed, and when all workers together
     # are more than the cores, they no longer spin between operations: each then costs a wake-up, on two cores more
     # than the steps of a small model themselves. So only the engine's thread may have workers.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_PREVIEWS = 10
 MAX_GUIDANCE_SCALE = 1000.0
+MAX_PROGRESS_INTERVAL_MS = 60_000
 MAX_LORA_WEIGHT = 100.0
 MAX_FRAME_BYTES = 15 * 1024 * 1024  # gRPC's messages here may have 16 MiB
 _RESULT = {"image": "images", "video": "frames", "sound": "audios"}
@@ -58,6 +59,8 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
         raise InvalidInput("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
     if start.HasField("guidance_scale") and not 0 <= start.guidance_scale <= MAX_GUIDANCE_SCALE:
         raise InvalidInput("guidance_scale", f"must be 0 to {MAX_GUIDANCE_SCALE:g}")
+    if start.progress_interval_ms > MAX_PROGRESS_INTERVAL_MS:
+        raise InvalidInput("progress_interval_ms", f"must be at most {MAX_PROGRESS_INTERVAL_MS}")
     _check_length(start, info)
     _check_loras(start, info)
     steps = start.num_inference_steps or info.default_inference_steps

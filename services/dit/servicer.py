@@ -1,6 +1,7 @@
 """`quartet.v1.DitService`: messages in, engine calls, messages out."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 
@@ -50,7 +51,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         yield Response(
             started=dit_pb2.DitStarted(task=settled.task, seed=settled.seed, count=count, num_inference_steps=steps)
         )
-        run = _Run(self._engine, settled)
+        run = _Run(self._engine, settled, start.progress_interval_ms / 1000)
         try:
             async for output, event in run.events():
                 if isinstance(event, Failed):
@@ -60,7 +61,6 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                 elif isinstance(event, Encoded):
                     call.timings.mark_prefilled()
                 elif isinstance(event, Progress):
-                    run.count_step(event)
                     progress = dit_pb2.DitProgress(output=output, step=event.step, num_inference_steps=event.steps)
                     yield Response(progress=progress)
                 elif isinstance(event, Preview):
@@ -118,19 +118,25 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
 class _Run:
     """A request's outputs in the engine.
 
+    Args:
+        interval_s: least time between two reports of an output's progress.
+
     Attributes:
         steps: denoising steps done, of all of them.
     """
 
-    def __init__(self, engine: DitEngine, settled: Plan) -> None:
+    def __init__(self, engine: DitEngine, settled: Plan, interval_s: float) -> None:
         self.steps = 0
         self._batches = 0
+        self._interval_s, self._reported_s = interval_s, [float("-inf")] * len(settled.orders)
         self._previews = [0] * len(settled.orders)
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._engine, self._pending = engine, len(settled.orders)
         loop = asyncio.get_running_loop()
 
         def emit(output: int, event: Event) -> None:
+            if isinstance(event, Progress) and not self._count(output, event):
+                return
             loop.call_soon_threadsafe(self._events.put_nowait, (output, event))
 
         self._outputs = [
@@ -144,10 +150,15 @@ class _Run:
             self._pending -= isinstance(event, Done)
             yield output, event
 
-    def count_step(self, progress: Progress) -> None:
-        """Takes note of a step."""
+    def _count(self, output: int, progress: Progress) -> bool:
+        """Takes note of a step, in the engine's thread; whether it is to be reported."""
         self.steps += 1
         self._batches += progress.batch
+        now = time.monotonic()
+        if progress.step < progress.steps and now - self._reported_s[output] < self._interval_s:
+            return False
+        self._reported_s[output] = now
+        return True
 
     @property
     def mean_batch(self) -> float:

@@ -178,6 +178,7 @@ PNG_BOMB = png((20_000, 20_000), "1", 1)
     [
         ({"prompt": ""}, [], "prompt"),
         ({"num_inference_steps": 0}, [], "num_inference_steps"),
+        ({"progress_interval_ms": 60_001}, [], "progress_interval_ms"),
         ({"images": [media(b"not a picture")]}, [], "images[0]"),
         ({"images": [media(PNG_BOMB)]}, [], "images[0]"),
         ({"images": [media(png((2, 64)))]}, [], "images[0]"),
@@ -198,6 +199,12 @@ async def test_bad_input_names_the_field(service: Service, fields: dict, chunks:
     assert isinstance(error, InvalidInput)
     assert error.field == field
     await service.idle()
+
+
+async def test_progress_comes_no_more_often_than_asked_for(service: Service) -> None:
+    responses = await service.responses(num_inference_steps=12, progress_interval_ms=60_000)
+    assert [r.progress.step for r in responses if r.HasField("progress")] == [1, 12]
+    assert responses[-1].summary.steps == 12
 
 
 async def test_a_call_without_start(service: Service) -> None:
