@@ -62,7 +62,7 @@ async def test_everything_reaches_the_stage_and_what_is_left_out_does_not(gatewa
     assert (full.prompt, full.negative_prompt) == (ASK["prompt"], "wind")
     assert (full.num_inference_steps, full.guidance_scale) == (9, 3.5)
     fields = {field.name for field, _ in bare.ListFields()}
-    assert fields == {"request_id", "prompt", "count"}
+    assert fields == {"request_id", "prompt", "count", "progress_interval_ms"}
 
 
 @pytest.mark.parametrize(

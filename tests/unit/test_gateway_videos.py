@@ -113,7 +113,7 @@ async def test_defaults_are_the_model_s(gateway):
     assert video["quartet"] == {"seed": DRAWN_SEED, "num_frames": 9, "frames_per_second": FPS}
     (start,) = gateway.script.requests
     fields = {field.name for field, _ in start.ListFields()}
-    assert fields == {"request_id", "prompt", "count", "num_frames", "pixel_format"}
+    assert fields == {"request_id", "prompt", "count", "num_frames", "pixel_format", "progress_interval_ms"}
     assert start.request_id == created["id"]
 
 
