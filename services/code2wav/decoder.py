@@ -7,6 +7,7 @@ from services.code2wav.layers import CausalConv, CausalTransposedConv, ConvNeXtB
 from services.code2wav.spec import Code2WavSpec, read_spec
 from services.code2wav.state import Batch, StateLayout, StreamStates
 from services.code2wav.transformer import Attention, Transformer
+from services.common.device import device_name
 from services.common.weights import Checkpoint
 
 PREFIX = "code2wav."
@@ -162,7 +163,7 @@ def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decod
         raise ValueError(f"{model}: {error}") from None
     stored = tensors["code_embedding.weight"].dtype
     decoder.to(dtype=stored if dtype == "auto" else getattr(torch, dtype))
-    decoder.to(device=("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    decoder.to(device=device_name(device))
     if decoder.dtype == torch.float32:
         torch.backends.cudnn.allow_tf32 = False  # on by default, and 1e-3 off
     decoder.requires_grad_(False).eval()

@@ -12,6 +12,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 from safetensors import safe_open
 
+from services.common.device import device_name
 from services.dit.config import DitSettings
 from services.dit.hollow import ENCODERS, OTHERS, hollow_models, without
 from services.dit.weave import DENOISERS
@@ -37,7 +38,7 @@ def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> Diffus
     """
     folder = find_checkpoint(settings.model)
     dtype = checkpoint_dtype(folder, settings.dtype)
-    device = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_name(settings.device)
     left_out = (*ENCODERS, *OTHERS) if denoisers_only else ENCODERS if settings.encoders == "stream" else ()
     hollow = hollow_models(folder, dtype, left_out.__contains__)
     options: dict[str, Any] = {"dtype": dtype, **hollow}

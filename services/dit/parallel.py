@@ -18,6 +18,7 @@ from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
+from services.common.device import device_name
 from services.dit.config import DitSettings
 from services.dit.weave import DENOISERS
 
@@ -66,7 +67,7 @@ def check(settings: DitSettings, folder: Path) -> None:
 
 def resolve_device(settings: DitSettings, rank: int) -> str:
     """torch's name of the device of the group's `rank`."""
-    device = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_name(settings.device)
     return device if device == "cpu" else f"cuda:{rank}"
 
 

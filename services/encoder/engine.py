@@ -9,6 +9,7 @@ import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from services.common import metrics
+from services.common.device import device_name
 from services.common.errors import InternalError, RequestCancelled
 from services.dit.conditioning import Conditioning
 from services.dit.failure import explain
@@ -32,11 +33,10 @@ class EncoderEngine:
             torch.set_num_threads(settings.threads)
         folder = find_checkpoint(settings.model)
         dtype = checkpoint_dtype(folder, settings.dtype)
-        device = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         hollow = hollow_models(folder, dtype, lambda name: name in DENOISERS or name == "vae")
         pipeline: Any = DiffusionPipeline.from_pretrained(folder, dtype=dtype, **hollow)
         with without(pipeline, hollow):
-            pipeline.to(device)
+            pipeline.to(device_name(settings.device))
         for model in hollow.values():
             _end_at(model)
         self.models = Pipelines(pipeline)

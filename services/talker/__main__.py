@@ -7,6 +7,7 @@ import torch
 
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
 from services.common import server
+from services.common.device import device_name
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
 from services.talker.loading import load_model
@@ -54,8 +55,7 @@ async def start_engine(
 
 
 def _load(settings: TalkerSettings) -> TalkerRunner:
-    auto = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(auto if settings.device == "auto" else settings.device)
+    device = torch.device(device_name(settings.device))
     model = load_model(settings.model, device, None if settings.dtype == "auto" else getattr(torch, settings.dtype))
     positions = min(settings.max_context_positions, model.spec.max_positions)
     compiled = device.type == "cpu" and settings.enforce_eager is False
