@@ -13,6 +13,7 @@ from gateway.access.key_file import ApiKeyEntry, digest, read_key_file
 from gateway.access.usage import Usage
 from gateway.openai.errors import ApiError
 from gateway.pipeline.yaml_source import YamlError
+from services.common.fingerprint import fingerprint
 
 CHECK_INTERVAL_S = 1.0
 # For probes, Prometheus and `quartet top`; the API's description is the same everywhere. An Ingress leaves them inside.
@@ -39,7 +40,7 @@ class ApiKeys:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seen = _fingerprint(file)
+        self._seen = fingerprint(file)
         self._keys: list[ApiKey] = []
         self._use(read_key_file(file))
 
@@ -62,7 +63,7 @@ class ApiKeys:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            seen = await asyncio.to_thread(_fingerprint, self._file)
+            seen = await asyncio.to_thread(fingerprint, self._file)
             if seen == self._seen:
                 continue
             self._seen = seen
@@ -121,11 +122,3 @@ async def _refuse(presented: str, scope: Scope, receive: Receive, send: Send) ->
 def _bearer(header: str) -> str:
     scheme, _, credentials = header.partition(" ")
     return credentials.strip() if scheme.lower() == "bearer" else ""
-
-
-def _fingerprint(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -15,6 +15,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from services.common import metrics
+from services.common.fingerprint import Fingerprint, fingerprint
 
 CHECK_INTERVAL_S = 1.0  # a file that has changed is noticed within this time, by the next connection
 
@@ -119,15 +120,8 @@ class Credentials:
         else:
             log.info("TLS files read again", names=self._identity.names, expires=_text(self._identity.expires_at))
 
-    def _fingerprint(self) -> list[tuple[int, int, int] | None]:
-        found = []
-        for file in self._files:
-            try:
-                status = file.stat()
-                found.append((status.st_ino, status.st_mtime_ns, status.st_size))
-            except OSError:
-                found.append(None)
-        return found
+    def _fingerprint(self) -> list[Fingerprint]:
+        return [fingerprint(file) for file in self._files]
 
 
 def load(settings: Flags) -> Credentials | None:
