@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from services.common import cuda_graph
+from services.talker.sampling import prepared_width
 
 if TYPE_CHECKING:
     from services.talker.runner import StepShape
@@ -17,7 +18,7 @@ _SHORTEST_LENGTH = 256  # positions
 class StepGraphs:
     """Captures a step once for every shape it meets, rounded up to few shapes, and replays it from then on.
 
-    Rows are rounded up to a power of two, so are lengths. Sampling widths are rounded up to one of `WIDTHS`; a larger
+    Rows are rounded up to a power of two, so are lengths. Sampling widths are rounded up to a prepared one; a larger
     width is rare and runs uncaptured. A rounded-up step computes the same: rows and positions that do not take part are
     masked, and codes ranked below a row's own top-k are cut off by its rules.
 
@@ -27,8 +28,6 @@ class StepGraphs:
         idle: what a column of `inputs` is for a slot that sits out, (fields,).
         positions: longest length.
     """
-
-    WIDTHS = (0, 64)
 
     def __init__(
         self,
@@ -44,9 +43,10 @@ class StepGraphs:
 
     def run(self, shape: "StepShape") -> torch.Tensor:
         """The step's output; on replay a static tensor that the next run overwrites."""
-        if max(shape.width, shape.predictor_width) > self.WIDTHS[-1]:
+        width = prepared_width(max(shape.width, shape.predictor_width))
+        if width is None:
             return self._step(shape)
-        rounded = self._round(shape)
+        rounded = self._round(shape, width)
         if rounded not in self._graphs:
             self._capture(rounded)
         graph, output = self._graphs[rounded]
@@ -59,20 +59,19 @@ class StepGraphs:
         Args:
             like: gives the widths.
         """
-        slots = self._inputs.shape[1]
+        slots, width = self._inputs.shape[1], prepared_width(max(like.width, like.predictor_width))
+        assert width is not None
         for rows in (1 << n for n in range((slots - 1).bit_length() + 1)):
             length = _SHORTEST_LENGTH
             while True:
-                shape = self._round(replace(like, rows=min(rows, slots), length=min(length, self._positions)))
+                shape = self._round(replace(like, rows=min(rows, slots), length=min(length, self._positions)), width)
                 if shape not in self._graphs:
                     self._capture(shape)
                 if length >= self._positions:
                     break
                 length *= 2
 
-    def _round(self, shape: "StepShape") -> "StepShape":
-        width = max(shape.width, shape.predictor_width)
-        width = next(w for w in self.WIDTHS if w >= width)
+    def _round(self, shape: "StepShape", width: int) -> "StepShape":
         return replace(
             shape,
             rows=min(self._inputs.shape[1], 1 << (shape.rows - 1).bit_length()),

@@ -1,6 +1,5 @@
 """The code predictor: completes a frame from the talker's state and the code of group 0."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,8 +64,7 @@ class CodePredictor(nn.Module):
         self._heads = list(self.lm_head.parameters())
         self._embeddings = list(self.model.codec_embedding.parameters())
         self._passes = [
-            Pass(places[i : i + 1].clone(), (cos[i].clone(), sin[i].clone()), (places <= i)[None, None, None])
-            for i in range(self.groups)
+            Pass(places[i : i + 1], (cos[i], sin[i]), (places <= i)[None, None, None]) for i in range(self.groups)
         ]
 
     def new_cache(self, rows: int) -> KeyValueCache:
@@ -82,7 +80,7 @@ class CodePredictor(nn.Module):
         first: torch.Tensor,
         first_row: torch.Tensor,
         rules: DrawRules,
-        noise: Sequence[torch.Tensor] | torch.Tensor | None,
+        noise: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Completes the frames of a batch.
 
@@ -92,7 +90,7 @@ class CodePredictor(nn.Module):
             first: codes of group 0 (rows,) int64.
             first_row: their embeddings (rows, hidden).
             rules: as for `draw`.
-            noise: for each group (rows,); None if all rows are greedy.
+            noise: (groups, rows); None if all rows are greedy.
 
         Returns:
             All codes (rows, groups) int64, and the sum of their embeddings (rows, hidden).

@@ -11,7 +11,7 @@ from services.talker.compiled import CompiledPredictor
 from services.talker.graphs import StepGraphs
 from services.talker.model import TalkerModel
 from services.talker.prompt import PromptRows
-from services.talker.sampling import Sampling, SamplingRows, draw, penalize, uniform
+from services.talker.sampling import Sampling, SamplingRows, draw, penalize, prepared_width, uniform
 
 _LENGTH_STEP = 64  # attention looks at a multiple of this many cached positions: few shapes, little waste
 
@@ -205,14 +205,11 @@ class TalkerRunner:
         self, hidden: torch.Tensor, first: torch.Tensor, first_row: torch.Tensor, width: int, noise: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The code predictor's part: all codes of the frames, and the sums of their embeddings."""
-        rows = len(first)
-        compiled_width = self._compiled.width(width) if self._compiled else None
-        if self._compiled and compiled_width is not None:
-            rules = self._predictor_rules.first(rows, compiled_width)
-            return self._compiled(hidden, first, first_row, rules, noise)
+        rows, prepared = len(first), prepared_width(width)
+        if self._compiled is not None and prepared is not None:
+            return self._compiled(hidden, first, first_row, self._predictor_rules.first(rows, prepared), noise)
         rules = self._predictor_rules.first(rows, width)
-        unbound = None if noise is None else noise.unbind()
-        return self.model.code_predictor(self._frame_cache.rows(rows), hidden, first, first_row, rules, unbound)
+        return self.model.code_predictor(self._frame_cache.rows(rows), hidden, first, first_row, rules, noise)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -97,6 +97,18 @@ class DrawRules(NamedTuple):
     top_p: torch.Tensor
 
 
+# What steps are prepared for, be it as CUDA graphs or compiled: all rows greedy, or as many codes kept as is usual.
+PREPARED_WIDTHS = (0, 64)
+
+
+def prepared_width(width: int) -> int | None:
+    """The least of PREPARED_WIDTHS for rows of which none keeps more than `width` codes; None: none is wide enough.
+
+    A larger width draws the same: codes ranked below a row's own top-k are cut off by its rules.
+    """
+    return next((prepared for prepared in PREPARED_WIDTHS if prepared >= width), None)
+
+
 def draw(logits: torch.Tensor, rules: DrawRules, noise: torch.Tensor | None) -> torch.Tensor:
     """Draws a code a row: temperature, then top-k, then top-p, as transformers' logits warpers do.
 

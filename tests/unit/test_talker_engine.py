@@ -13,14 +13,13 @@ from PIL import Image
 from reference import Reference, ReferenceAnswer
 
 from services.common.errors import InvalidInput, StageError
-from services.talker.compiled import CompiledPredictor
 from services.talker.engine import TalkerEngine
 from services.talker.loading import empty_model, load_model
 from services.talker.model import TalkerModel
 from services.talker.predictor import CodePredictor
 from services.talker.prompt import ThinkerPrompt, is_media
 from services.talker.runner import TalkerRunner
-from services.talker.sampling import resolve
+from services.talker.sampling import PREPARED_WIDTHS, resolve
 from services.talker.speech import Speech, SpeechRequest
 
 MAX_TOKENS, MAX_FRAMES, POSITIONS = 12, 16, 1024
@@ -311,7 +310,7 @@ async def test_a_compiled_predictor_says_what_an_eager_one_says(tiny_checkpoint:
         said += [together, alone]
         assert _programs() == programs  # nothing is compiled while requests wait
         engine.close()
-    assert programs == len(CompiledPredictor.WIDTHS)
+    assert programs == len(PREPARED_WIDTHS)
     assert all(len(codes) for codes in said[0])
     for others in said[1:]:
         for expected, codes in zip(said[0], others, strict=True):
