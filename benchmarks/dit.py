@@ -28,7 +28,6 @@ from cli.tiny.diffusion import FAMILIES, make_diffusion_checkpoint
 from quartet.v1 import dit_pb2
 
 DEFAULT_FAMILIES = ("sd3", "flux", "flux2-klein", "qwen-image", "z-image", "wan", "stable-audio")
-VIDEO_FAMILY = "wan"
 TAKES_PICTURES = ("qwen-image-edit", "wan-i2v")
 # Of requests to checkpoints that are made here, where the command line says nothing.
 TINY = {"width_height": (64, 64), "steps": 8, "frames": 5, "audio_s": 0.2}

@@ -22,10 +22,10 @@ from processes import Groups
 from cli.guard import Guard
 from cli.supervisor import free_ports
 from gateway.pipeline.dit import Pieces
+from gateway.pipeline.stages import SERVICE
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2, server_info_pb2_grpc
 from services.common import channels
 
-SERVICE = "quartet.v1.DitService"
 START_TIMEOUT_S = 1800.0
 STOP_GRACE_S = 15.0
 LOG_TAIL_CHARACTERS = 4000
@@ -114,7 +114,7 @@ class Quartet:
             check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
             while True:
                 try:
-                    answer = check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=2)
+                    answer = check(health_pb2.HealthCheckRequest(service=SERVICE["dit"]), timeout=2)
                     if answer.status == health_pb2.HealthCheckResponse.SERVING:
                         break
                 except grpc.RpcError:

@@ -20,7 +20,6 @@ PROMPTS = (
     "the sound of a slow train over a bridge, heard from the river",
     "a blue house by the sea, at night, in the rain, seen from a boat far away",
 )
-RESULTS = {"image": "images", "video": "frames", "sound": "audios"}
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def job(asked: Sequence[Wish], pipeline: str, together: bool) -> Job:
         [wish.seed for wish in asked],
         asked[0].arguments(pipeline),
         family.default_negative,
-        RESULTS[family.media],
+        family.result,
         together,
     )
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -18,7 +17,6 @@ from cli.scrape import Scrape
 
 START_TIMEOUT_S = 180
 KV_BLOCK_TOKENS = 32  # vLLM's least on a CPU, so that short prompts have whole blocks to find in the prefix cache
-IN_FLIGHT = re.compile(r'^quartet_requests_in_flight\{stage="\w+"\} (\S+)$', re.MULTILINE)
 
 
 class Stack:
@@ -50,12 +48,7 @@ class Stack:
 
     def in_flight(self) -> dict[str, int]:
         """Requests that each stage runs or queues, from its metrics."""
-        counts = {}
-        for stage in self.addresses:
-            address = self.state["processes"][stage]["metrics_address"]
-            found = IN_FLIGHT.search(httpx.get(f"http://{address}/metrics", timeout=5).text)
-            counts[stage] = int(float(found[1])) if found else 0
-        return counts
+        return {stage: int(self.metric(stage, "quartet_requests_in_flight")) for stage in self.addresses}
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
         """Sum of the series of `metric` that have `labels`, of process `name`."""

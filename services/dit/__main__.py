@@ -15,7 +15,7 @@ from services.common.allocator import keep_freed_memory
 from services.common.server import StageServer, main
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.facts import WARM_UP_SIDES, dit_info
+from services.dit.facts import dit_info, warm_up_side
 from services.dit.models import Models
 from services.dit.output import Done, Event, Failed
 from services.dit.request import check, plan
@@ -86,7 +86,7 @@ def warm_up(engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
     """
     from PIL import Image
 
-    side = 0 if info.sample_rate_hz else WARM_UP_SIDES * info.size_multiple
+    side = warm_up_side(info)
     start = dit_pb2.DitStart(prompt="warm-up", seed=0, width=side, height=side, num_inference_steps=WARM_UP_STEPS)
     if info.frames_multiple:
         start.num_frames = info.frames_multiple + 1

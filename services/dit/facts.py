@@ -7,8 +7,12 @@ from services.dit.config import PipelineSettings
 from services.dit.families import default_of
 from services.dit.models import Pipelines
 
-WARM_UP_SIDES = 4
-"""Width and height of the warm-up's output, in multiples of what sizes are multiples of."""
+_WARM_UP_SIDES = 4  # of the warm-up's output, in multiples of what sizes are multiples of
+
+
+def warm_up_side(info: server_info_pb2.DitInfo) -> int:
+    """Width and height of the warm-up's output, in pixels; 0 for sound."""
+    return 0 if info.sample_rate_hz else _WARM_UP_SIDES * info.size_multiple
 
 
 def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.DitInfo:
@@ -65,7 +69,7 @@ def _check_settings(info: server_info_pb2.DitInfo, settings: PipelineSettings) -
     width, height, multiple = info.default_width, info.default_height, info.size_multiple
     if width % multiple or height % multiple:
         raise ValueError(f"default_size: {width}x{height} must be multiples of {multiple}, as this model's sizes are")
-    least = (WARM_UP_SIDES * multiple) ** 2
+    least = warm_up_side(info) ** 2
     if info.max_pixels < least:
         raise ValueError(f"max_pixels: must be at least {least}, which the warm-up makes")
     if width * height > info.max_pixels or max(width, height) > info.max_side:

@@ -72,6 +72,11 @@ class Family:
     min_steps: int = 1
     fps: float = 16.0
 
+    @property
+    def result(self) -> str:
+        """The field of the pipeline's result that has what it makes."""
+        return {"image": "images", "video": "frames", "sound": "audios"}[self.media]
+
 
 FAMILIES: Mapping[str, Family] = {
     "QwenImagePipeline": Family(

@@ -21,7 +21,6 @@ MAX_GUIDANCE_SCALE = 1000.0
 MAX_PROGRESS_INTERVAL_MS = 60_000
 MAX_LORA_WEIGHT = 100.0
 MAX_FRAME_BYTES = 15 * 1024 * 1024  # gRPC's messages here may have 16 MiB
-_RESULT = {"image": "images", "video": "frames", "sound": "audios"}
 _SEEDS = 1 << 64
 
 
@@ -206,7 +205,7 @@ def plan(
             pipeline,
             arguments,
             (seed + i) % _SEEDS,
-            _RESULT[models.family.media],
+            models.family.result,
             conditionings[i],
             tuple(sorted((lora.name, lora.weight) for lora in start.loras)),
             previews,

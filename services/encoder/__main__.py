@@ -8,7 +8,7 @@ from transformers.utils import logging as transformers_logging
 
 from quartet.v1 import dit_pb2, encoder_pb2_grpc, server_info_pb2
 from services.common.server import StageServer, main
-from services.dit.facts import WARM_UP_SIDES, dit_info
+from services.dit.facts import dit_info, warm_up_side
 from services.dit.request import plan
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
@@ -47,7 +47,7 @@ async def warm_up(engine: EncoderEngine, settings: EncoderSettings) -> None:
     if engine.models.family.needs_image:
         return
     info = dit_info(engine.models, settings)
-    side = 0 if info.sample_rate_hz else WARM_UP_SIDES * info.size_multiple
+    side = warm_up_side(info)
     start = dit_pb2.DitStart(prompt="warm-up", seed=0, width=side, height=side)
     await engine.encode(plan(start, info.tasks[0], [], None, engine.models, info).orders, asyncio.get_running_loop())
 
