@@ -41,11 +41,7 @@ def prometheus(system: System) -> Iterator[str]:
     system.settings["PROMETHEUS_PORT"] = str(port)
     system.compose("up", "-d", "--wait", "prometheus")
     begin, expected = time.monotonic(), {"gateway", *STAGES, *(p for p in system.profiles if p == "dit")}
-    while True:
-        targets = httpx.get(f"http://127.0.0.1:{port}/api/v1/targets", timeout=5).json()["data"]["activeTargets"]
-        states = {target["labels"]["job"]: target["health"] for target in targets}
-        if states == dict.fromkeys(expected, "up"):
-            break
+    while (states := _scraped(port)) != dict.fromkeys(expected, "up"):
         assert time.monotonic() - begin < SCRAPED_WITHIN_S, states
         time.sleep(0.5)
     groups = httpx.get(f"http://127.0.0.1:{port}/api/v1/rules", timeout=5).json()["data"]["groups"]
@@ -53,3 +49,12 @@ def prometheus(system: System) -> Iterator[str]:
     assert groups, "no rules"
     assert not wrong, wrong
     yield f"{', '.join(sorted(states))} are up; {sum(len(group['rules']) for group in groups)} rules"
+
+
+def _scraped(port: int) -> dict[str, str]:
+    """Health of each of Prometheus's jobs; none while it does not answer yet."""
+    try:
+        targets = httpx.get(f"http://127.0.0.1:{port}/api/v1/targets", timeout=5).json()["data"]["activeTargets"]
+    except httpx.TransportError:
+        return {}
+    return {target["labels"]["job"]: target["health"] for target in targets}
