@@ -29,15 +29,17 @@ from services.common.rows import Chunk, Rows
 from services.common.shm.lender import Lender
 from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.subscribe import read_by, subscribe
+from services.common.ucx.sender import Sender
+from services.common.ucx.worker import Worker
 
 KIB, MIB = 2**10, 2**20
 SIZES = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "8 MiB": 8 * MIB, "64 MiB": 64 * MIB}
-TRANSPORTS = {"inline": ["inline"], "shared_memory": ["inline", "shared_memory"]}
+TRANSPORTS = ("inline", "shared_memory", "ucx")
 ARENA_BYTES = 256 * MIB
 MOST_PENDING_BYTES = 128 * MIB
 TICK_S = 0.002  # uvloop's timers count whole milliseconds: half of one would be a busy loop
 # Sent for a rate. What is slow needs less for a steady figure.
-RATE_BYTES = {"inline": 128 * MIB, "shared_memory": 512 * MIB}
+RATE_BYTES = {"inline": 128 * MIB, "shared_memory": 512 * MIB, "ucx": 256 * MIB}
 
 
 @dataclass
@@ -88,7 +90,8 @@ def producer(pipe: Connection, directory: str) -> None:
 
 async def _produce(pipe: Connection, directory: Path) -> None:
     hub, server = StreamHub(), grpc.aio.server(options=channels.SERVER_OPTIONS)
-    hub.lender = Lender(directory, ARENA_BYTES, 64 * KIB)
+    ucx = Worker()
+    hub.carriers += [Lender(directory, ARENA_BYTES, 64 * KIB), Sender(ucx)]
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "benchmark"), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -121,7 +124,8 @@ async def _produce(pipe: Connection, directory: Path) -> None:
                 await hub.drain()
         pipe.send(side)
     await server.stop(None)
-    hub.lender.arena.close()
+    for carriers in hub.carriers:
+        carriers.close()
 
 
 # The consumer's process: this one.
@@ -132,6 +136,7 @@ class Consumer:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._address, self._streams = pipe, pipe.recv(), 0
+        self.ucx = Worker()
 
     async def latency(self, size_bytes: int, count: int) -> list[float]:
         """Seconds from put to the last byte, of tensors sent one at a time."""
@@ -209,7 +214,7 @@ def unix_socket(size_bytes: int) -> Result:
 
 async def measure(consumer: Consumer, directory: str, transport: str, size_bytes: int) -> Result:
     """One transport at one size."""
-    read_by(TRANSPORTS[transport], directory)
+    read_by(["inline", transport], directory, consumer.ucx if transport == "ucx" else None)
     seconds = await consumer.latency(size_bytes, max(5, min(200, 32 * MIB // size_bytes)))
     count = max(4, min(2000, RATE_BYTES[transport] // size_bytes))
     rate, here, there = await consumer.rate(size_bytes, count)

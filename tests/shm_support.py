@@ -42,7 +42,7 @@ def arena_directory() -> Iterator[Path]:
 async def producing(lender: Lender | None, stage: str = "shm-test") -> AsyncIterator[tuple[StreamHub, str]]:
     """A server of streams with `lender`'s arena: (hub, address). The arena is removed at the end."""
     hub, server = StreamHub(), grpc.aio.server(options=channels.SERVER_OPTIONS)
-    hub.lender = lender
+    hub.carriers += [lender] if lender else []
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, stage), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -70,11 +70,10 @@ def source(address: str, stream_id: str = "s") -> stream_pb2.StreamSource:
 
 
 @contextlib.contextmanager
-def peer(*arguments: str) -> Iterator[tuple[subprocess.Popen, dict]]:
-    """A process of this file, and what it says when it is ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.shm_support", *arguments], stdout=subprocess.PIPE, text=True
-    )
+def peer(*arguments: str, script: str = "shm_support") -> Iterator[tuple[subprocess.Popen, dict]]:
+    """A process of this file, or of another one, and what it says when it is ready."""
+    command = [sys.executable, str(Path(__file__).with_name(f"{script}.py")), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()
         assert line, f"the peer ended with {process.wait(READY_S)}"

@@ -42,8 +42,8 @@ STEP_BATCH = Histogram(
 KV_CACHE_USED = Gauge("quartet_kv_cache_used_ratio", "Part of the KV cache that requests hold, 0 to 1", ["stage"])
 STREAM_BYTES = Counter(
     "quartet_stream_bytes_total",
-    "Tensor payload sent to consumers; `rows` is their kind, `consumer` a stage or other, `transport` inline or "
-    "shared_memory",
+    "Tensor payload sent to consumers; `rows` is their kind, `consumer` a stage or other, `transport` inline, "
+    "shared_memory or ucx",
     ["stage", "consumer", "rows", "transport"],
 )
 STREAM_CHUNK_SECONDS = Histogram(
@@ -55,11 +55,12 @@ STREAM_CHUNK_SECONDS = Histogram(
 )
 SHARED_MEMORY_SIZE = Gauge("quartet_shared_memory_size_bytes", "Size of the stage's arena; 0 without one", ["stage"])
 SHARED_MEMORY_USED = Gauge("quartet_shared_memory_used_bytes", "What consumers are reading of the arena", ["stage"])
-SHARED_MEMORY_FALLBACK_BYTES = Counter(
-    "quartet_shared_memory_fallback_bytes_total",
-    "Payload large enough for shared memory that went inline, by reason: full (the arena had no room), not_offered "
-    "(the consumer reads inline only), other_host, other_directory or other_user (it does not see the arena)",
-    ["stage", "reason"],
+STREAM_FALLBACK_BYTES = Counter(
+    "quartet_stream_fallback_bytes_total",
+    "Payload large enough for `transport` that went inline, by reason: not_offered (the consumer does not read by it); "
+    "shared_memory: full (the arena had no room), other_host, other_directory or other_user (it does not see the "
+    "arena); ucx: connecting, unreachable",
+    ["stage", "transport", "reason"],
 )
 STREAM_PENDING = Gauge(
     "quartet_stream_positions_pending",

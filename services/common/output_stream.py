@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from quartet.v1 import stream_pb2
+from services.common.carriers import Carrier, Carriers
 from services.common.chunks import Selection, end_position, take_inline
 from services.common.errors import InvalidInput, RequestCancelled, StageError, Unavailable
 from services.common.rows import Rows
-from services.common.shm.leases import Leases
 from services.common.tensors import data_type
 
 DEFAULT_CHUNK_BYTES = 64 * 1024
@@ -31,8 +31,8 @@ class OutputStream:
         pending_positions: positions put and not sent, of all kinds of rows.
         credits: chunks that the consumer has granted and not got.
         oldest_put: when the oldest row was put of the chunk that `responses` gave last (time.monotonic() seconds).
-        no_leases: why this consumer is lent nothing; "" if it is, or where there is no shared memory.
-        fell_back: why that chunk is inline although large enough for shared memory; "" if it is not both.
+        fell_back: why that chunk is inline although large enough for other transports, by transport; empty if it is not
+            both.
 
     As a context manager: leaving without `finish` fails the stream with the StageError that is being raised, or else
     with RequestCancelled.
@@ -45,7 +45,7 @@ class OutputStream:
         self.pending_positions = 0
         self.credits = 0
         self.oldest_put = 0.0
-        self.no_leases = self.fell_back = ""
+        self.fell_back: dict[str, str] = {}
         self._positions_put = 0
         self._put_times: deque[tuple[int, float]] = deque()  # (positions put up to then, when)
         self._on_exit = on_exit
@@ -58,8 +58,10 @@ class OutputStream:
         self._end: stream_pb2.StreamEnd | None = None
         self._error: StageError | None = None
         self._credit_closed = False
-        self._leases: Leases | None = None
-        self._shared_from_bytes = math.inf
+        self._carrier: Carrier | None = None
+        self._carrier_name = ""
+        self._carried_from_bytes = math.inf
+        self._obstacles: dict[str, str] = {}  # by transport: why there is no carrier
 
     async def subscription(self, timeout_s: float) -> list[stream_pb2.RowSelection]:
         """What the consumer wants; a subscription to everything is spelled out.
@@ -113,7 +115,11 @@ class OutputStream:
 
     def fail(self, error: StageError) -> None:
         """Ends the stream with `error`; what is pending is dropped. After `finish` this does nothing."""
-        if self._end is None and self._error is None:
+        if self._end is None:
+            self._break(error)
+
+    def _break(self, error: StageError) -> None:
+        if self._error is None:
             self._error = error
             self._pending.clear()
             self.pending_positions = 0
@@ -145,15 +151,27 @@ class OutputStream:
         self.credits = subscription.initial_credits
         self._subscribed.set_result(subscription)
 
-    def share(self, leases: Leases | None, from_bytes: float, reason: str = "") -> None:
-        """Rows of `from_bytes` or more go by `leases`, or for `reason` inline as all others."""
-        self._leases, self._shared_from_bytes, self.no_leases = leases, from_bytes, reason
+    def carry_by(self, transports: Sequence[Carriers]) -> None:
+        """Large tensors go by the first of `transports` that this consumer can have, or inline. After `accept`."""
+        capabilities = self._subscribed.result().capabilities
+        self._carried_from_bytes = min((each.from_bytes for each in transports), default=math.inf)
+        for each in transports:
+            carrier, obstacle = each.terms(capabilities, self._carried)
+            if carrier:
+                self._carrier, self._carrier_name, self._carried_from_bytes = carrier, each.transport, each.from_bytes
+                return
+            self._obstacles[each.transport] = obstacle
+
+    def _carried(self, error: StageError | None) -> None:
+        if error:
+            self._break(error)
+        self._changed.set()
 
     def consumer_left(self) -> None:
         """Its call has ended; what is put from now on is dropped."""
         self.consumer_gone = True
-        if self._leases is not None:
-            self._leases.end()
+        if self._carrier is not None:
+            self._carrier.end()
         self._sent.set()
 
     @property
@@ -172,16 +190,21 @@ class OutputStream:
         Raises:
             InvalidInput: one of them is not a lease of this stream.
         """
-        if self._leases is None:
+        if self._carrier is None:
             raise InvalidInput("credit.released", "this stream lends nothing")
-        self._leases.release(lease_ids)
-        self._changed.set()
+        self._carrier.release(lease_ids)
 
     async def released(self) -> None:
-        """Returns when the consumer reads nothing of this stream in shared memory any more, or can no longer say so."""
-        while self._leases is not None and len(self._leases) and not self._credit_closed:
+        """Returns when the consumer has all that was sent beside this stream, or can no longer say so.
+
+        Raises:
+            StageError: it will not get all of it.
+        """
+        while self._carrier and self._carrier.outstanding and not self._credit_closed and not self._error:
             self._changed.clear()
             await self._changed.wait()
+        if self._error:
+            raise self._error
 
     def close_credit(self) -> None:
         """The consumer will grant no more, and release no more."""
@@ -225,19 +248,19 @@ class OutputStream:
             await self._changed.wait()
 
     async def _take(self, limit_bytes: int, selection: Selection) -> stream_pb2.StreamChunk:
-        """The next chunk: one large tensor in shared memory, or what fits into a message."""
+        """The next chunk: one large tensor beside the stream, or what fits into a message."""
         rows = self._pending[0]
-        self.fell_back = ""
-        if rows.tensor.nbytes >= self._shared_from_bytes:
-            if self._leases is not None and (block := self._leases.reserve(rows.tensor.nbytes)):
+        self.fell_back = {}
+        if rows.tensor.nbytes >= self._carried_from_bytes:
+            if self._carrier is not None and (place := self._carrier.reserve(rows.tensor.nbytes)):
                 self._pending.popleft()
                 self.pending_positions -= len(rows.tensor)
                 chunk = stream_pb2.StreamChunk()
                 chunk.rows.add(name=rows.name, first_position=rows.first_position)
-                chunk.rows[0].tensor.CopyFrom(await self._leases.lend(block, rows.tensor))
+                chunk.rows[0].tensor.CopyFrom(await self._carrier.carry(place, rows.tensor))
                 return chunk
-            self.fell_back = self.no_leases or "full"
-        chunk, passed = take_inline(self._pending, limit_bytes, selection, self._shared_from_bytes)
+            self.fell_back = {self._carrier_name: self._carrier.obstacle} if self._carrier else self._obstacles
+        chunk, passed = take_inline(self._pending, limit_bytes, selection, self._carried_from_bytes)
         self.pending_positions -= passed
         return chunk
 

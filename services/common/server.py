@@ -25,6 +25,8 @@ from services.common.shm.lender import open_lender
 from services.common.status import abort
 from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.subscribe import read_by
+from services.common.ucx.open import open_worker
+from services.common.ucx.sender import Sender
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -55,7 +57,8 @@ class StageServer:
         self.grpc = grpc.aio.server(options=channels.SERVER_OPTIONS)
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, stage)
         self.hub = StreamHub()
-        read_by(settings.transports, settings.shared_memory_dir)
+        self._ucx = open_worker(settings)
+        read_by(settings.transports, settings.shared_memory_dir, self._ucx)
         self.port = 0
         self._credentials = tls.load(settings)
         channels.use(self._credentials)
@@ -114,7 +117,7 @@ class StageServer:
             start_http_server(settings.metrics_port, settings.host)
         log.info("listening", address=f"{settings.host}:{self.port}", **settings.loggable())
 
-        self.hub.lender = await asyncio.to_thread(open_lender, settings, self.stage)  # the kernel clears all of it
+        await asyncio.to_thread(self._open_carriers)  # the kernel clears all of the shared memory
         starting = asyncio.ensure_future(start())
         try:
             await asyncio.wait({starting, self._stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +135,7 @@ class StageServer:
             await self._health.enter_graceful_shutdown()
             await self.grpc.stop(grace=0.5)
             await channels.close_all()
-            self._close_lender()
+            self._close_carriers()
         log.info("stopped")
 
     def _add_port(self, address: str) -> int:
@@ -144,15 +147,23 @@ class StageServer:
         if not self._stop.done():
             self._stop.set_result(None)
 
-    def _close_lender(self) -> None:
-        if self.hub.lender:
-            self.hub.lender.arena.close()
+    def _open_carriers(self) -> None:
+        if lender := open_lender(self.settings, self.stage):
+            self.hub.carriers.append(lender)
+        if self._ucx:
+            self.hub.carriers.append(Sender(self._ucx))
+
+    def _close_carriers(self) -> None:
+        for carriers in self.hub.carriers:
+            carriers.close()
+        if self._ucx:
+            self._ucx.close()
 
     async def _abandon_loading(self) -> None:
         """Ends the process: loading goes on in a thread, which nothing can stop and the interpreter would wait for."""
         log.info("stopped while loading")
         await self.grpc.stop(grace=0)
-        self._close_lender()
+        self._close_carriers()
         os._exit(1 if self._stop.exception() else 0)
 
     async def _drain(self) -> None:

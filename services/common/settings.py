@@ -16,7 +16,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-Transport = Literal["inline", "shared_memory"]
+Transport = Literal["inline", "shared_memory", "ucx"]
 
 
 class Settings(BaseSettings):
@@ -132,7 +132,8 @@ class StageSettings(TlsSettings):
     max_queued_requests: int = Field(128, ge=0, description="requests that may wait; more are refused")
     transports: list[Transport] = Field(
         ["inline", "shared_memory"],
-        description="how tensors may come and go: large ones by shared_memory if both ends see the same, else inline",
+        description="how tensors may come and go: large ones by shared_memory if both ends see the same, else by ucx "
+        "if both have it, else inline",
     )
     shared_memory_mib: int = Field(
         0, ge=0, description="memory for large tensors that consumers on this host read, taken at start; 0: none"
@@ -151,6 +152,12 @@ class StageSettings(TlsSettings):
         if "inline" not in transports:
             raise ValueError("must include inline, which carries what the others cannot")
         return transports
+
+    @model_validator(mode="after")
+    def _ucx_is_in_the_clear(self) -> Self:
+        if "ucx" in self.transports and self.tls_cert:
+            raise ValueError("--transports: ucx neither encrypts nor knows certificates; leave it out, or TLS")
+        return self
 
     @property
     def model_name(self) -> str:

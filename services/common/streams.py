@@ -1,26 +1,23 @@
 """The open streams of a producer, and `quartet.v1.TensorStreamService`, which serves them to consumers."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
-import structlog
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
-from services.common import metrics, tracing
-from services.common.call import STAGE_KEY
+from services.common import metrics
+from services.common.carriers import Carriers
+from services.common.edge import Edge, Told
 from services.common.errors import AlreadyExists, DeadlineExceeded, InvalidInput, NotFound, StageError
 from services.common.output_stream import OutputStream
-from services.common.shm.lender import Lender
 from services.common.status import abort
+from services.common.ucx.arrivals import TAG_BITS
 
 LINGER_S = 30.0
 CLAIM_TIMEOUT_S = 10.0
 
-_STAGES = ("thinker", "talker", "code2wav", "dit", "encoder")
-
-log = structlog.get_logger()
+MAX_ADDRESS_BYTES = 65536
 
 
 class StreamHub:
@@ -28,11 +25,11 @@ class StreamHub:
     seconds) after the request behind it has ended.
 
     Attributes:
-        lender: by which large tensors go to consumers on this host; None without shared memory.
+        carriers: by which large tensors go, the first that a consumer can have; none: all goes inline.
     """
 
     def __init__(self) -> None:
-        self.lender: Lender | None = None
+        self.carriers: list[Carriers] = []
         self._streams: dict[str, OutputStream] = {}
         self._awaited: dict[str, set[asyncio.Event]] = {}
         self._consumers = 0
@@ -76,9 +73,7 @@ class StreamHub:
         if stream is None or stream.taken:
             raise AlreadyExists(f"stream {stream_id} has a consumer already")
         stream.accept(subscription)
-        if self.lender:
-            leases, reason = self.lender.terms(subscription.capabilities)
-            stream.share(leases, self.lender.from_bytes, reason)
+        stream.carry_by(self.carriers)
         return stream
 
     def consumer_came(self) -> None:
@@ -107,8 +102,7 @@ class StreamHub:
     @property
     def transports(self) -> list[stream_pb2.Transport]:
         """What its streams may go by."""
-        shared = [stream_pb2.TRANSPORT_SHARED_MEMORY] if self.lender else []
-        return [stream_pb2.TRANSPORT_INLINE, *shared]
+        return [stream_pb2.TRANSPORT_INLINE, *(each.offered for each in self.carriers)]
 
     async def drain(self) -> None:
         """Returns when no consumer is being served."""
@@ -134,7 +128,7 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
     def __init__(self, hub: StreamHub, stage: str) -> None:
         self._hub = hub
         self._stage = stage
-        self._told: set[tuple[str, str]] = set()
+        self._told: Told = set()
         metrics.STREAM_PENDING.labels(stage).set_function(lambda: hub.pending_positions)
         metrics.STREAM_CREDITS.labels(stage).set_function(lambda: hub.credits)
 
@@ -151,12 +145,12 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
             async with asyncio.timeout(CLAIM_TIMEOUT_S):
                 subscription = await _first_message(request_iterator)
             stream = await self._hub.claim(subscription, CLAIM_TIMEOUT_S)
-            edge = _Edge(self._stage, subscription, stream, tracing.as_headers(context.invocation_metadata()))
-            self._tell(edge.consumer, stream, context.peer())
+            edge = Edge(self._stage, subscription, stream, context, self._told)
             credit_reader = asyncio.create_task(_read_credit(request_iterator, stream))
             async for response in stream.responses():
                 yield response
-                edge.sent(response.chunk)
+                if response.chunk.rows:
+                    edge.sent(response.chunk)
             outcome = "OK"
             await stream.released()
             # The consumer may be granting credit at this moment, and a write on an ended call would fail there.
@@ -174,58 +168,6 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
                 credit_reader.cancel()
             self._hub.consumer_left(stream)
 
-    def _tell(self, consumer: str, stream: OutputStream, peer: str) -> None:
-        """Logs how large tensors go to a kind of consumer, once for each way."""
-        if self._hub.lender and (consumer, stream.no_leases) not in self._told:
-            self._told.add((consumer, stream.no_leases))
-            transport = "inline" if stream.no_leases else "shared_memory"
-            log.info("edge", consumer=consumer, peer=peer, transport=transport, reason=stream.no_leases or None)
-
-
-class _Edge:
-    """What is counted of one subscription."""
-
-    def __init__(
-        self, stage: str, subscription: stream_pb2.Subscription, stream: OutputStream, headers: dict[str, str]
-    ) -> None:
-        consumer = headers.get(STAGE_KEY, "")
-        self._stage, self._stream = stage, stream
-        self.consumer = consumer if consumer in _STAGES else "other"
-        self._chunks = 0
-        self._bytes = {"inline": 0, "shared_memory": 0}
-        self._span = tracing.begin(f"{stage} to {self.consumer}", subscription.request_id, headers)
-
-    def sent(self, chunk: stream_pb2.StreamChunk) -> None:
-        """A response has left; its chunk, if it is one, is counted."""
-        if not chunk.rows:
-            return
-        now = time.monotonic()
-        if self._span and not self._chunks:
-            self._span.event("first chunk", now)
-        self._chunks += 1
-        shared = chunk.rows[0].tensor.WhichOneof("payload") == "shared_memory"  # such a tensor is alone in its chunk
-        transport, chunk_bytes = "shared_memory" if shared else "inline", 0
-        metrics.STREAM_CHUNK_SECONDS.labels(self._stage, self.consumer, transport).observe(
-            now - self._stream.oldest_put
-        )
-        for rows in chunk.rows:
-            # A producer that offers no kinds of rows names each of its tensors: too many for a label.
-            kind = rows.name if rows.name in self._stream.offered else "tensors"
-            size_bytes = rows.tensor.shared_memory.size_bytes if shared else len(rows.tensor.inline)
-            metrics.STREAM_BYTES.labels(self._stage, self.consumer, kind, transport).inc(size_bytes)
-            chunk_bytes += size_bytes
-        self._bytes[transport] += chunk_bytes
-        if self._stream.fell_back:
-            metrics.SHARED_MEMORY_FALLBACK_BYTES.labels(self._stage, self._stream.fell_back).inc(chunk_bytes)
-
-    def end(self, outcome: str) -> None:
-        """Ends the span, if there are traces."""
-        if self._span:
-            used = "+".join(transport for transport, size_bytes in self._bytes.items() if size_bytes) or None
-            self._span.set(stage=self._stage, consumer=self.consumer, transport=used, outcome=outcome)
-            self._span.set(chunks=self._chunks, size_bytes=sum(self._bytes.values()))
-            self._span.end("" if outcome == "OK" else outcome)
-
 
 async def _first_message(requests: AsyncIterator[stream_pb2.SubscribeRequest]) -> stream_pb2.Subscription:
     async for request in requests:
@@ -240,6 +182,8 @@ async def _first_message(requests: AsyncIterator[stream_pb2.SubscribeRequest]) -
         limit_bytes = subscription.capabilities.max_chunk_bytes
         if limit_bytes and not 1024 <= limit_bytes <= 4 * 1024 * 1024:
             raise InvalidInput("subscription.capabilities.max_chunk_bytes", "must be 0 or 1024 to 4194304")
+        if subscription.capabilities.HasField("ucx"):
+            _check_inbox(subscription.capabilities.ucx)
         gathering = subscription.gathering
         if gathering.from_position < 0:
             raise InvalidInput("subscription.gathering.from_position", "must be at least 0")
@@ -247,6 +191,14 @@ async def _first_message(requests: AsyncIterator[stream_pb2.SubscribeRequest]) -
             raise InvalidInput("subscription.gathering.delay_ms", "must be 0 to 1000")
         return subscription
     raise InvalidInput("message", "the first message must be a subscription")
+
+
+def _check_inbox(inbox: stream_pb2.UcxInbox) -> None:
+    field = "subscription.capabilities.ucx"
+    if not 1 <= len(inbox.worker_address) <= MAX_ADDRESS_BYTES:
+        raise InvalidInput(f"{field}.worker_address", f"must have 1 to {MAX_ADDRESS_BYTES} bytes")
+    if not inbox.tag or inbox.tag % 2**TAG_BITS:
+        raise InvalidInput(f"{field}.tag", f"must be a multiple of {2**TAG_BITS} above 0")
 
 
 async def _read_credit(requests: AsyncIterator[stream_pb2.SubscribeRequest], stream: OutputStream) -> None:

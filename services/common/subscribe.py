@@ -8,16 +8,17 @@ from pathlib import Path
 import grpc
 import structlog
 
-from quartet.v1 import stream_pb2, stream_pb2_grpc, tensor_pb2
+from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.call import outgoing_metadata
 from services.common.channels import channel
 from services.common.errors import InvalidInput, Unavailable
 from services.common.feedback import Feedback
-from services.common.rows import Chunk, Rows
+from services.common.incoming import Incoming, Responses
+from services.common.rows import Chunk
 from services.common.shm.host import host
-from services.common.shm.reader import ArenaReader
 from services.common.status import from_rpc_error
-from services.common.tensors import to_torch
+from services.common.ucx.inbox import Inbox
+from services.common.ucx.worker import Worker
 
 CREDITS = 32
 CONNECT_TIMEOUT_S = 5.0
@@ -31,20 +32,23 @@ class _Readable:
     """What this process tells producers that it reads."""
 
     directory = Path("/dev/shm")
-    capabilities: stream_pb2.ConsumerCapabilities | None = None  # inline only
+    capabilities = stream_pb2.ConsumerCapabilities()  # inline only
+    ucx: Worker | None = None
 
 
-def read_by(transports: Sequence[str], directory: str) -> None:
-    """Sets what this process reads streams by: "inline", or also "shared_memory" of arenas in `directory`."""
-    _Readable.directory, _Readable.capabilities = Path(directory), None
+def read_by(transports: Sequence[str], directory: str, ucx: Worker | None = None) -> None:
+    """Sets what this process reads streams by: "inline", or also "shared_memory" of arenas in `directory`, or what
+    comes to `ucx`."""
+    capabilities = stream_pb2.ConsumerCapabilities(transports=[stream_pb2.TRANSPORT_INLINE])
+    _Readable.directory, _Readable.capabilities, _Readable.ucx = Path(directory), capabilities, ucx
     if "shared_memory" in transports:
         try:
-            _Readable.capabilities = stream_pb2.ConsumerCapabilities(
-                transports=[stream_pb2.TRANSPORT_INLINE, stream_pb2.TRANSPORT_SHARED_MEMORY],
-                shared_memory_host=host(_Readable.directory),
-            )
+            capabilities.shared_memory_host.CopyFrom(host(_Readable.directory))
+            capabilities.transports.append(stream_pb2.TRANSPORT_SHARED_MEMORY)
         except OSError as error:
             log.warning("no shared memory is read: tensors come inline", directory=directory, reason=str(error))
+    if ucx:
+        capabilities.transports.append(stream_pb2.TRANSPORT_UCX)
 
 
 @asynccontextmanager
@@ -73,6 +77,7 @@ async def subscribe(
     stub = stream_pb2_grpc.TensorStreamServiceStub(channel(source.address, source.server_name))
     call = stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True)
     feedback = Feedback(call, due_chunks=CREDITS // 2)
+    inbox = Inbox(_Readable.ucx) if _Readable.ucx else None
     try:
         subscription = stream_pb2.Subscription(
             stream_id=source.stream_id,
@@ -82,10 +87,15 @@ async def subscribe(
             capabilities=_Readable.capabilities,
             gathering=gathering,
         )
-        yield _messages(call, source, subscription, feedback)
+        if inbox:
+            subscription.capabilities.ucx.CopyFrom(inbox.offer)
+        yield _messages(call, source, subscription, feedback, inbox)
     except BaseException:
         feedback.cancel()
         raise
+    finally:
+        if inbox:
+            inbox.close()
     feedback.finish()
 
 
@@ -94,27 +104,18 @@ async def _messages(
     source: stream_pb2.StreamSource,
     subscription: stream_pb2.Subscription,
     feedback: Feedback,
+    inbox: Inbox | None,
 ) -> AsyncIterator[StreamMessage]:
-    reader = ArenaReader(_Readable.directory)
-
-    def resolve(handle: tensor_pb2.SharedMemory, field: str) -> memoryview:
-        view = reader.read(handle, field)
-        feedback.hold(handle.lease_id, view)
-        return view
-
+    responses = Responses(call)
+    incoming = Incoming(_Readable.directory, inbox, feedback, responses)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await call.write(stream_pb2.SubscribeRequest(subscription=subscription))
             await call.initial_metadata()
-        async for response in call:
+        while response := await responses.next():
             message = getattr(response, response.WhichOneof("message"))
             if isinstance(message, stream_pb2.StreamChunk):
-                yield Chunk(
-                    [
-                        Rows(rows.name, rows.first_position, to_torch(rows.tensor, f"source.{rows.name}", resolve))
-                        for rows in message.rows
-                    ]
-                )
+                yield await incoming.chunk(message)
                 feedback.took_chunk()
                 continue
             yield message
@@ -127,4 +128,6 @@ async def _messages(
         if feedback.broken:
             raise Unavailable(f"the stream from {source.address} broke off") from None
         raise from_rpc_error(error) from None
+    finally:
+        responses.close()
     raise Unavailable(f"the stream from {source.address} ended before it was complete")

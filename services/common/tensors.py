@@ -23,8 +23,10 @@ _DTYPES = {
 }
 _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 
-# Bytes of a handle and the field it is in, as read-only memory.
-Resolve = Callable[[tensor_pb2.SharedMemory, str], memoryview]
+Handle = tensor_pb2.SharedMemory | tensor_pb2.Ucx
+
+# Bytes of a handle and the field it is in; not to be written to.
+Resolve = Callable[[Handle, str], memoryview | np.ndarray]
 
 # torch has no read-only tensors; that these must not be written to is in the docstrings.
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
@@ -66,16 +68,17 @@ def to_message(tensor: torch.Tensor) -> tensor_pb2.Tensor:
     return message
 
 
-def to_torch(message: tensor_pb2.Tensor, field: str = "tensor", resolve: Resolve | None = None) -> torch.Tensor:
-    """The message's tensor on the CPU, over the payload itself: it must not be written to.
+def handle_of(message: tensor_pb2.Tensor) -> Handle | None:
+    """Where its elements are, if they are not in it."""
+    payload = message.WhichOneof("payload")
+    return None if payload in ("inline", None) else getattr(message, payload)
 
-    Args:
-        message: from a peer.
-        field: path of it, for errors.
-        resolve: finds what is in shared memory; None where nothing may be.
+
+def check(message: tensor_pb2.Tensor, size_bytes: int, field: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    """dtype and shape of the message's tensor, whose elements take `size_bytes`.
 
     Raises:
-        InvalidInput: names the part of `field` at fault, when dtype, shape and payload do not fit together.
+        InvalidInput: names the part of `field` at fault, when the three do not fit together.
     """
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:
@@ -83,17 +86,35 @@ def to_torch(message: tensor_pb2.Tensor, field: str = "tensor", resolve: Resolve
     shape = tuple(message.shape)
     if any(size < 0 for size in shape):
         raise InvalidInput(f"{field}.shape", f"has a negative dimension: {list(shape)}")
-    handle = message.shared_memory if message.WhichOneof("payload") == "shared_memory" else None
-    inline = b"" if handle else message.inline  # each access is a copy
-    size_bytes, needed_bytes = handle.size_bytes if handle else len(inline), math.prod(shape) * dtype.itemsize
-    payload = f"{field}.shared_memory.size_bytes" if handle else f"{field}.inline"
+    needed_bytes = math.prod(shape) * dtype.itemsize
     if size_bytes != needed_bytes:
-        raise InvalidInput(payload, f"has {size_bytes} bytes, but shape {list(shape)} of {dtype} needs {needed_bytes}")
-    if handle and resolve is None:
-        raise InvalidInput(f"{field}.shared_memory", "is taken in tensor streams only: send the elements inline")
-    data = resolve(handle, f"{field}.shared_memory") if handle and resolve else inline
+        payload = message.WhichOneof("payload") or "inline"
+        at = f"{field}.{payload}" if payload == "inline" else f"{field}.{payload}.size_bytes"
+        raise InvalidInput(at, f"has {size_bytes} bytes, but shape {list(shape)} of {dtype} needs {needed_bytes}")
+    return dtype, shape
+
+
+def to_torch(message: tensor_pb2.Tensor, field: str = "tensor", resolve: Resolve | None = None) -> torch.Tensor:
+    """The message's tensor on the CPU, over the payload itself: it must not be written to.
+
+    Args:
+        message: from a peer.
+        field: path of it, for errors.
+        resolve: finds what is not in the message; None where it must be.
+
+    Raises:
+        InvalidInput: names the part of `field` at fault, when dtype, shape and payload do not fit together.
+    """
+    handle = handle_of(message)
+    data: bytes | memoryview | np.ndarray = b"" if handle else message.inline  # each access is a copy
+    dtype, shape = check(message, handle.size_bytes if handle else len(data), field)
+    if handle:
+        payload = f"{field}.{message.WhichOneof('payload')}"
+        if resolve is None:
+            raise InvalidInput(payload, "is taken in tensor streams only: send the elements inline")
+        data = resolve(handle, payload)
     try:
-        if not data:
+        if not len(data):
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(data, dtype=dtype).view(shape)
     except RuntimeError as error:  # no elements, but dimensions that torch cannot count

@@ -80,7 +80,7 @@ async def serving(checkpoint: Path, dit: Bench, lender: Lender | None = None) ->
     engine = EncoderEngine(EncoderSettings(model=str(checkpoint)))
     admissions = [Admission(4, 4), Admission(4, 4)]
     hub, servers = StreamHub(), [grpc.aio.server(options=channels.SERVER_OPTIONS) for _ in range(2)]
-    hub.lender = lender
+    hub.carriers += [lender] if lender else []
     encoder = EncoderServicer(admissions[0], hub, EncoderSettings(model=str(checkpoint)))
     encoder.use(engine)
     servicer = DitServicer(admissions[1], DitSettings(model="x"))

@@ -27,7 +27,7 @@ def directory():
 @pytest.mark.parametrize("reason", ["not_offered", "other_directory"])
 async def test_who_does_not_see_the_arena_gets_messages(directory: Path, tmp_path: Path, reason: str):
     sent = tensors(1)[0]
-    before = metric("shared_memory_fallback_bytes_total", reason=reason)
+    before = metric("stream_fallback_bytes_total", transport="shared_memory", reason=reason)
     async with edge(directory, reads=("inline",)) as (hub, lender, address):
         transports = ("inline",) if reason == "not_offered" else BOTH
         with reading(tmp_path, *transports), capture_logs() as told:
@@ -39,9 +39,9 @@ async def test_who_does_not_see_the_arena_gets_messages(directory: Path, tmp_pat
                     async with subscribe(source(address, name), "r", []) as messages:
                         assert same((await read_all(messages))["big"], sent)
         assert lender.arena.used_bytes == 0
-    assert metric("shared_memory_fallback_bytes_total", reason=reason) - before == 2 * sent.nbytes
+    assert metric("stream_fallback_bytes_total", transport="shared_memory", reason=reason) - before == 2 * sent.nbytes
     (line,) = told  # once for this kind of consumer
-    assert (line["event"], line["transport"], line["reason"]) == ("edge", "inline", reason)
+    assert (line["event"], line["transport"], line["shared_memory_reason"]) == ("edge", "inline", reason)
 
 
 class Liar(stream_pb2_grpc.TensorStreamServiceServicer):

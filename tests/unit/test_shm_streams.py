@@ -95,7 +95,7 @@ async def test_a_tensor_is_read_in_place_until_it_is_garbage(directory: Path):
 
 async def test_a_full_arena_falls_back_to_messages_with_the_same_values(directory: Path):
     sent = tensors(12)
-    full = metric("shared_memory_fallback_bytes_total", reason="full")
+    full = metric("stream_fallback_bytes_total", transport="shared_memory", reason="full")
     async with edge(directory, size_bytes=MIB) as (hub, lender, address):
         with hub.open("s", ["big"]) as stream:
             stream.start(0)
@@ -111,7 +111,7 @@ async def test_a_full_arena_falls_back_to_messages_with_the_same_values(director
         assert positions == sorted(positions)
         assert torch.equal(torch.cat([r.tensor for r in held]), torch.cat([t.view(torch.uint8) for t in sent]))
         assert lender.arena.used_bytes == MIB
-        fell_back = metric("shared_memory_fallback_bytes_total", reason="full") - full
+        fell_back = metric("stream_fallback_bytes_total", transport="shared_memory", reason="full") - full
         assert 0 < fell_back <= sum(t.nbytes for t in sent) - MIB  # what was left of a tensor may have found room
         del held, message
         await until(lambda: lender.arena.used_bytes == 0)
@@ -137,7 +137,7 @@ async def test_leases_may_end_in_any_thread(directory: Path):
 
 async def test_released_memory_is_used_again_by_the_same_stream(directory: Path):
     """More goes through the arena than fits into it, and nothing falls back while the consumer keeps nothing."""
-    full = metric("shared_memory_fallback_bytes_total", reason="full")
+    full = metric("stream_fallback_bytes_total", transport="shared_memory", reason="full")
     async with edge(directory, size_bytes=MIB) as (hub, lender, address):
         with hub.open("s", ["big"]) as stream:
             stream.start(0)
@@ -150,7 +150,7 @@ async def test_released_memory_is_used_again_by_the_same_stream(directory: Path)
                     await until(lambda: lender.arena.used_bytes <= MIB // 2)
                 stream.finish(100)
                 assert isinstance(await anext(messages), stream_pb2.StreamEnd)
-    assert metric("shared_memory_fallback_bytes_total", reason="full") == full
+    assert metric("stream_fallback_bytes_total", transport="shared_memory", reason="full") == full
 
 
 async def test_an_early_end_frees_what_is_lent(directory: Path):

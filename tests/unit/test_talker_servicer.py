@@ -154,9 +154,10 @@ async def test_states_are_read_in_place_and_given_back_once_the_prompt_is_embedd
     token_ids, *others = service.rows()
     ids = to_torch(token_ids.tensor)
     with arena_directory() as directory, contextlib.ExitStack() as stack:
-        lender = service.hub.lender = Lender(directory, 2**20, 1)
+        lender = Lender(directory, 2**20, 1)
+        service.hub.carriers.append(lender)
         stack.callback(lender.arena.close)
-        stack.callback(setattr, service.hub, "lender", None)
+        stack.callback(service.hub.carriers.clear)
         stack.enter_context(reading(directory, "inline", "shared_memory"))
         thinker = stack.enter_context(service.hub.open("lent", ["token_ids", "rope_positions", others[-1].name]))
         speaking = asyncio.create_task(service.speak(service.sourced("lent")))

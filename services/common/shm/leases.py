@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import torch
 
 from quartet.v1 import tensor_pb2
+from services.common.carriers import Notify
 from services.common.errors import InvalidInput
 from services.common.shm.arena import Arena, Block
 from services.common.tensors import describe
@@ -14,21 +15,25 @@ _lease_ids = itertools.count(1)
 
 
 class Leases:
-    """One stream's leases in `arena`. For the event loop's thread only."""
+    """One stream's leases in `arena`: its Carrier. For the event loop's thread only."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    obstacle = "full"
+
+    def __init__(self, arena: Arena, notify: Notify) -> None:
+        self._arena, self._notify = arena, notify
         self._blocks: dict[int, Block] = {}
         self._ended = False
 
-    def __len__(self) -> int:
+    @property
+    def outstanding(self) -> int:
+        """Tensors that the consumer may be reading."""
         return len(self._blocks)
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Room for a tensor of `size_bytes`; None if there is none now."""
         return None if self._ended else self._arena.take(size_bytes)
 
-    async def lend(self, block: Block, tensor: torch.Tensor) -> tensor_pb2.Tensor:
+    async def carry(self, block: Block, tensor: torch.Tensor) -> tensor_pb2.Tensor:
         """Moves `tensor` (on the CPU) into its reserved `block`: the message by which a consumer finds it."""
         await self._arena.fill(block, tensor)
         lease_id = next(_lease_ids)
@@ -51,6 +56,7 @@ class Leases:
             if block is None:
                 raise InvalidInput("credit.released", f"this stream holds no lease {lease_id}")
             self._arena.free(block)
+        self._notify(None)
 
     def end(self) -> None:
         """The consumer is gone, and reads nothing."""

@@ -6,6 +6,7 @@ import structlog
 
 from quartet.v1 import stream_pb2
 from services.common import metrics
+from services.common.carriers import Notify
 from services.common.settings import StageSettings
 from services.common.shm.arena import Arena
 from services.common.shm.host import host, obstacle
@@ -16,21 +17,28 @@ log = structlog.get_logger()
 
 
 class Lender:
-    """Lends memory of a new arena of `size_bytes` in `directory`, for tensors of `from_bytes` or more.
+    """Lends memory of a new arena of `size_bytes` in `directory`, for tensors of `from_bytes` or more: its Carriers.
 
     Raises:
         OSError: no arena can be made there.
     """
+
+    transport = "shared_memory"
+    offered = stream_pb2.TRANSPORT_SHARED_MEMORY
 
     def __init__(self, directory: Path, size_bytes: int, from_bytes: int) -> None:
         self.arena = Arena(directory, size_bytes)
         self.from_bytes = from_bytes
         self._host = host(directory)
 
-    def terms(self, capabilities: stream_pb2.ConsumerCapabilities) -> tuple[Leases | None, str]:
+    def terms(self, capabilities: stream_pb2.ConsumerCapabilities, notify: Notify) -> tuple[Leases | None, str]:
         """(Leases for a new stream to a consumer of `capabilities`, ""), or None and why it gets none."""
         reason = obstacle(capabilities, self._host)
-        return (None, reason) if reason else (Leases(self.arena), "")
+        return (None, reason) if reason else (Leases(self.arena, notify), "")
+
+    def close(self) -> None:
+        """Removes the arena."""
+        self.arena.close()
 
 
 def open_lender(settings: StageSettings, stage: str) -> Lender | None:
