@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import grpc
 import torch
-from shm_support import MIB, source
+from shm_support import MIB, MIN_BYTES, source
 
 from quartet.v1 import stream_pb2_grpc
 from services.common import channels
@@ -66,7 +66,7 @@ class Edge:
 async def producing(worker: Worker | None) -> AsyncIterator[tuple[StreamHub, str]]:
     """A server of streams that sends by `worker`: (hub, address)."""
     hub, server = StreamHub(), grpc.aio.server(options=channels.SERVER_OPTIONS)
-    hub.carriers += [Sender(worker)] if worker else []
+    hub.carriers += [Sender(worker, MIN_BYTES)] if worker else []
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "shm-test"), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -151,7 +151,7 @@ class StageServer:
         if lender := open_lender(self.settings, self.stage):
             self.hub.carriers.append(lender)
         if self._ucx:
-            self.hub.carriers.append(Sender(self._ucx))
+            self.hub.carriers.append(Sender(self._ucx, self.settings.ucx_min_bytes))
 
     def _close_carriers(self) -> None:
         for carriers in self.hub.carriers:

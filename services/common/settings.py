@@ -142,6 +142,7 @@ class StageSettings(TlsSettings):
         "/dev/shm", description="where it is, a directory in memory; consumers need the same"
     )
     shared_memory_min_bytes: int = Field(65536, ge=1, description="least size of a tensor that goes there")
+    ucx_min_bytes: int = Field(262144, ge=1, description="least size of a tensor that goes by ucx")
     drain_timeout_s: float = Field(60.0, gt=0, description="longest wait for requests in flight after SIGTERM")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="Prometheus port; default: no metrics server")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")

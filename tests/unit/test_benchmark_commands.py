@@ -53,7 +53,7 @@ def test_transports_beside_a_socket_and_memcpy():
     output = _run("transports.py", "--rounds", "1", "--size", "64 KiB", "--size", "8 MiB")
     assert "of memcpy's rate" in output
     rates = {line.split(" | ")[0]: line for line in output.splitlines() if "GB/s" in line}
-    assert set(rates) == {"| memcpy", "| Unix socket", "| inline", "| shared_memory"}
+    assert set(rates) == {"| memcpy", "| Unix socket", "| inline", "| shared_memory", "| ucx"}
     assert "0.00 GB/s" not in "".join(rates.values())
 
 

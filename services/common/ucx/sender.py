@@ -13,9 +13,6 @@ from services.common.tensors import as_bytes, describe
 from services.common.ucx.arrivals import TAG_BITS
 from services.common.ucx.worker import Worker
 
-FROM_BYTES = 64 * 1024
-"""Least size of a tensor that goes by UCX; what is smaller is as fast inline."""
-
 HUNG_S = 5.0
 """Longest wait for a consumer whose call has ended to take or refuse what is on its way to it."""
 
@@ -23,13 +20,13 @@ log = structlog.get_logger()
 
 
 class Sender:
-    """A process's Carriers by UCX."""
+    """A process's Carriers by UCX, for tensors of `from_bytes` or more."""
 
     transport = "ucx"
     offered = stream_pb2.TRANSPORT_UCX
-    from_bytes = FROM_BYTES
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, from_bytes: int) -> None:
+        self.from_bytes = from_bytes
         self._worker = worker
 
     def terms(self, capabilities: stream_pb2.ConsumerCapabilities, notify: Notify) -> "tuple[Sends | None, str]":

@@ -25,8 +25,18 @@ _HELLO_TAG = 0
 _CLOSE_NS = 10**9  # the most that closing an endpoint, or all of them, may take
 CONNECT_TIMEOUT_S = 5.0
 
-# UCX reads them as it is loaded. What goes wrong is raised, and logged by who asked.
-_ENVIRONMENT = {"UCX_LOG_LEVEL": "fatal", "UCX_HANDLE_ERRORS": "none", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+# UCX reads them as it is loaded; what an operator has set stays.
+_ENVIRONMENT = {
+    # What goes wrong is raised, and logged by who asked.
+    "UCX_LOG_LEVEL": "fatal",
+    "UCX_HANDLE_ERRORS": "none",
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+    # Over TCP five times as fast as with its 8 KiB: 7.3 against 1.3 GB/s at 8 MiB.
+    "UCX_TCP_TX_SEG_SIZE": "256k",
+    "UCX_TCP_RX_SEG_SIZE": "256k",
+    # Larger ones wait at their sender, and fill nothing here if nobody takes them.
+    "UCX_RNDV_THRESH": "8192",
+}
 
 
 class Peer:
