@@ -18,7 +18,7 @@ setup: $(READY)  ## .venv with everything, and the quartet command in it
 $(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(wildcard protos/quartet/v1/*.proto)
 	@echo "setting up .venv (about 3 minutes and 4 GB on the first run)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,otel,dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,ucx,otel,dev]'
 	$(BIN)/python scripts/cpu_torch_env.py
 	@touch $(READY)
 

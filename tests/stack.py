@@ -58,7 +58,7 @@ class Stack:
 
     def sent_bytes(self, name: str) -> dict[str, float]:
         """Payload that stage `name` has sent to others, by transport."""
-        transports = ("inline", "shared_memory")
+        transports = ("inline", "shared_memory", "ucx")
         return {by: self.metric(name, "quartet_stream_bytes_total", transport=by) for by in transports}
 
     def log(self, name: str) -> str:

@@ -81,10 +81,10 @@ class TwoHostsStack:
         connect = self.hosts.a.command(sys.executable, "-c", code, host, port)
         return float(subprocess.run(connect, check=True, capture_output=True, text=True).stdout)
 
-    def totals(self, metric: str) -> dict[str, float]:
-        """Each stage's sum of a metric's series."""
+    def totals(self, metric: str, **labels: str) -> dict[str, float]:
+        """Each stage's sum of a metric's series that have `labels`."""
         pages = {stage: httpx.get(f"{self._url(stage, _METRICS_PORTS)}/metrics", timeout=5).text for stage in STAGES}
-        return {stage: Scrape.parse(page).total(metric) or 0.0 for stage, page in pages.items()}
+        return {stage: Scrape.parse(page).total(metric, **labels) or 0.0 for stage, page in pages.items()}
 
     def descriptors(self) -> dict[str, int]:
         """Open files and sockets of each process."""

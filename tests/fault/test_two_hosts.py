@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from player import AUDIBLE_GAP_MS, longest_gap_ms
 
 pytestmark = pytest.mark.e2e
+needs_ucx = pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'")
 
 CLIENTS = 4
 # services/common/channels.py: the keepalive's timeout where something is under way, and its time besides where nothing
@@ -129,7 +131,13 @@ def idle_stream(system: TwoHostsStack) -> Iterator[subprocess.Popen]:
             process.kill()
 
 
-@pytest.fixture(scope="module", params=[pytest.param((), id="grpc")])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((), id="grpc"),
+        pytest.param(("--transports=inline,ucx", "--ucx-min-bytes=1"), id="ucx", marks=needs_ucx),
+    ],
+)
 def system(request, tiny_checkpoint, tmp_path_factory) -> Iterator[TwoHostsStack]:
     """The system over two hosts; parameters: flags that every stage gets."""
     if reason := missing():
@@ -146,9 +154,11 @@ def reference(stack) -> Heard:
     return heard
 
 
-def test_two_hosts_answer_as_one_does(system, reference):
+def test_two_hosts_answer_as_one_does(system, reference, request):
     assert_same(listen(system.url, picture_in_speech(system.url)), reference)
-    assert system.totals("quartet_stream_bytes_total")["thinker"] > 0
+    transport = "ucx" if "ucx" in request.node.name else "inline"
+    for stage in ("thinker", "talker"):
+        assert system.totals("quartet_stream_bytes_total", transport=transport)[stage] > 0
 
 
 @pytest.mark.parametrize("cut", ["pulled", "silent"])

@@ -1,14 +1,16 @@
 """The four processes say what transformers says: equal token ids, equal codec codes, waveforms within 1e-4.
 
 Greedy, float32, for two checkpoints that share no size and no special id, and with every tensor between the stages in
-shared memory; alone, from a warm prefix cache, eight at a time, and through the public API.
+shared memory, or by UCX; alone, from a warm prefix cache, eight at a time, and through the public API.
 """
 
 import asyncio
 import base64
+import functools
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -31,12 +33,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 MAX_TOKENS, MAX_FRAMES = 20, 30
 VIDEO_FPS = 2.0
 MEDIA_TYPES = {"image": "image/png", "audio": "audio/wav", "video": "video/mp4"}
-# By default only tensors from 64 KiB on are, which small models have none of.
-EVERYTHING_SHARED = [
-    f"--{stage}-arg=--{flag}"
-    for stage in ("thinker", "talker")
-    for flag in ("shared-memory-mib=16", "shared-memory-min-bytes=1")
-]
+# By default only large tensors are, which small models have none of.
+EVERYTHING_BY = {
+    "shared_memory": ["shared-memory-mib=16", "shared-memory-min-bytes=1"],
+    "ucx": ["transports=inline,ucx", "ucx-min-bytes=1"],
+}
+# Part of the bytes that may go inline: UCX connects when the first request is there.
+BEFORE_CONNECTED = {"ucx": 0.1}
 IMAGE, AUDIO, VIDEO = ("image",), ("audio",), ("video",)
 
 # Turns of (role, parts); a part is text or the kind of a file.
@@ -87,23 +90,26 @@ class System:
         assert np.allclose(spoken.samples, answer.waveform, rtol=0, atol=1e-4)
 
 
-@pytest.fixture(scope="module", params=["tiny", "small", "tiny over shared memory"])
+@pytest.fixture(scope="module", params=["tiny", "small", "tiny over shared_memory", "tiny over ucx"])
 def system(request: pytest.FixtureRequest, media: Media, tmp_path_factory) -> Iterator[System]:
     name, _, by = request.param.partition(" over ")
+    if by == "ucx" and not find_spec("ucxx"):
+        pytest.skip("needs ucxx: pip install 'quartet[ucx]'")
     checkpoint: Path = request.getfixturevalue(f"{name}_checkpoint")
     answers = reference_answers(checkpoint, media)
     if request.param == "tiny":
         yield System(request.getfixturevalue("stack"), media, answers)
         return
-    flags = EVERYTHING_SHARED if by else []
+    flags = [
+        f"--{stage}-arg=--{flag}" for stage in ("thinker", "talker", "code2wav") for flag in EVERYTHING_BY.get(by, ())
+    ]
     with running(checkpoint, tmp_path_factory.mktemp("run"), *flags) as stack:
         yield System(stack, media, answers)
-        if by:
-            for stage in ("thinker", "talker"):
-                assert {transport for transport, size_bytes in stack.sent_bytes(stage).items() if size_bytes} == {
-                    "shared_memory"
-                }
-                assert stack.metric(stage, "quartet_shared_memory_used_bytes") == 0
+        for stage in ("thinker", "talker") if by else ():
+            sent_bytes = stack.sent_bytes(stage)
+            assert sent_bytes[by] > 0
+            assert sum(sent_bytes.values()) - sent_bytes[by] <= BEFORE_CONNECTED.get(by, 0) * sent_bytes[by]
+            assert stack.metric(stage, "quartet_shared_memory_used_bytes") == 0
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +118,7 @@ async def close_channels():
     await channels.close_all()
 
 
+@functools.cache
 def reference_answers(checkpoint: Path, media: Media) -> dict[str, ReferenceAnswer]:
     reference = Reference(checkpoint)
     sampler = reference.processor.video_processor
