@@ -1,6 +1,6 @@
-"""Dimensions of the random checkpoints. No two sizes share one, so that a test with both finds what is hard-coded."""
+"""Dimensions of the random checkpoints. "tiny" and "small" share none: a test with both finds what is hard-coded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -71,3 +71,5 @@ SIZES = {
         speakers=("ada", "bert"),
     ),
 }
+# Hidden states as wide as the published thinker's, for measuring what it takes to move them.
+SIZES["wide"] = replace(SIZES["tiny"], thinker=replace(SIZES["tiny"].thinker, hidden=2048))
