@@ -1,6 +1,7 @@
 """Checkpoints and processes that the tests share."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["QUARTET_GATEWAY_JOBS_DIR"] = tempfile.mkdtemp(prefix="quartet-jobs-")
 
 import pytest
+
+# Started in the background of a shell, this process ignores ctrl-C, and so would those that are tested with it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.insert(0, str(Path(__file__).parent))  # `import reference`, `import stack`
 
