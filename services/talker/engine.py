@@ -13,6 +13,7 @@ import torch
 
 from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.priority import yield_to_event_loops
+from services.common.staging import Staging
 from services.talker import metrics
 from services.talker.prompt import answer_head, is_media, prompt_length, prompt_rows, rope_positions
 from services.talker.runner import Advance, PromptChunk, StepInput, TalkerRunner
@@ -48,6 +49,7 @@ class TalkerEngine:
         self.changed = threading.Condition()  # guards _waiting, _stopping, _failure and the shared part of each state
         self.runner, self._prefill_chunk, self._on_failure = runner, prefill_chunk, on_failure
         self._max_frames_ahead = max_frames_ahead
+        self._staging = Staging(runner.model.device)
         self._waiting: deque[Speech] = deque()
         self._running: list[Speech] = []
         self._free = list(range(runner.slots))
@@ -172,7 +174,9 @@ class TalkerEngine:
             request.marks.mark_started()
         try:
             positions = rope_positions(request.prompt, self.spec)
-            state.rows = prompt_rows(request.prompt, state.text[0], request.speaker, self.runner.model, positions)
+            state.rows = prompt_rows(
+                request.prompt, state.text[0], request.speaker, self.runner.model, positions, self._staging
+            )
             if not state.rows.embeddings.isfinite().all():  # in the cache, they would spoil the slot's next requests
                 raise InvalidInput(f"hidden_states.{self.spec.accept_hidden_layer}", "must be finite numbers")
         except StageError as error:

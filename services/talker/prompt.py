@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from services.common.errors import InvalidInput
+from services.common.staging import Staging
 from services.talker.model import TalkerModel
 from services.talker.spec import TalkerSpec
 
@@ -118,7 +119,12 @@ def _stretches(kept: list[int], ids: list[int], spec: TalkerSpec) -> list[tuple[
 
 @torch.inference_mode()
 def prompt_rows(
-    prompt: ThinkerPrompt, first_text_id: int, speaker: str, model: TalkerModel, positions: torch.Tensor
+    prompt: ThinkerPrompt,
+    first_text_id: int,
+    speaker: str,
+    model: TalkerModel,
+    positions: torch.Tensor,
+    staging: Staging,
 ) -> PromptRows:
     """Embeds the prompt: all user turns, then the head of the assistant's turn up to the first text token.
 
@@ -128,6 +134,7 @@ def prompt_rows(
         speaker: a voice of the checkpoint.
         model: whose embeddings and projections are used.
         positions: of `rope_positions`.
+        staging: to the model's device.
     """
     spec, device = model.spec, model.device
     kept = user_positions(prompt.token_ids, spec)
@@ -138,7 +145,7 @@ def prompt_rows(
     if kept_media.any():
         order = media.cumsum(dim=0) - 1  # position -> row of media_states
         states = torch.cat(prompt.media_states)[order[kept[kept_media]]]
-        user[kept_media.to(device)] = model.hidden_projection(states.to(device, model.dtype))
+        user[kept_media.to(device)] = model.hidden_projection(staging.to_device(states).to(model.dtype))
 
     header_begin = len(prompt.token_ids) - len(answer_head(prompt.token_ids, spec)) - ASSISTANT_HEADER
     header = prompt.token_ids[header_begin : header_begin + ASSISTANT_HEADER].tolist()

@@ -15,6 +15,8 @@ import torch
 import zmq
 import zmq.asyncio
 
+from services.common.staging import Staging
+
 LINGER_MS = 1000
 # A front end's event loop handles a message of this size in well under a millisecond.
 MESSAGE_BYTES = 1024 * 1024
@@ -73,6 +75,7 @@ class Shipper:
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self._staging: Staging | None = None  # of the device that the first rows are on
         self._queue: queue.SimpleQueue[tuple[Shipment, torch.Tensor, torch.cuda.Event | None] | None]
         self._queue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="row-shipper", daemon=True)
@@ -80,13 +83,9 @@ class Shipper:
 
     def ship(self, shipment: Shipment, rows: torch.Tensor) -> None:
         """Sends `rows` ((n, ...) on any device). Returns at once; the tensor must not be written to afterwards."""
-        copied = None
-        if rows.is_cuda:
-            on_host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-            rows = on_host.copy_(rows, non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record()
-        self._queue.put((shipment, rows, copied))
+        if self._staging is None:
+            self._staging = Staging(rows.device)
+        self._queue.put((shipment, *self._staging.to_host(rows)))
 
     def close(self) -> None:
         """Sends what is queued, then ends the thread."""
@@ -174,7 +173,7 @@ class RowReceiver:
             raw_header, payload = await self._socket.recv_multipart(copy=False)
             header = decoder.decode(raw_header.buffer)
             dtype = getattr(torch, header.dtype)
-            rows = torch.frombuffer(bytearray(payload.buffer), dtype=dtype).view(-1, *header.row_shape)
+            rows = torch.frombuffer(payload.buffer, dtype=dtype).view(-1, *header.row_shape)
             first = 0
             for key, first_position, count in header.parts:
                 if sink := self._sinks.get(key):
