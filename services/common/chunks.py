@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from quartet.v1 import stream_pb2
 from services.common.rows import Rows
-from services.common.tensors import to_message
+from services.common.tensors import fill
 
 
 class Selection:
@@ -55,7 +55,7 @@ def take_inline(
         if fitting < count:
             pending.appendleft(rows.part(fitting, count))
             rows = rows.part(0, fitting)
-        chunk.rows.add(name=rows.name, first_position=rows.first_position, tensor=to_message(rows.tensor))
+        fill(chunk.rows.add(name=rows.name, first_position=rows.first_position).tensor, rows.tensor)
         room_bytes -= fitting * row_bytes
         passed += fitting
         if room_bytes <= 0:

@@ -63,9 +63,20 @@ def to_message(tensor: torch.Tensor) -> tensor_pb2.Tensor:
     Raises:
         ValueError: a dtype that has no DataType.
     """
-    message = describe(tensor)
-    message.inline = as_bytes(tensor).tobytes()
+    message = tensor_pb2.Tensor()
+    fill(message, tensor)
     return message
+
+
+def fill(message: tensor_pb2.Tensor, tensor: torch.Tensor) -> None:
+    """Makes the empty `message` what `to_message` gives: a message that is part of another need not be copied there.
+
+    Raises:
+        ValueError: a dtype that has no DataType.
+    """
+    message.dtype = data_type(tensor.dtype)
+    message.shape.extend(tensor.shape)
+    message.inline = as_bytes(tensor).tobytes()
 
 
 def handle_of(message: tensor_pb2.Tensor) -> Handle | None:

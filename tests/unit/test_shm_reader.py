@@ -150,6 +150,8 @@ def test_shapes_and_dtypes_are_checked_first(arena):
 
 def decode(message: tensor_pb2.Tensor, directory: Path) -> tuple[torch.Tensor | None, str]:
     """The tensor "t", or the field that is at fault."""
+    if message.HasField("ucx"):  # see test_ucx.py
+        message.ClearField("ucx")
     try:
         return to_torch(message, "t", ArenaReader(directory).read), ""
     except InvalidInput as error:

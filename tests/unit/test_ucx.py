@@ -14,6 +14,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from shm_support import MIB, metric, peer, read_all, same, source, tensors, until
 from structlog.testing import capture_logs
 from ucx_support import edge, producing, reading, working
@@ -21,10 +23,12 @@ from ucx_support import edge, producing, reading, working
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common import channels
 from services.common.errors import InvalidInput, StageError, Unavailable
+from services.common.incoming import Incoming, Responses
 from services.common.rows import Chunk, Rows
 from services.common.streams import StreamHub
 from services.common.subscribe import subscribe
 from services.common.ucx import sender
+from services.common.ucx.inbox import Inbox
 from services.common.ucx.open import open_worker
 from services.talker.config import TalkerSettings
 
@@ -243,6 +247,42 @@ async def test_a_producer_that_lies_is_found_out(kind: str, field: str):
         finally:
             await server.stop(None)
             await channels.close_all()
+
+
+class _Ended:
+    """A call on which nothing follows."""
+
+    async def read(self):
+        return grpc.aio.EOF
+
+
+@pytest.fixture(scope="module")
+def inbox():
+    with working() as worker:
+        yield Inbox(worker)
+
+
+@given(
+    dtype=st.integers(-1, 9),
+    shape=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 1100), max_size=4),
+    tag=st.integers(0, 2**64 - 1) | st.none(),
+    size_bytes=st.integers(0, 2**64 - 1) | st.integers(0, 4000),
+)
+@settings(max_examples=500, deadline=None)
+async def test_the_decoder_names_a_field_or_waits_for_what_is_announced(inbox, dtype, shape, tag, size_bytes):
+    rows = stream_pb2.Rows(name="t")
+    rows.tensor.dtype = dtype
+    rows.tensor.shape.extend(shape)
+    rows.tensor.ucx.size_bytes, rows.tensor.ucx.tag = size_bytes, inbox.offer.tag + 3 if tag is None else tag
+    incoming = Incoming(Path("/dev/shm"), inbox, None, Responses(_Ended()))  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("services.common.incoming.LATE_S", 0.01)
+        with pytest.raises((InvalidInput, Unavailable)) as refused:
+            await incoming.chunk(stream_pb2.StreamChunk(rows=[rows]))
+    if isinstance(refused.value, InvalidInput):
+        assert refused.value.field.startswith("source.t.")
+    else:  # all of it fits together, and it does not come
+        assert tag is None
 
 
 @pytest.mark.parametrize(

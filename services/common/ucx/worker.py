@@ -193,7 +193,7 @@ class Worker:
 
     def _next_timeout_s(self) -> float | None:
         """Gives up peers that do not answer; how long the next one may still take."""
-        connecting = [peer for peer in self._peers.values() if peer.obstacle == "connecting"]
+        connecting = [peer for peer in list(self._peers.values()) if peer.obstacle == "connecting"]
         for peer in connecting:
             if peer.connects_until <= time.monotonic():
                 self._lose(peer)
@@ -214,7 +214,8 @@ class Worker:
         try:
             address = self._api.UCXAddress.create_from_buffer(peer.address)
             peer.endpoint = self._ucx.create_endpoint_from_worker_address(address, endpoint_error_handling=True)
-            peer.endpoint.set_close_callback(lambda: self._forget(peer))
+            # Called while UCX makes progress, where the endpoint cannot be closed.
+            peer.endpoint.set_close_callback(lambda: self._commands.append(lambda: self._lose(peer)))
         except self._api.UCXError:
             self._forget(peer)
             return
@@ -285,7 +286,12 @@ class Worker:
             self._refuse(message)
             wanted.future.set_exception(ValueError(f"{message.length} bytes came, not {wanted.size_bytes}"))
             return
-        data = np.empty(wanted.size_bytes, np.uint8)
+        try:
+            data = np.empty(wanted.size_bytes, np.uint8)
+        except MemoryError:
+            self._refuse(message)
+            wanted.future.set_exception(Unavailable(f"UCX: no memory for {wanted.size_bytes} bytes"))
+            return
         self._run(self._ucx.tag_recv_with_handle(self._array(data), message), wanted.future, data, data)
 
     def _refuse(self, message: Any) -> None:
