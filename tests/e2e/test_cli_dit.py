@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -13,39 +13,31 @@ import pytest
 import soundfile
 from command import on_terminal, quartet, start
 from PIL import Image
-from stack import Stack, free_port, running
+from stack import Stack, free_port
 
 pytestmark = pytest.mark.e2e
 
 SLOW = ("--size", "512x512", "--steps", "200")  # a minute or more, unless it is given up
 
 
-def serve(arch: str, directory: Path) -> Iterator[Stack]:
-    made = quartet("tiny", "--arch", arch, "--out", "checkpoint", cwd=directory, timeout_s=120)
-    assert made.returncode == 0, made.stderr
-    jobs = f"--gateway-arg=--jobs-dir={directory / 'jobs'}"
-    with running(directory / "checkpoint", directory / "run", jobs) as stack:
-        yield stack
+@pytest.fixture
+def painter(dit_systems) -> Stack:
+    return dit_systems.get("sd3")
 
 
-@pytest.fixture(scope="module")
-def painter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    yield from serve("sd3", tmp_path_factory.mktemp("sd3"))
+@pytest.fixture
+def film_maker(dit_systems) -> Stack:
+    return dit_systems.get("wan")
 
 
-@pytest.fixture(scope="module")
-def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    yield from serve("wan", tmp_path_factory.mktemp("wan"))
+@pytest.fixture
+def foley(dit_systems) -> Stack:
+    return dit_systems.get("stable-audio")
 
 
-@pytest.fixture(scope="module")
-def foley(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    yield from serve("stable-audio", tmp_path_factory.mktemp("stable-audio"))
-
-
-@pytest.fixture(scope="module")
-def animator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    yield from serve("wan-i2v", tmp_path_factory.mktemp("wan-i2v"))
+@pytest.fixture
+def animator(dit_systems) -> Stack:
+    return dit_systems.get("wan-i2v")
 
 
 def until(condition: Callable[[], bool], limit_s: float) -> None:

@@ -4,7 +4,6 @@ import io
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,9 @@ def png(size: tuple[int, int] = (64, 64), mode: str = "RGB") -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture(scope="module")
-def painter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    checkpoint = make_diffusion_checkpoint(tmp_path_factory.mktemp("sd3"), "sd3", seed=0, size="tiny")
-    run_directory = tmp_path_factory.mktemp("run")
-    with running(checkpoint, run_directory, f"--gateway-arg=--jobs-dir={run_directory / 'jobs'}") as started:
-        yield started
+@pytest.fixture
+def painter(dit_systems) -> Stack:
+    return dit_systems.get("sd3")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 import base64
 import io
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import av
@@ -16,9 +14,8 @@ import soundfile
 import torch
 from dit_engine import fresh
 from PIL import Image
-from stack import Stack, running
 
-from cli.tiny.diffusion import FAMILIES, make_diffusion_checkpoint
+from cli.tiny.diffusion import FAMILIES
 
 pytestmark = pytest.mark.e2e
 
@@ -33,23 +30,6 @@ def png(image: Image.Image) -> bytes:
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_diffusion_checkpoint(tmp_path_factory.mktemp(family), family, seed=2, size="tiny")
-
-
-@pytest.fixture(scope="module")
-def system(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    run_directory = tmp_path_factory.mktemp("run")
-    with running(checkpoint, run_directory, f"--gateway-arg=--jobs-dir={run_directory / 'jobs'}") as started:
-        yield started
 
 
 def wanted(pipeline: Any, family: str, prompt: str, seed: int, guidance: float) -> np.ndarray:
@@ -124,13 +104,16 @@ def compare(family: str, mine: np.ndarray, theirs: np.ndarray) -> None:
         assert np.abs(mine - theirs * 255).max() <= 0.5 + 255 * TOLERANCE
 
 
-def test_through_http(system: Stack, family: str, checkpoint: Path) -> None:
-    pipeline = fresh(checkpoint)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_through_http(dit_systems, family: str) -> None:
+    url = dit_systems.get(family).url
+    pipeline = fresh(dit_systems.checkpoint(family))
     pipeline.set_progress_bar_config(disable=True)
     answers = [wanted(pipeline, family, *asked) for asked in ASKS]
     assert np.mean((answers[0] - answers[1]) ** 2) > 1e-4
-    compare(family, ask(system.url, family, *ASKS[0]), answers[0])
+    compare(family, ask(url, family, *ASKS[0]), answers[0])
     with ThreadPoolExecutor(len(ASKS)) as pool:
-        together = list(pool.map(lambda asked: ask(system.url, family, *asked), ASKS))
+        together = list(pool.map(lambda asked: ask(url, family, *asked), ASKS))
     for mine, theirs in zip(together, answers, strict=True):
         compare(family, mine, theirs)
+    dit_systems.stop(family)  # nobody asks it after this

@@ -51,6 +51,7 @@ async def test_a_killed_producer_is_an_error_and_its_arena_goes_with_the_next_st
         with reading(directory, "inline", "shared_memory"):
             with pytest.raises(Unavailable):
                 await _hold(told["address"], held, lambda: len(held) == 8 and process.kill())
+            await asyncio.to_thread(process.wait)  # its connection may be gone before its lock
             # The memory outlives the process and its file for as long as it is read.
             assert (directory / told["arena"]).exists()
             next_start = Lender(directory, MIB, MIB)
