@@ -27,6 +27,8 @@ _CODES: dict[type[StageError], int] = {
     DeadlineExceeded: code_pb2.DEADLINE_EXCEEDED,
     InternalError: code_pb2.INTERNAL,
 }
+# Of gRPC itself, as UNKNOWN, when a peer dies between two messages of a stream.
+_LOST = "Stream removed"
 _ERRORS = {code: error for error, code in _CODES.items()}
 
 
@@ -67,6 +69,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> StageError:
         if detail.Unpack(retry):
             return QueueFull(message, retry.retry_delay.ToMilliseconds() / 1000)
     kind = _ERRORS.get(error.code().value[0], InternalError)
+    if error.code() is grpc.StatusCode.UNKNOWN and message.startswith(_LOST):
+        kind = Unavailable
     if kind is InvalidInput:
         return InvalidInput("request", message)
     return kind(message)
