@@ -96,7 +96,7 @@ def main() -> None:
         print("| transport | TTFA p50 | fastest | MiB a request from thinker to talker |\n|---|---|---|---|")
         for transport, settings in TRANSPORTS.items():
             run_directory = Path(scratch) / transport
-            arguments = {"thinker": [*settings, "--max-model-len=8192"], "talker": settings, "code2wav": settings}
+            arguments = {"thinker": [*settings, "--max-context-tokens=8192"], "talker": settings, "code2wav": settings}
             options = Options(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, arguments)
             with running(options) as stack:
                 console.print(transport)

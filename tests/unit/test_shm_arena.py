@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from shm_support import MIB, arena_directory, peer
 
 from cli import leftovers
-from services.common.shm.arena import LOOP_COPY_BYTES, Arena
+from services.common.errors import Unavailable
+from services.common.shm.arena import SLICE_BYTES, Arena
 from services.common.shm.names import new_name
 from services.common.shm.ranges import ALIGNMENT_BYTES, FreeRanges, aligned
 from services.common.shm.sweep import sweep
@@ -54,7 +55,7 @@ async def test_what_is_filled_in_is_in_the_file(directory: Path):
     path = directory / arena.name
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_blocks * 512 >= 4 * MIB  # not sparse
-    for size in (3, LOOP_COPY_BYTES, 2 * LOOP_COPY_BYTES):  # by the event loop and by the thread
+    for size in (3, SLICE_BYTES, 3 * SLICE_BYTES - 1):
         tensor = torch.randint(0, 256, (size,), dtype=torch.uint8)
         block = arena.take(size)
         assert block
@@ -69,24 +70,33 @@ async def test_what_is_filled_in_is_in_the_file(directory: Path):
     assert not path.exists()
 
 
-async def test_a_block_whose_copy_is_given_up_is_free_only_when_the_copy_is_over(directory: Path, monkeypatch):
-    import threading
-
-    arena, go_on, written = Arena(directory, 4 * MIB), threading.Event(), []
-    write = arena._write
-    monkeypatch.setattr(arena, "_write", lambda *given: (go_on.wait(10), write(*given), written.append(given)))
-    block = arena.take(MIB)
+@pytest.mark.parametrize("how", ["given up", "closed"])
+async def test_a_copy_that_does_not_end_frees_its_block(directory: Path, how: str):
+    arena = Arena(directory, 16 * SLICE_BYTES)
+    block = arena.take(16 * SLICE_BYTES)
     assert block
-    filling = asyncio.create_task(arena.fill(block, torch.ones(MIB, dtype=torch.uint8)))
-    await asyncio.sleep(0)
-    filling.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    turns = 0
+
+    async def beside() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    others = asyncio.create_task(beside())
+    filling = asyncio.create_task(arena.fill(block, torch.ones(16 * SLICE_BYTES, dtype=torch.uint8)))
+    while turns < 2:
+        await asyncio.sleep(0)
+    assert not filling.done()  # others have their turn between its slices
+    if how == "given up":
+        filling.cancel()
+    else:
+        arena.close()
+    with pytest.raises(asyncio.CancelledError if how == "given up" else Unavailable):
         await filling
-    assert arena.used_bytes == MIB
-    go_on.set()
-    arena.close()  # waits for its thread
-    assert written
+    others.cancel()
     assert arena.used_bytes == 0
+    arena.close()
 
 
 async def test_a_file_system_without_room_is_an_error_at_the_start(directory: Path):
