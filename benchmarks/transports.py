@@ -24,7 +24,7 @@ import torch
 import uvloop
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
-from services.common import channels
+from services.common import channels, logs
 from services.common.rows import Chunk, Rows
 from services.common.shm.lender import Lender
 from services.common.streams import StreamHub, TensorStreamServicer
@@ -89,6 +89,7 @@ async def watched() -> AsyncIterator[Side]:
 
 def producer(pipe: Connection, directory: str) -> None:
     """Serves what `pipe` asks for, until it closes."""
+    logs.configure("warning", "benchmark")
     with contextlib.suppress(EOFError):
         uvloop.run(_produce(pipe, Path(directory)))
 
