@@ -4,19 +4,26 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     YamlConfigSettingsSource,
 )
 
 Transport = Literal["inline", "shared_memory", "ucx"]
+
+
+def _words(value: Any) -> Any:
+    """The list that a flag or a variable has as words with commas between them."""
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
 class Settings(BaseSettings):
@@ -62,6 +69,8 @@ class Settings(BaseSettings):
         except ValidationError as error:
             lines = [f"{'.'.join(map(str, e['loc'])) or cls.__name__}: {e['msg']}" for e in error.errors()]
             raise SystemExit("\n".join(["invalid settings", *lines])) from None
+        except SettingsError as error:  # a variable that is not even JSON where that is needed
+            raise SystemExit(f"invalid settings\n{error}: {error.__cause__}") from None
 
 
 def _shared_environment(names: Iterable[str]) -> dict[str, Any]:
@@ -130,7 +139,7 @@ class StageSettings(TlsSettings):
     device: str = Field("auto", description="torch device; auto: cuda if there is one, else cpu")
     max_running_requests: int = Field(32, ge=1, description="requests the engine works on at a time")
     max_queued_requests: int = Field(128, ge=0, description="requests that may wait; more are refused")
-    transports: list[Transport] = Field(
+    transports: Annotated[list[Transport], NoDecode, BeforeValidator(_words)] = Field(
         ["inline", "shared_memory"],
         description="how tensors may come and go: large ones by shared_memory if both ends see the same, else by ucx "
         "if both have it, else inline",

@@ -45,6 +45,28 @@ def test_kubectl_renders_the_same(directory):
     assert _by_name(build(K8S / directory)) == _by_name(list(yaml.safe_load_all(done.stdout)))
 
 
+@pytest.mark.parametrize("overlay", ["cpu-demo", "single-gpu", "scaled"])
+def test_ucx_is_added_to_an_overlay(tmp_path, overlay):
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    fast = tmp_path / "deploy/k8s/overlays/fast"
+    fast.mkdir()
+    kustomization = {"namespace": "quartet", "resources": [f"../{overlay}"], "components": ["../../components/ucx"]}
+    (fast / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    objects = build(fast)
+    assert problems(objects) == []
+    cluster = Cluster(objects)
+    (policy,) = [each for each in cluster.of("NetworkPolicy") if each["metadata"]["name"] == "ucx"]
+    (ports,) = {(rule["ports"][0]["port"], rule["ports"][0]["endPort"]) for rule in policy["spec"]["ingress"]}
+    for stage in ("thinker", "talker", "code2wav"):
+        assert cluster.settings(stage).transports == ["inline", "ucx"]
+        (container,) = pod_of(cluster.get("Deployment", stage))["containers"]
+        (port_range,) = [each["value"] for each in container["env"] if each["name"] == "UCX_TCP_PORT_RANGE"]
+        assert port_range == f"{ports[0]}-{ports[1]}"
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for each in objects:
+        validate.validate(each, "1.32", strict=True)
+
+
 @pytest.mark.parametrize(
     ("overlay", "components"), [("cpu-demo", ["keys", "tls"]), ("single-gpu", ["tls"]), ("scaled", ["tls", "dit-tls"])]
 )

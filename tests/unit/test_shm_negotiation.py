@@ -104,3 +104,14 @@ def test_settings_come_from_the_command_line():
     loaded = TalkerSettings.load(["--model=m", "--transports=inline", "--shared-memory-mib=5"])
     assert (loaded.transports, loaded.shared_memory_mib) == (["inline"], 5)
     assert TalkerSettings.load(["--model=m", "--transports=inline,shared_memory"]).transports == list(BOTH)
+
+
+def test_settings_come_from_the_environment(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("QUARTET_TALKER_TRANSPORTS", "inline, ucx")
+    assert TalkerSettings.load(["--model=m"]).transports == ["inline", "ucx"]
+    monkeypatch.setenv("QUARTET_TALKER_TRANSPORTS", "inline,smoke")
+    with pytest.raises(SystemExit, match="transports"):
+        TalkerSettings.load(["--model=m"])
+    monkeypatch.delenv("QUARTET_TALKER_TRANSPORTS")
+    (tmp_path / "talker.yaml").write_text("transports: [inline, shared_memory]")
+    assert TalkerSettings.load(["--model=m", "--config", str(tmp_path / "talker.yaml")]).transports == list(BOTH)
