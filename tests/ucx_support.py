@@ -45,6 +45,13 @@ def reading(worker: Worker | None) -> Iterator[None]:
         read_by(["inline"], "/dev/shm")
 
 
+async def connected(worker: Worker) -> None:
+    """Returns when `worker` can send to a peer."""
+    async with asyncio.timeout(20):
+        while not any(peer.obstacle == "" for peer in list(worker._peers.values())):
+            await asyncio.sleep(0.01)
+
+
 @dataclass
 class Edge:
     """A producer's hub, its worker and address; the consumer's worker."""
@@ -55,11 +62,9 @@ class Edge:
     consumer: Worker
 
     async def connected(self) -> None:
-        """Returns when the producer has a connection to the consumer."""
-        peer = self.producer.peer(self.consumer.address)
-        async with asyncio.timeout(10):
-            while peer.obstacle:
-                await asyncio.sleep(0.01)
+        """Returns when the producer can send to the consumer."""
+        self.producer.peer(self.consumer.address)
+        await connected(self.producer)
 
 
 @contextlib.asynccontextmanager
@@ -95,7 +100,7 @@ async def produce() -> None:
                 stream.start(0)
                 print(json.dumps({"address": address}), flush=True)
                 await stream.subscription(60)
-                await asyncio.sleep(0.5)  # connects
+                await connected(worker)
                 stream.put([Rows("states", i, torch.full((1, MIB), i, dtype=torch.uint8)) for i in range(8)])
                 await asyncio.Event().wait()
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shm_support import MIB, metric, peer, read_all, same, source, tensors, until
 from structlog.testing import capture_logs
-from ucx_support import edge, producing, reading, working
+from ucx_support import connected, edge, producing, reading, working
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common import channels
@@ -101,7 +101,7 @@ async def test_a_consumer_that_dies_frees_what_was_on_its_way():
                 stream.start(0)
                 with peer("consume", address, "s", script="ucx_support") as (process, _):
                     await stream.subscription(60)
-                    await asyncio.sleep(0.5)  # connects
+                    await connected(worker)
                     stream.put([Rows("states", i, torch.zeros(1, MIB, dtype=torch.uint8)) for i in range(8)])
                     assert json.loads(await asyncio.to_thread(process.stdout.readline)) == {"got": MIB}
                     assert worker.under_way > 0
@@ -118,7 +118,7 @@ async def test_a_consumer_that_hangs_is_dropped(monkeypatch):
                 stream.start(0)
                 with peer("consume", address, "s", script="ucx_support") as (process, _):
                     await stream.subscription(60)
-                    await asyncio.sleep(0.5)
+                    await connected(worker)
                     process.send_signal(signal.SIGSTOP)
                     stream.put([Rows("states", i, torch.zeros(1, MIB, dtype=torch.uint8)) for i in range(8)])
                     await until(lambda: worker.under_way == 8)
@@ -186,7 +186,8 @@ async def test_who_cannot_be_reached_gets_messages(reason: str):
                 stream.start(0)
                 async with subscribe(source(address), "r", []) as messages:
                     await anext(messages)
-                    await asyncio.sleep(0.5)  # tries to connect
+                    if reason == "unreachable":
+                        await until(lambda: not worker._peers)  # it has tried to connect
                     stream.put([Rows("big", 0, sent)])
                     stream.finish(16)
                     assert same((await read_all(messages))["big"], sent)
