@@ -9,12 +9,12 @@ from quartet.v1 import stream_pb2
 from services.common import metrics, tracing
 from services.common.call import STAGE_KEY
 from services.common.output_stream import OutputStream
-from services.common.tensors import handle_of
+from services.common.tensors import elements_bytes
 
 _STAGES = ("thinker", "talker", "code2wav", "dit", "encoder")
 
-Told = set[tuple[str, ...]]
-"""What a producer has logged of its edges."""
+Told = set[tuple[str, str, tuple[tuple[str, str], ...]]]
+"""What a producer has logged of its edges: (consumer, transport, why not others)."""
 
 log = structlog.get_logger()
 
@@ -56,8 +56,7 @@ class Edge:
         for rows in chunk.rows:
             # A producer that offers no kinds of rows names each of its tensors: too many for a label.
             kind = rows.name if rows.name in self._stream.offered else "tensors"
-            handle = handle_of(rows.tensor)
-            size_bytes = handle.size_bytes if handle else len(rows.tensor.inline)
+            size_bytes = elements_bytes(rows.tensor)
             metrics.STREAM_BYTES.labels(self._stage, self._consumer, kind, transport).inc(size_bytes)
             chunk_bytes += size_bytes
         self._bytes[transport] = self._bytes.get(transport, 0) + chunk_bytes
@@ -67,10 +66,11 @@ class Edge:
             self._tell(transport, self._stream.fell_back)
 
     def _tell(self, transport: str, reasons: dict[str, str]) -> None:
-        way = (self._consumer, transport, *(word for reason in reasons.items() for word in reason))
+        way = self._consumer, transport, tuple(reasons.items())
         if way not in self._told:
             self._told.add(way)
-            log.info("edge", consumer=self._consumer, peer=self._peer, transport=transport, **_why(reasons))
+            why = {f"{other}_reason": reason for other, reason in reasons.items()}
+            log.info("edge", consumer=self._consumer, peer=self._peer, transport=transport, **why)
 
     def end(self, outcome: str) -> None:
         """Ends the span, if there are traces."""
@@ -79,8 +79,3 @@ class Edge:
             self._span.set(stage=self._stage, consumer=self._consumer, transport=used, outcome=outcome)
             self._span.set(chunks=self._chunks, size_bytes=sum(self._bytes.values()))
             self._span.end("" if outcome == "OK" else outcome)
-
-
-def _why(reasons: dict[str, str]) -> dict[str, str]:
-    """Fields of a log line: why each transport was not taken."""
-    return {f"{transport}_reason": reason for transport, reason in reasons.items()}

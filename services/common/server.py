@@ -57,8 +57,9 @@ class StageServer:
         self.grpc = grpc.aio.server(options=channels.SERVER_OPTIONS)
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, stage)
         self.hub = StreamHub()
-        self._ucx = open_worker(settings)
-        read_by(settings.transports, settings.shared_memory_dir, self._ucx)
+        ucx = open_worker(settings)
+        self.hub.carriers += [Sender(ucx, settings.ucx_min_bytes)] if ucx else []
+        read_by(settings.transports, settings.shared_memory_dir, ucx)
         self.port = 0
         self._credentials = tls.load(settings)
         channels.use(self._credentials)
@@ -117,7 +118,8 @@ class StageServer:
             start_http_server(settings.metrics_port, settings.host)
         log.info("listening", address=f"{settings.host}:{self.port}", **settings.loggable())
 
-        await asyncio.to_thread(self._open_carriers)  # the kernel clears all of the shared memory
+        if lender := await asyncio.to_thread(open_lender, settings, self.stage):  # the kernel clears all of it
+            self.hub.carriers.insert(0, lender)
         starting = asyncio.ensure_future(start())
         try:
             await asyncio.wait({starting, self._stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -147,17 +149,9 @@ class StageServer:
         if not self._stop.done():
             self._stop.set_result(None)
 
-    def _open_carriers(self) -> None:
-        if lender := open_lender(self.settings, self.stage):
-            self.hub.carriers.append(lender)
-        if self._ucx:
-            self.hub.carriers.append(Sender(self._ucx, self.settings.ucx_min_bytes))
-
     def _close_carriers(self) -> None:
         for carriers in self.hub.carriers:
             carriers.close()
-        if self._ucx:
-            self._ucx.close()
 
     async def _abandon_loading(self) -> None:
         """Ends the process: loading goes on in a thread, which nothing can stop and the interpreter would wait for."""

@@ -79,6 +79,11 @@ def fill(message: tensor_pb2.Tensor, tensor: torch.Tensor) -> None:
     message.inline = as_bytes(tensor).tobytes()
 
 
+def elements_bytes(message: tensor_pb2.Tensor) -> int:
+    """Size of the elements of a message of ours, by dtype and shape: to look at an inline payload copies it."""
+    return math.prod(message.shape) * _DTYPES[message.dtype].itemsize
+
+
 def handle_of(message: tensor_pb2.Tensor) -> Handle | None:
     """Where its elements are, if they are not in it."""
     payload = message.WhichOneof("payload")
