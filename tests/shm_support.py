@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common import channels
+from services.common.carriers import Carriers
 from services.common.rows import Chunk, Rows
 from services.common.shm.lender import Lender
 from services.common.streams import StreamHub, TensorStreamServicer
@@ -39,11 +40,11 @@ def arena_directory() -> Iterator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def producing(lender: Lender | None, stage: str = "shm-test") -> AsyncIterator[tuple[StreamHub, str]]:
-    """A server of streams with `lender`'s arena: (hub, address). The arena is removed at the end."""
+async def serving(*carriers: Carriers) -> AsyncIterator[tuple[StreamHub, str]]:
+    """A server of streams that go by `carriers`, which stay open: (hub, address)."""
     hub, server = StreamHub(), grpc.aio.server(options=channels.SERVER_OPTIONS)
-    hub.carriers += [lender] if lender else []
-    stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, stage), server)
+    hub.carriers += carriers
+    stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "shm-test"), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
@@ -51,8 +52,16 @@ async def producing(lender: Lender | None, stage: str = "shm-test") -> AsyncIter
     finally:
         await server.stop(None)
         await channels.close_all()
-        if lender:
-            lender.arena.close()
+
+
+@contextlib.asynccontextmanager
+async def producing(lender: Lender) -> AsyncIterator[tuple[StreamHub, str]]:
+    """A server of streams with `lender`'s arena: (hub, address). The arena is removed at the end."""
+    try:
+        async with serving(lender) as served:
+            yield served
+    finally:
+        lender.close()
 
 
 @contextlib.contextmanager

@@ -11,14 +11,11 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
-import grpc
 import torch
-from shm_support import MIB, MIN_BYTES, source
+from shm_support import MIB, MIN_BYTES, serving, source
 
-from quartet.v1 import stream_pb2_grpc
-from services.common import channels
 from services.common.rows import Chunk, Rows
-from services.common.streams import StreamHub, TensorStreamServicer
+from services.common.streams import StreamHub
 from services.common.subscribe import read_by, subscribe
 from services.common.ucx.sender import Sender
 from services.common.ucx.worker import Worker
@@ -68,25 +65,10 @@ class Edge:
 
 
 @contextlib.asynccontextmanager
-async def producing(worker: Worker | None) -> AsyncIterator[tuple[StreamHub, str]]:
-    """A server of streams that sends by `worker`: (hub, address)."""
-    hub, server = StreamHub(), grpc.aio.server(options=channels.SERVER_OPTIONS)
-    hub.carriers += [Sender(worker, MIN_BYTES)] if worker else []
-    stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "shm-test"), server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    try:
-        yield hub, address
-    finally:
-        await server.stop(None)
-        await channels.close_all()
-
-
-@contextlib.asynccontextmanager
 async def edge() -> AsyncIterator[Edge]:
     """A producer, and a consumer in this process; they are connected."""
     with working() as producer, working() as consumer, reading(consumer):
-        async with producing(producer) as (hub, address):
+        async with serving(Sender(producer, MIN_BYTES)) as (hub, address):
             made = Edge(hub, producer, address, consumer)
             await made.connected()
             yield made
@@ -95,7 +77,7 @@ async def edge() -> AsyncIterator[Edge]:
 async def produce() -> None:
     """Offers a stream "s" of eight tensors of 1 MiB, and never ends it."""
     with working() as worker:
-        async with producing(worker) as (hub, address):
+        async with serving(Sender(worker, MIN_BYTES)) as (hub, address):
             with hub.open("s", ["states"]) as stream:
                 stream.start(0)
                 print(json.dumps({"address": address}), flush=True)

@@ -1,35 +1,35 @@
 """Tensors by UCX: what arrives, what becomes of those who leave or die, and of what nobody waits for."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import random
 import signal
+import subprocess
 import time
+from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import grpc
 import numpy as np
 import psutil
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from shm_support import MIB, metric, peer, read_all, same, source, tensors, until
+from shm_support import MIB, MIN_BYTES, metric, peer, read_all, same, serving, source, tensors, until
 from structlog.testing import capture_logs
-from ucx_support import connected, edge, producing, reading, working
+from ucx_support import connected, edge, reading, working
 
-from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common import channels
-from services.common.errors import InvalidInput, StageError, Unavailable
-from services.common.incoming import Incoming, Responses
+from services.common.errors import StageError, Unavailable
+from services.common.output_stream import OutputStream
 from services.common.rows import Chunk, Rows
 from services.common.streams import StreamHub
 from services.common.subscribe import subscribe
 from services.common.ucx import sender
-from services.common.ucx.inbox import Inbox
 from services.common.ucx.open import open_worker
+from services.common.ucx.sender import Sender
+from services.common.ucx.worker import Worker
 from services.talker.config import TalkerSettings
 
 pytestmark = pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'")
@@ -94,38 +94,44 @@ async def test_many_streams_some_of_them_left():
         await until(lambda: not e.producer.under_way and not e.consumer.under_way)  # what nobody took was refused
 
 
-async def test_a_consumer_that_dies_frees_what_was_on_its_way():
+@contextlib.asynccontextmanager
+async def consumed() -> AsyncIterator[tuple[StreamHub, Worker, OutputStream, subprocess.Popen]]:
+    """(hub, its worker, a stream of it, a process that has subscribed to it and can be sent to)."""
     with working() as worker:
-        async with producing(worker) as (hub, address):
+        async with serving(Sender(worker, MIN_BYTES)) as (hub, address):
             with hub.open("s", ["states"]) as stream:
                 stream.start(0)
                 with peer("consume", address, "s", script="ucx_support") as (process, _):
                     await stream.subscription(60)
                     await connected(worker)
-                    stream.put([Rows("states", i, torch.zeros(1, MIB, dtype=torch.uint8)) for i in range(8)])
-                    assert json.loads(await asyncio.to_thread(process.stdout.readline)) == {"got": MIB}
-                    assert worker.under_way > 0
-                    process.kill()
-                    await until(lambda: stream.consumer_gone and not worker.under_way)
-            await hub.drain()
+                    yield hub, worker, stream, process
+
+
+def eight() -> list[Rows]:
+    """Tensors of 1 MiB."""
+    return [Rows("states", i, torch.zeros(1, MIB, dtype=torch.uint8)) for i in range(8)]
+
+
+async def test_a_consumer_that_dies_frees_what_was_on_its_way():
+    async with consumed() as (hub, worker, stream, process):
+        stream.put(eight())
+        assert json.loads(await asyncio.to_thread(process.stdout.readline)) == {"got": MIB}
+        assert worker.under_way > 0
+        process.kill()
+        await until(lambda: stream.consumer_gone and not worker.under_way)
+        await hub.drain()
 
 
 async def test_a_consumer_that_hangs_is_dropped(monkeypatch):
     monkeypatch.setattr(sender, "HUNG_S", 0.5)
-    with working() as worker:
-        async with producing(worker) as (hub, address):
-            with hub.open("s", ["states"]) as stream:
-                stream.start(0)
-                with peer("consume", address, "s", script="ucx_support") as (process, _):
-                    await stream.subscription(60)
-                    await connected(worker)
-                    process.send_signal(signal.SIGSTOP)
-                    stream.put([Rows("states", i, torch.zeros(1, MIB, dtype=torch.uint8)) for i in range(8)])
-                    await until(lambda: worker.under_way == 8)
-                    with capture_logs() as told:
-                        stream.consumer_left()  # as when gRPC's keepalive has noticed
-                        await until(lambda: not worker.under_way)
-                    assert [line["event"] for line in told] == ["UCX peer takes nothing: dropped"]
+    async with consumed() as (_, worker, stream, process):
+        process.send_signal(signal.SIGSTOP)
+        stream.put(eight())
+        await until(lambda: worker.under_way == 8)
+        with capture_logs() as told:
+            stream.consumer_left()  # as when gRPC's keepalive has noticed
+            await until(lambda: not worker.under_way)
+        assert [line["event"] for line in told] == ["UCX peer takes nothing: dropped"]
 
 
 async def test_a_producer_that_dies_is_a_typed_error_at_once():
@@ -180,7 +186,7 @@ async def test_who_cannot_be_reached_gets_messages(reason: str):
     with working() as gone:
         pass
     with working() as worker:
-        async with producing(worker) as (hub, address):
+        async with serving(Sender(worker, MIN_BYTES)) as (hub, address):
             consumer = None if reason == "not_offered" else gone
             with reading(consumer), capture_logs() as told, hub.open("s", ["big"]) as stream:
                 stream.start(0)
@@ -194,119 +200,6 @@ async def test_who_cannot_be_reached_gets_messages(reason: str):
     assert metric("stream_fallback_bytes_total", transport="ucx", reason=reason) - before == sent.nbytes
     (line,) = told
     assert (line["event"], line["transport"], line["ucx_reason"]) == ("edge", "inline", reason)
-
-
-class Liar(stream_pb2_grpc.TensorStreamServiceServicer):
-    """A producer that announces what `kind` says, and sends four bytes."""
-
-    def __init__(self, worker, kind: str) -> None:
-        self._worker, self._kind = worker, kind
-
-    async def Subscribe(self, request_iterator, context):
-        await context.send_initial_metadata(())
-        first = await anext(aiter(request_iterator))
-        inbox = first.subscription.capabilities.ucx
-        rows = stream_pb2.Rows(name="states")
-        rows.tensor.dtype, rows.tensor.shape[:] = 1, [2 if self._kind == "size" else 1]
-        rows.tensor.ucx.size_bytes, rows.tensor.ucx.tag = rows.tensor.shape[0] * 4, inbox.tag + 5
-        if self._kind == "tag":
-            rows.tensor.ucx.tag = 2**63
-        if self._kind == "huge":
-            rows.tensor.shape[0] = 2**40
-            rows.tensor.ucx.size_bytes = 2**42
-        if self._kind == "shape":
-            rows.tensor.shape[0] = 3
-        if inbox.worker_address:
-            self._worker.send(self._worker.peer(inbox.worker_address), np.zeros(4, np.uint8), inbox.tag + 5)
-        yield stream_pb2.SubscribeResponse(header=stream_pb2.StreamHeader())
-        yield stream_pb2.SubscribeResponse(chunk=stream_pb2.StreamChunk(rows=[rows]))
-        await asyncio.sleep(5)
-
-
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [
-        ("tag", "source.states.ucx.tag"),
-        ("size", "source.states.ucx.size_bytes"),
-        ("huge", "source.states.ucx.size_bytes"),
-        ("shape", "source.states.ucx.size_bytes"),
-        ("not offered", "source.states.ucx"),
-    ],
-)
-async def test_a_producer_that_lies_is_found_out(kind: str, field: str):
-    with working() as theirs, working() as ours:
-        server = grpc.aio.server()
-        stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(Liar(theirs, kind), server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        try:
-            with reading(None if kind == "not offered" else ours), pytest.raises(InvalidInput) as found:
-                async with subscribe(source(address), "r", []) as messages:
-                    await read_all(messages)
-            assert found.value.field == field
-            await until(lambda: not theirs.under_way and not ours.under_way)
-        finally:
-            await server.stop(None)
-            await channels.close_all()
-
-
-class _Ended:
-    """A call on which nothing follows."""
-
-    async def read(self):
-        return grpc.aio.EOF
-
-
-@pytest.fixture(scope="module")
-def inbox():
-    with working() as worker:
-        yield Inbox(worker)
-
-
-@given(
-    dtype=st.integers(-1, 9),
-    shape=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 1100), max_size=4),
-    tag=st.integers(0, 2**64 - 1) | st.none(),
-    size_bytes=st.integers(0, 2**64 - 1) | st.integers(0, 4000),
-)
-@settings(max_examples=500, deadline=None)
-async def test_the_decoder_names_a_field_or_waits_for_what_is_announced(inbox, dtype, shape, tag, size_bytes):
-    rows = stream_pb2.Rows(name="t")
-    rows.tensor.dtype = dtype
-    rows.tensor.shape.extend(shape)
-    rows.tensor.ucx.size_bytes, rows.tensor.ucx.tag = size_bytes, inbox.offer.tag + 3 if tag is None else tag
-    incoming = Incoming(Path("/dev/shm"), inbox, None, Responses(_Ended()))  # type: ignore[arg-type]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("services.common.incoming.LATE_S", 0.01)
-        with pytest.raises((InvalidInput, Unavailable)) as refused:
-            await incoming.chunk(stream_pb2.StreamChunk(rows=[rows]))
-    if isinstance(refused.value, InvalidInput):
-        assert refused.value.field.startswith("source.t.")
-    else:  # all of it fits together, and it does not come
-        assert tag is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"worker_address": b""}, "subscription.capabilities.ucx.worker_address"),
-        ({"worker_address": bytes(2**17)}, "subscription.capabilities.ucx.worker_address"),
-        ({"tag": 0}, "subscription.capabilities.ucx.tag"),
-        ({"tag": 2**24 + 1}, "subscription.capabilities.ucx.tag"),
-    ],
-)
-async def test_a_wrong_inbox_is_refused(changes: dict, field: str):
-    async with edge() as e:
-        subscription = stream_pb2.Subscription(stream_id="s", request_id="r", initial_credits=1)
-        subscription.capabilities.transports.append(stream_pb2.TRANSPORT_UCX)
-        inbox = {"worker_address": e.consumer.address, "tag": 2**24} | changes
-        subscription.capabilities.ucx.CopyFrom(stream_pb2.UcxInbox(**inbox))
-        call = stream_pb2_grpc.TensorStreamServiceStub(channels.channel(e.address)).Subscribe()
-        await call.write(stream_pb2.SubscribeRequest(subscription=subscription))
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call.read()
-        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert field in refused.value.details()
 
 
 def test_without_ucxx_there_is_a_line_and_no_worker(monkeypatch):
