@@ -72,6 +72,7 @@ async def test_rows_arrive_whole_in_pieces_and_only_those_asked_for():
         assert by_name["hidden_states.0"] == {i: row.tolist() for i, row in enumerate(states)}
         assert by_name["token_ids"] == {500: 500, 501: 501, 502: 502}
         assert "hidden_states.4" not in by_name
+    await hub.drain()
     assert len(hub) == 0  # once its consumer has left
 
 
