@@ -1,6 +1,10 @@
 """What a request came to, whoever answered it: moments and amounts, from which all figures are made."""
 
 from dataclasses import dataclass, field
+from typing import Any
+
+Prompt = str | list[dict[str, Any]]
+"""Text, or OpenAI's parts of a message."""
 
 
 @dataclass
@@ -19,7 +23,7 @@ class Answer:
         error: what went wrong; None if nothing did.
     """
 
-    prompt: str
+    prompt: Prompt
     sent_s: float
     done_s: float
     text: str = ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from answer import Answer
+from answer import Answer, Prompt
 
 PCM16_BYTES = 2
 
@@ -30,7 +30,7 @@ class Wish:
     temperature: float
     seed: int
 
-    def body(self, model: str, prompt: str) -> dict[str, Any]:
+    def body(self, model: str, prompt: Prompt) -> dict[str, Any]:
         """Body of the POST."""
         return {
             "model": model,
@@ -50,7 +50,7 @@ class Wish:
 class Exchange:
     """A request and the bytes of its answer, each piece with its moment."""
 
-    prompt: str
+    prompt: Prompt
     sent_s: float
     done_s: float = 0.0
     status: int = 0
@@ -107,7 +107,7 @@ class Gateway:
         self._model = model["id"]
         return model["quartet"]
 
-    async def send(self, prompt: str) -> Exchange:
+    async def send(self, prompt: Prompt) -> Exchange:
         """One streamed request. Never raises for what the server did: that is in the exchange."""
         body = json.dumps(self._wish.body(self._model, prompt)).encode()
         headers = {"content-type": "application/json"}

@@ -12,13 +12,11 @@ import io
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
+from client import Gateway, Wish
 from holdings import sent_bytes
 from PIL import Image
 
@@ -33,7 +31,7 @@ TRANSPORTS = {
     "ucx": ["--transports=inline,ucx"],
 }
 SIDE, TOKENS = 512, 256  # of a picture: its pixels a side, and its positions in the prompt
-STAGES = ("thinker", "talker", "code2wav")
+WARM_UP = 2  # requests that do not count
 
 
 def picture(noise: np.random.Generator) -> dict[str, Any]:
@@ -44,45 +42,22 @@ def picture(noise: np.random.Generator) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def bodies(pictures: int) -> Iterator[dict[str, Any]]:
-    """Requests, each with other pictures."""
-    noise = np.random.default_rng(0)
-    while True:
-        content = [*(picture(noise) for _ in range(pictures)), {"type": "text", "text": "What do you see?"}]
-        yield {
-            "messages": [{"role": "user", "content": content}],
-            "modalities": ["text", "audio"],
-            "audio": {"format": "pcm16"},
-            "stream": True,
-            "temperature": 0,
-            "max_tokens": 8,
-            "quartet": {"talker": {"temperature": 0, "max_frames": 8}},
-        }
-
-
-async def ttfa_s(client: httpx.AsyncClient, body: dict[str, Any]) -> float:
-    """Seconds from sending `body` to the first piece of audio."""
-    sent_s, first_s = time.perf_counter(), 0.0
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        async for line in response.aiter_lines():
-            if response.status_code != 200 or '"error"' in line:
-                sys.exit(f"{response.status_code}: {line[:500]}")
-            if not first_s and '"data"' in line:
-                first_s = time.perf_counter()
-    return first_s - sent_s
-
-
 async def measure(url: str, flags: argparse.Namespace) -> list[float]:
-    """TTFA in seconds of `flags.requests` requests, one after another."""
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        asked = bodies(flags.pictures)
-        seconds = []
-        for i in range(flags.requests + 2):
-            took_s = await ttfa_s(client, next(asked) | {"model": model})
-            if i >= 2:  # what came before was the warm-up
-                seconds.append(took_s)
-        return seconds
+    """TTFA in seconds of `flags.requests` requests, one after another, each with other pictures."""
+    noise, seconds = np.random.default_rng(0), []
+    gateway = Gateway(url, Wish(tokens=8, frames=8, temperature=0.0, seed=0))
+    try:
+        await gateway.facts()
+        for i in range(flags.requests + WARM_UP):
+            parts = [*(picture(noise) for _ in range(flags.pictures)), {"type": "text", "text": "What do you see?"}]
+            answer = (await gateway.send(parts)).answer()
+            if answer.error or not answer.audio:
+                sys.exit(f"request {i}: {answer.error or 'no audio'}")
+            if i >= WARM_UP:
+                seconds.append(answer.audio[0][0] - answer.sent_s)
+    finally:
+        await gateway.close()
+    return seconds
 
 
 def main() -> None:
@@ -102,7 +77,9 @@ def main() -> None:
                 console.print(transport)
                 seconds = asyncio.run(measure(stack.url, flags))
                 sent = sent_bytes(run_directory, "thinker")
-            each = ", ".join(f"{by} {size_bytes / (flags.requests + 2) / 2**20:.1f}" for by, size_bytes in sent.items())
+            each = ", ".join(
+                f"{by} {size_bytes / (flags.requests + WARM_UP) / 2**20:.1f}" for by, size_bytes in sent.items()
+            )
             print(f"| {transport} | {statistics.median(seconds):.3f} s | {min(seconds):.3f} s | {each} |", flush=True)
 
 
