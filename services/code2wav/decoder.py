@@ -7,7 +7,7 @@ from services.code2wav.layers import CausalConv, CausalTransposedConv, ConvNeXtB
 from services.code2wav.spec import Code2WavSpec, read_spec
 from services.code2wav.state import Batch, StateLayout, StreamStates
 from services.code2wav.transformer import Attention, Transformer
-from services.common.device import device_name
+from services.common.device import engine_device, make_current
 from services.common.weights import Checkpoint
 
 PREFIX = "code2wav."
@@ -152,8 +152,11 @@ def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decod
         device: a torch device, or "auto" for cuda if there is one, else cpu.
 
     Raises:
-        ValueError: no such checkpoint, no code2wav in it, or tensors that are missing, unknown or of another shape.
+        ValueError: no such device, no such checkpoint, no code2wav in it, or tensors that are missing, unknown or of
+            another shape.
     """
+    on = engine_device(device)
+    make_current(on)
     checkpoint = Checkpoint(model, wanted=lambda name: name.startswith(PREFIX))
     decoder = Decoder(read_spec(checkpoint.folder))
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in checkpoint.tensors()}
@@ -163,7 +166,7 @@ def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decod
         raise ValueError(f"{model}: {error}") from None
     stored = tensors["code_embedding.weight"].dtype
     decoder.to(dtype=stored if dtype == "auto" else getattr(torch, dtype))
-    decoder.to(device=device_name(device))
+    decoder.to(device=on)
     if decoder.dtype == torch.float32:
         torch.backends.cudnn.allow_tf32 = False  # on by default, and 1e-3 off
     decoder.requires_grad_(False).eval()

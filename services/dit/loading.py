@@ -12,7 +12,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 from safetensors import safe_open
 
-from services.common.device import device_name
+from services.common.device import engine_device
 from services.dit.config import DitSettings
 from services.dit.hollow import ENCODERS, OTHERS, hollow_models, without
 from services.dit.weave import DENOISERS
@@ -38,7 +38,7 @@ def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> Diffus
     """
     folder = find_checkpoint(settings.model)
     dtype = checkpoint_dtype(folder, settings.dtype)
-    device = device_name(settings.device)
+    device = engine_device(settings.device)
     left_out = (*ENCODERS, *OTHERS) if denoisers_only else ENCODERS if settings.encoders == "stream" else ()
     hollow = hollow_models(folder, dtype, left_out.__contains__)
     options: dict[str, Any] = {"dtype": dtype, **hollow}
@@ -114,11 +114,11 @@ def _prepare(denoiser: Any, dtype: torch.dtype, settings: DitSettings) -> None:
         denoiser.compile_repeated_blocks(dynamic=True)
 
 
-def _place(pipeline: Any, device: str, offload: str) -> None:
+def _place(pipeline: Any, device: torch.device, offload: str) -> None:
     """Onto the device, or partly, as `offload` says."""
     if offload == "none":
         pipeline.to(device)
-    elif device == "cpu":
+    elif device.type == "cpu":
         raise ValueError(f"offload={offload} keeps models off the device; the device is the CPU itself: leave it out")
     elif offload == "model":
         pipeline.enable_model_cpu_offload(device=device)
@@ -126,9 +126,9 @@ def _place(pipeline: Any, device: str, offload: str) -> None:
         pipeline.enable_sequential_cpu_offload(device=device)
     else:
         pipeline.enable_group_offload(
-            onload_device=torch.device(device),
+            onload_device=device,
             offload_type="leaf_level",
-            use_stream=torch.device(device).type == "cuda",
+            use_stream=device.type == "cuda",
         )
 
 

@@ -18,7 +18,7 @@ from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
-from services.common.device import device_name
+from services.common.device import engine_device
 from services.dit.config import DitSettings
 from services.dit.weave import DENOISERS
 
@@ -67,8 +67,8 @@ def check(settings: DitSettings, folder: Path) -> None:
 
 def resolve_device(settings: DitSettings, rank: int) -> str:
     """torch's name of the device of the group's `rank`."""
-    device = device_name(settings.device)
-    return device if device == "cpu" else f"cuda:{rank}"
+    device = engine_device(settings.device)
+    return "cpu" if device.type == "cpu" else f"cuda:{rank}"
 
 
 def join(settings: DitSettings, rank: int, store: Path, denoisers: list[Any]) -> None:

@@ -9,7 +9,7 @@ import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from services.common import metrics
-from services.common.device import device_name
+from services.common.device import engine_device
 from services.common.errors import InternalError, RequestCancelled
 from services.dit.conditioning import Conditioning
 from services.dit.failure import explain
@@ -25,18 +25,19 @@ class EncoderEngine:
     """Text encoders, and what else runs before denoising. One request at a time, in a thread of its own.
 
     Raises:
-        ValueError: no such checkpoint, or a pipeline that is not served.
+        ValueError: no such device, no such checkpoint, or a pipeline that is not served.
     """
 
     def __init__(self, settings: EncoderSettings) -> None:
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        device = engine_device(settings.device)
         folder = find_checkpoint(settings.model)
         dtype = checkpoint_dtype(folder, settings.dtype)
         hollow = hollow_models(folder, dtype, lambda name: name in DENOISERS or name == "vae")
         pipeline: Any = DiffusionPipeline.from_pretrained(folder, dtype=dtype, **hollow)
         with without(pipeline, hollow):
-            pipeline.to(device_name(settings.device))
+            pipeline.to(device)
         for model in hollow.values():
             _end_at(model)
         self.models = Pipelines(pipeline)

@@ -7,7 +7,7 @@ import torch
 
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
 from services.common import server
-from services.common.device import device_name
+from services.common.device import engine_device, make_current
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
 from services.talker.loading import load_model
@@ -55,7 +55,8 @@ async def start_engine(
 
 
 def _load(settings: TalkerSettings) -> TalkerRunner:
-    device = torch.device(device_name(settings.device))
+    device = engine_device(settings.device)
+    make_current(device)
     model = load_model(settings.model, device, None if settings.dtype == "auto" else getattr(torch, settings.dtype))
     positions = min(settings.max_context_positions, model.spec.max_positions)
     compiled = device.type == "cpu" and settings.enforce_eager is False
