@@ -15,12 +15,7 @@ pytestmark = pytest.mark.e2e
 
 LONG_SPEECH = {"temperature": 1, "seed": 3, "max_frames": 2000}  # on the tiny checkpoint: more than a hundred frames
 STAGES = ("thinker", "talker", "code2wav")
-PHASES = (
-    "prefill",
-    "text",
-    "audio",
-    "whole",
-)  # how far a request is when the stage dies; a whole answer streams nothing
+PHASES = ("prefill", "text", "audio", "whole")  # how far a request is when the stage dies; "whole" does not stream
 
 
 def speech(model: str, **change) -> dict:

@@ -51,6 +51,7 @@ async def test_what_grpc_says_of_a_lost_stage_is_not_what_clients_hear(gateway, 
     only(gateway, "thinker", raw)
     with capture_logs() as logs:
         response = await gateway.chat(SPEAK, headers={"x-request-id": "r-1"})
+        line = await log_line(gateway, logs)
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert response.json()["error"] == {
         "message": GONE,
@@ -58,8 +59,7 @@ async def test_what_grpc_says_of_a_lost_stage_is_not_what_clients_hear(gateway, 
         "param": None,
         "code": "stage_unavailable",
     }
-        line = await log_line(gateway, logs)
-    assert line["failed_stage"] == "thinker"
+    assert (line["request_id"], line["failed_stage"]) == ("r-1", "thinker")
     assert gateway.stages.addresses["thinker"] in line["detail"]
     assert raw[1] in line["detail"]
 
@@ -72,9 +72,9 @@ async def test_the_stage_that_died_is_named_whichever_error_is_first(gateway, re
     only(gateway, reporter, (Code.UNAVAILABLE, "Socket closed") if reporter == "thinker" else found)
     with capture_logs() as logs:
         response = await gateway.chat(SPEAK | {"stream": stream})
+        line = await log_line(gateway, logs)
     error = json.loads(response.text.split("data: ")[-1])["error"]
     assert (error["code"], error["message"]) == ("stage_unavailable", GONE)
-        line = await log_line(gateway, logs)
     assert (line["failed_stage"], line["code"]) == ("thinker", "stage_unavailable")
     assert "Socket closed" in line["detail"]
 
@@ -127,7 +127,7 @@ async def test_a_stage_that_does_not_serve_is_named_without_its_address(gateway)
     await gateway.until(lambda: not gateway.app.state.gateway.stages.ready)
     with capture_logs() as logs:
         response = await gateway.chat(ASK)
+        line = await log_line(gateway, logs)
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert response.json()["error"]["message"] == "the thinker is not serving; try again in 1 s"
-        line = await log_line(gateway, logs)
     assert gateway.stages.addresses["thinker"] in line["detail"]
