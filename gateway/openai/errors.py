@@ -18,6 +18,8 @@ from services.common.errors import (
     Unavailable,
 )
 
+# What one stage refuses of another's stream: not the client's fault, and not in its words.
+_BETWEEN_STAGES = {"source", "rows", "header", "input", "codes", "rope_positions", "hidden_states", "output_stream_id"}
 _TRY_AGAIN_S = 1  # another replica may serve at once; a stage that starts anew is asked for until it does
 
 
@@ -72,7 +74,7 @@ def from_failure(failure: StageFailure) -> ApiError:
     """What the client hears of a failed run, and what its log line says."""
     error = _told(failure)
     # a stage's reason for a refusal may quote the user
-    reason = error.param if isinstance(failure.error, InvalidInput) else str(failure.error)
+    reason = error.param if error.status == 400 else str(failure.error)
     error.log |= {"failed_stage": failure.stage, "error": reason}
     if failure.error.detail:
         error.log["detail"] = failure.error.detail
@@ -81,7 +83,7 @@ def from_failure(failure: StageFailure) -> ApiError:
 
 def _told(failure: StageFailure) -> ApiError:
     match failure.error:
-        case InvalidInput() as error:
+        case InvalidInput() as error if error.field.split(".")[0] not in _BETWEEN_STAGES:
             param = request_field(failure.stage, error.field)
             code = "context_length_exceeded" if isinstance(error, ContextTooLong) else "invalid_value"
             return ApiError(400, f"{param}: {error.reason}", param, code)

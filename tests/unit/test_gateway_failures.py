@@ -101,10 +101,11 @@ async def test_the_stage_that_died_is_named_in_any_order(gateway, order):
         (RequestCancelled(f"peer {ADDRESS}"), 503, "the talker gave the request up"),
         ((Code.CANCELLED, f"CANCELLED by {ADDRESS}"), 503, "the talker gave the request up"),
         (DeadlineExceeded(f"no answer of {ADDRESS}"), 504, "the talker took longer than the request's time"),
+        (InvalidInput("source.token_ids.arena", f"cannot be opened: {ADDRESS}"), 500, "talker: internal error"),
         ((Code.INTERNAL, f"Received RST_STREAM of {ADDRESS}"), 500, "talker: internal error"),
         ((Code.RESOURCE_EXHAUSTED, f"message larger than max at {ADDRESS}"), 500, "talker: internal error"),
     ],
-    ids=["unavailable", "not found", "given up", "cancelled", "deadline", "reset", "too large"],
+    ids=["unavailable", "not found", "given up", "cancelled", "deadline", "stream", "reset", "too large"],
 )
 async def test_no_address_and_no_socket_s_words_are_in_a_body(gateway, error, status, message):
     only(gateway, "talker", error)
