@@ -38,8 +38,9 @@ _CODES: dict[type[StageError], int] = {
     InternalError: code_pb2.INTERNAL,
 }
 _ERRORS = {code: error for error, code in _CODES.items()}  # of two of a code the last, which is the general one
-# Of gRPC itself, as UNKNOWN, when a peer dies between two messages of a stream.
-_LOST = "Stream removed"
+# How gRPC's own words on a lost peer begin where its status is not UNAVAILABLE: when it died between two messages of a
+# stream, and when it died while one was being written to it.
+_LOST = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "Internal error from Core"}
 
 
 def to_rpc_status(error: StageError) -> status_pb2.Status:
@@ -85,8 +86,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError, called: str = "") -> StageError:
         called: kind of the stage that was called: the origin of the error, unless that stage names another.
     """
     message = error.details() or error.code().name
-    was_removed = error.code() is grpc.StatusCode.UNKNOWN and message.startswith(_LOST)
-    if not said_by_stage(error) and (error.code() is grpc.StatusCode.UNAVAILABLE or was_removed):
+    words = "" if error.code() is grpc.StatusCode.UNAVAILABLE else _LOST.get(error.code())
+    if not said_by_stage(error) and words is not None and message.startswith(words):
         return StageLost(called, message)
     details = _details(error)
     info = _find(details, error_details_pb2.ErrorInfo)

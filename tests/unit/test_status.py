@@ -41,6 +41,8 @@ def sent(error: StageError) -> grpc.aio.AioRpcError:
         # What gRPC's core said of stages that were killed between two messages.
         (Code.UNKNOWN, "Stream removed (recvmsg:Connection reset by peer (104))"),
         (Code.UNKNOWN, "Stream removed (Socket closed)"),
+        # What grpc.aio said of one that died while the subscription was written to it.
+        (Code.INTERNAL, "Internal error from Core"),
     ],
 )
 def test_a_lost_peer_is_named_and_what_grpc_calls_it_is_for_the_log(code: grpc.StatusCode, details: str):
@@ -54,6 +56,7 @@ def test_a_lost_peer_is_named_and_what_grpc_calls_it_is_for_the_log(code: grpc.S
     ("code", "details", "kind"),
     [
         (Code.UNKNOWN, "Unexpected <class 'ValueError'>", InternalError),
+        (Code.INTERNAL, "Exception deserializing response!", InternalError),
         (Code.RESOURCE_EXHAUSTED, "Received message larger than max (20000000 vs. 16777216)", InternalError),
         (Code.CANCELLED, "CANCELLED", RequestCancelled),
         (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", DeadlineExceeded),
