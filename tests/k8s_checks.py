@@ -13,6 +13,9 @@ from k8s_objects import PORTS, SERVICES, USER, Cluster, Object, containers, pod_
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 SCALE = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SCALE |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+LONGEST_LOAD_S = 7000  # 70 GB at 10 MB/s
+NODE_AND_IMAGE_S = 1800  # before a container starts: its node comes up, and pulls its image of 10 GB
+AUTOSCALER_WAITS_S = 600  # the cluster autoscaler's default max-graceful-termination-sec
 # By "parent.key" or "key": the values the API server takes there, as far as these manifests use the key.
 ENUMS = {
     "protocol": {"TCP", "UDP", "SCTP"},
@@ -212,24 +215,23 @@ def _probes(cluster: Cluster) -> Iterator[str]:
             names = {"startup": SERVICES[name], "readiness": SERVICES[name], "liveness": ""}
             wanted = {kind: {"port": PORTS[name], "service": service} for kind, service in names.items()}
             found = {kind: probe.get("grpc") for kind, probe in probes.items()}
-            if cluster.settings(name).tls_cert is not None:  # kubelet's own cannot do TLS
-                found = {kind: _asked_by_command(probe) for kind, probe in probes.items()}
+            if cluster.settings(name).tls_cert is not None:  # kubelet's gRPC probes cannot do TLS
+                paths = {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
+                wanted = {kind: {"port": "metrics", "path": path} for kind, path in paths.items()}
+                found = {kind: None if "grpc" in probe else probe.get("httpGet") for kind, probe in probes.items()}
         if found != wanted:
             yield f"Deployment {name}: probes {found} instead of {wanted}"
-        startup = probes["startup"]
-        if startup.get("periodSeconds", 10) * startup.get("failureThreshold", 3) < 1800:
-            yield f"Deployment {name}: is killed before 60 GB of weights are loaded"
+        start_s = _start_s(each)
+        if start_s < (LONGEST_LOAD_S if name != "gateway" else max(map(_start_s, cluster.of("Deployment")))):
+            yield f"Deployment {name}: is killed after {start_s} s, before 70 GB of weights are loaded"
+        if each["spec"].get("progressDeadlineSeconds", 600) < start_s + NODE_AND_IMAGE_S:
+            yield f"Deployment {name}: a start may take {start_s} s, and is a failed rollout before"
 
 
-def _asked_by_command(probe: Object) -> Object | None:
-    """What the images' health command asks for, as a gRPC probe says it; None if the probe is of another kind."""
-    command = probe.get("exec", {}).get("command", [])
-    if set(probe) & {"grpc", "httpGet"} or command[:3] != ["python", "-m", "services.common.probe"]:
-        return None
-    flags = dict(zip(command[3::2], command[4::2], strict=True))
-    host, _, port = flags.pop("--address", "").partition(":")
-    service = flags.pop("--service", "")
-    return {"port": int(port), "service": service} if host == "127.0.0.1" and not flags else None
+def _start_s(deployment: Object) -> int:
+    """How long the startup probe lets it start, in seconds."""
+    probe = pod_of(deployment)["containers"][0].get("startupProbe", {})
+    return probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3)
 
 
 def _ends(cluster: Cluster) -> Iterator[str]:
@@ -242,7 +244,10 @@ def _ends(cluster: Cluster) -> Iterator[str]:
         stop_s = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         if drain_s <= longest_s:
             yield f"Deployment {name}: drains for {drain_s} s, but a request may take {longest_s} s"
-        if pod.get("terminationGracePeriodSeconds", 30) < stop_s + drain_s + 10:
+        grace_s = pod.get("terminationGracePeriodSeconds", 30)
+        if grace_s > AUTOSCALER_WAITS_S:
+            yield f"Deployment {name}: terminationGracePeriodSeconds is {grace_s}, and the autoscaler of nodes kills before"
+        if grace_s < stop_s + drain_s + 10:
             yield f"Deployment {name}: terminationGracePeriodSeconds cuts its drain of {stop_s} + {drain_s} s short"
         if stop_s < 5:
             yield f"Deployment {name}: no preStop of 5 s, in which the gateway would see its successor"
