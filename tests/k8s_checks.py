@@ -246,7 +246,7 @@ def _ends(cluster: Cluster) -> Iterator[str]:
             yield f"Deployment {name}: drains for {drain_s} s, but a request may take {longest_s} s"
         grace_s = pod.get("terminationGracePeriodSeconds", 30)
         if grace_s > AUTOSCALER_WAITS_S:
-            yield f"Deployment {name}: terminationGracePeriodSeconds is {grace_s}, and the autoscaler of nodes kills before"
+            yield f"Deployment {name}: terminationGracePeriodSeconds {grace_s}: the autoscaler kills before"
         if grace_s < stop_s + drain_s + 10:
             yield f"Deployment {name}: terminationGracePeriodSeconds cuts its drain of {stop_s} + {drain_s} s short"
         if stop_s < 5:

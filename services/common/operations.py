@@ -1,8 +1,8 @@
 """A stage's plain-HTTP port: /metrics for Prometheus, and /health and /ready for checks that shall cost nothing.
 
-/health and /ready are gRPC's own health of "" and of the stage's service, for what cannot ask by gRPC or has no certificate:
-a shell in the container, a kubelet where TLS is on. 200: SERVING; 503: not, with the reason. Threads serve the port, but the
-answer is made on the event loop that serves the requests: where that hangs, the stage is not ready.
+/health and /ready are gRPC's own health of "" and of the stage's service, for what cannot ask by gRPC or has no
+certificate: a shell in the container, a kubelet where TLS is on. 200: SERVING; 503: not, with the reason. Threads serve
+the port, but the answer is made on the event loop that serves the requests: where that hangs, the stage is not ready.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A stage's plain-HTTP port, asked by the images' own health command: no Python is started, and no certificate needed."""
+"""A stage's plain-HTTP port, asked by the images' own health command: without a Python, without a certificate."""
 
 import asyncio
 import http.server
