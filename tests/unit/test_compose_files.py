@@ -93,15 +93,14 @@ def test_the_health_command_is_in_every_image():
 
 @pytest.mark.parametrize("name", OURS)
 def test_containers_set_only_settings_that_exist(name):
-    files = [
-        yaml.safe_load((ROOT / f"deploy/docker/{file}.yaml").read_text())["services"] for file in ("gpu", *SECURITY)
-    ]
-    given = [services[name].get("environment", {}) for services in (SERVICES, *files) if name in services]
+    files = [COMPOSE, *((ROOT / f"deploy/docker/{file}.yaml").read_text() for file in ("gpu", *SECURITY))]
+    services = [service for file in files if (service := yaml.safe_load(file)["services"].get(name))]
     settings = settings_classes()[name]
     known = {f"{settings.model_config['env_prefix']}{setting.upper()}" for setting in settings.model_fields}
     known |= {f"QUARTET_{setting.upper()}" for setting in settings.for_every_process}
     image = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
-    used = {variable for each in given for variable in each} | set(re.findall(r"\b(QUARTET_[A-Z0-9_]+)=", image))
+    used = {variable for service in services for variable in service.get("environment", {})}
+    used |= set(re.findall(r"\b(QUARTET_[A-Z0-9_]+)=", image))
     assert {each for each in used if each.startswith("QUARTET_") and "_ENCODER_" not in each} <= known
 
 
