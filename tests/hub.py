@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +26,10 @@ class Hub:
     def environment(self, cache: Path) -> dict[str, str]:
         """Variables of a process that is to use this hub, and keep in `cache` what it fetches."""
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0"}
+
+    def about_model(self, log: list[tuple[str, str]]) -> Counter[tuple[str, str]]:
+        """How often `log` has each request; less those of the hub's client about itself."""
+        return Counter((method, path) for method, path in log if self.model in path or not path.startswith("/"))
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """(Status, headers, body) for a GET of `path`."""

@@ -42,15 +42,15 @@ def code2wav(model: str, dtype: str = "auto") -> Any:
     return read.spec, str(read.dtype), _values(read)
 
 
-def thinker(model: str) -> Any:
-    """All but the dtype, and the ids of a prompt with all kinds of tokens."""
+def thinker(model: str, dtype: str | None = None) -> Any:
+    """Its facts, and the ids of a prompt with all kinds of tokens."""
     read = Checkpoint.load(model)
     facts = {k: v for k, v in vars(read).items() if k not in ("dtype", "processor", "folder")}
     content = [*({"type": kind} for kind in ("image", "audio", "video")), {"type": "text", "text": "Grüße <tool_call>"}]
     text = read.processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
     parts = (read.processor.image_processor, read.processor.video_processor)
     sizes = [(part.size, part.patch_size, part.merge_size) for part in parts]
-    return facts, read.tokenizer(text).input_ids, read.tokenizer.eos_token_id, sizes
+    return facts, dtype or read.dtype, read.tokenizer(text).input_ids, read.tokenizer.eos_token_id, sizes
 
 
 def _values(module: torch.nn.Module) -> dict[str, bytes]:

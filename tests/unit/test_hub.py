@@ -15,7 +15,6 @@ import pytest
 import torch
 from hub import Hub, serving
 from huggingface_hub import constants
-from published import publish
 
 from services.common.weights import local_folder
 
@@ -36,14 +35,9 @@ class Starts:
 
 
 @pytest.fixture(scope="module")
-def published(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return publish(tiny_checkpoint, tmp_path_factory.mktemp("checkpoints") / "published")
-
-
-@pytest.fixture(scope="module")
-def starts(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Starts:
+def starts(published_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Starts:
     cache = tmp_path_factory.mktemp("hub")
-    with serving(MODEL, published) as hub:
+    with serving(MODEL, published_checkpoint) as hub:
         command = [sys.executable, hub_starts.__file__, MODEL, str(cache / "got")]
         environment = {**os.environ, **hub.environment(cache)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
@@ -52,15 +46,14 @@ def starts(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Starts:
 
 
 def _by_start(hub: Hub) -> dict[str, Counter[tuple[str, str]]]:
-    """The hub's log, cut where a start was told to it; what is not about the model is left out."""
-    found: dict[str, Counter[tuple[str, str]]] = {}
-    current: Counter[tuple[str, str]] = Counter()
+    """What was asked for, cut where a start was told to the hub."""
+    found: dict[str, list[tuple[str, str]]] = {}
     for method, path in hub.log:
         if path.startswith("/start/"):
-            current = found.setdefault(path.removeprefix("/start/"), Counter())
-        elif MODEL in path or not path.startswith("/"):
-            current[method, path] += 1
-    return found
+            found[path.removeprefix("/start/")] = []
+        else:
+            found[next(reversed(found))].append((method, path))
+    return {start: hub.about_model(log) for start, log in found.items()}
 
 
 def _files(requests: Counter[tuple[str, str]]) -> set[str]:
@@ -85,19 +78,19 @@ def test_a_later_start_asks_once_whether_there_is_another_commit(starts: Starts,
     assert starts.requests[f"{stage}/warm"] == {("GET", f"/api/models/{MODEL}/revision/main"): 1}
 
 
-def test_a_stage_fetches_only_what_it_reads(starts: Starts, published: Path) -> None:
+def test_a_stage_fetches_only_what_it_reads(starts: Starts, published_checkpoint: Path) -> None:
     wanted = {
-        "thinker": PROCESSOR | _holding(published, "thinker."),
-        "talker": _holding(published, "talker.", "thinker.model.embed_tokens."),
-        "code2wav": _holding(published, "code2wav."),
+        "thinker": PROCESSOR | _holding(published_checkpoint, "thinker."),
+        "talker": _holding(published_checkpoint, "talker.", "thinker.model.embed_tokens."),
+        "code2wav": _holding(published_checkpoint, "code2wav."),
     }
     for stage, files in wanted.items():
         assert _files(starts.requests[f"{stage}/cold"]) == CONFIG | files, stage
-        assert not files >= _holding(published, ""), stage
+        assert not files >= _holding(published_checkpoint, ""), stage
 
 
 @pytest.mark.parametrize(
-    ("stage", "options"), [("thinker", []), ("talker", [torch.bfloat16]), ("code2wav", ["bfloat16"])]
+    ("stage", "options"), [("thinker", ["bfloat16"]), ("talker", [torch.bfloat16]), ("code2wav", ["bfloat16"])]
 )
 def test_a_stage_reads_the_same_as_from_a_directory_of_today(
     starts: Starts, tiny_checkpoint: Path, stage: str, options: list
