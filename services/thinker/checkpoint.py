@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
-_PREFIX = "thinker."
 _FILES = ("*.json", "*.txt", "*.jinja")  # configurations, tokenizer, chat template
 
 
@@ -47,7 +46,8 @@ class Checkpoint:
 
         from services.common.weights import local_folder
 
-        folder = str(local_folder(model, lambda name: name.startswith(_PREFIX), _FILES))
+        # All weights: vLLM refuses a directory that lacks a file which its index names.
+        folder = str(local_folder(model, lambda name: True, _FILES))
         config = AutoConfig.from_pretrained(folder)
         if config.model_type != "qwen3_omni_moe":
             raise ValueError(f"{model} is a {config.model_type} checkpoint; the thinker serves qwen3_omni_moe")
