@@ -71,14 +71,14 @@ class Settings(BaseSettings):
         Loaded.__name__, Loaded.__qualname__, Loaded.__doc__ = cls.__name__, cls.__qualname__, cls.__doc__
         faults = cls._unknown_variables()
         try:
-            loaded = cast("Self", Loaded())
+            loaded = Loaded()
+            if not faults:
+                return cast("Self", loaded)
         except ValidationError as error:
             faults += [f"{'.'.join(map(str, e['loc'])) or cls.__name__}: {e['msg']}" for e in error.errors()]
         except SettingsError as error:  # a variable that is not even JSON where that is needed
             faults += [f"{error}: {error.__cause__}"]
-        if faults:
-            raise SystemExit("\n".join(["invalid settings", *faults]))
-        return loaded
+        raise SystemExit("\n".join(["invalid settings", *faults]))
 
     @classmethod
     def _unknown_variables(cls) -> list[str]:
