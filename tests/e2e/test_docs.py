@@ -11,27 +11,13 @@ import pytest
 import typer
 from command import quartet
 from media import png
+from processes import PROCESSES, required_flags
 from stack import Stack
 
 from cli.main import app
-from gateway.settings import GatewaySettings
-from services.code2wav.config import Code2WavSettings
-from services.common.settings import Settings
-from services.dit.config import DitSettings
-from services.encoder.config import EncoderSettings
-from services.talker.config import TalkerSettings
-from services.thinker.config import ThinkerSettings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*.md")]
-PROCESSES: dict[str, type[Settings]] = {
-    "thinker": ThinkerSettings,
-    "talker": TalkerSettings,
-    "code2wav": Code2WavSettings,
-    "dit": DitSettings,
-    "encoder": EncoderSettings,
-    "gateway": GatewaySettings,
-}
 URL, MODEL = "http://127.0.0.1:8000", "Qwen/Qwen3-Omni-30B-A3B-Instruct"
 
 
@@ -97,6 +83,4 @@ def test_a_command_has_the_flags_that_it_is_given(where: str, tmp_path: Path, mo
         return
     parameters = typer.main.get_group(app).commands[words[1]].make_context(words[1], words[2:]).params
     for process, settings in PROCESSES.items():
-        flags = parameters.get(f"{process}_arg") or []
-        required = [f"--{field}=x" for field, info in settings.model_fields.items() if info.is_required()]
-        settings.load([*required, *flags])
+        settings.load([*required_flags(settings), *(parameters.get(f"{process}_arg") or [])])
