@@ -37,7 +37,7 @@ class Hub:
         if path in (facts, f"{facts}/revision/main", f"{facts}/revision/{COMMIT}"):
             siblings = [{"rfilename": file.name} for file in self._files()]
             return _json({"id": self.model, "sha": COMMIT, "siblings": siblings})
-        if path == f"{facts}/tree/{COMMIT}":
+        if path in (f"{facts}/tree/main", f"{facts}/tree/{COMMIT}"):
             return _json(
                 [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": _oid(f)} for f in self._files()]
             )
