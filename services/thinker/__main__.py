@@ -6,7 +6,10 @@ from services.thinker.config import ThinkerSettings
 
 if __name__ == "__main__":
     settings = ThinkerSettings.load()
-    environment.configure(settings)  # before anything imports vLLM or transformers
+    try:
+        environment.configure(settings)  # before anything imports vLLM or transformers
+    except ValueError as error:
+        raise SystemExit(f"invalid settings\n{error}") from None
 
     from services.thinker.serve import STAGE, serve
 

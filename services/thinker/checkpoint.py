@@ -59,10 +59,10 @@ class Checkpoint:
             processor=processor,
         )
 
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """Layers whose states are kept: 0 is the embeddings after the media were merged in."""
-        return tuple(sorted({0, self.accept_hidden_layer}))
+    def hidden_layers(self, keep_embeddings: bool) -> tuple[int, ...]:
+        """Layers whose states are kept: the talker's, and 0, the embeddings after the media were merged in, if asked
+        for."""
+        return tuple(sorted({self.accept_hidden_layer} | ({0} if keep_embeddings else set())))
 
     @property
     def tokenizer(self) -> Any:

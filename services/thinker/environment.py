@@ -9,12 +9,27 @@ from pathlib import Path
 
 import torch
 
+from services.thinker import device, flashinfer
 from services.thinker.config import ThinkerSettings
 from services.thinker.plugin import SCRATCH_DIR
 
 
 def configure(settings: ThinkerSettings) -> None:
-    """Call before vLLM or transformers is imported. What the operator set stays as it is."""
+    """Call before vLLM or transformers is imported. What the operator set stays as it is.
+
+    Raises:
+        ValueError: vLLM cannot run on the device that `settings` name.
+    """
+    for_cpus = device.vllm_is_for_cpus()
+    visible = device.visible_devices(
+        settings.device,
+        settings.tensor_parallel_size,
+        for_cpus=for_cpus,
+        cuda_devices=torch.cuda.device_count(),  # by NVML: CUDA, which reads the variable once, stays untouched
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "DEBUG" if settings.log_level == "debug" else "WARNING",
@@ -24,7 +39,10 @@ def configure(settings: ThinkerSettings) -> None:
         "VLLM_RPC_BASE_PATH": f"@quartet-{uuid.uuid4()}",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if settings.enforce_eager is not False and not torch.cuda.is_available():
+    if flashinfer.missing():
+        # vLLM's sampler would compile FlashInfer's kernels when they are first used, and die where it cannot
+        defaults |= {flashinfer.SAMPLER_VARIABLE: "0"}
+    if settings.enforce_eager is not False and for_cpus:
         # vLLM's sampler compiles a few small functions when they are first used, which stops a CPU for 15 s
         defaults |= {"TORCHDYNAMO_DISABLE": "1"}
     if Path(settings.model).is_dir():

@@ -58,7 +58,7 @@ class Thinker:
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, **sampling)
         prompt = await self.preprocessor.prepare(conversation)
         result = Result(prompt.token_ids)
-        names = [*(hidden_states(layer) for layer in self.engine.checkpoint.hidden_layers), ROPE_POSITIONS]
+        names = [*(hidden_states(layer) for layer in self.engine.kept_layers), ROPE_POSITIONS]
         tap = Tap(dict.fromkeys(names, EVERYTHING), result.receive)
         async for step in self.engine.generate(request_id, prompt, params, tap):
             result.token_ids += step.token_ids
@@ -99,7 +99,7 @@ class Thinker:
         assert result.token_ids == expected.output_ids
         assert result.repeated == 0
         fed = len(result.prompt_ids) + len(result.token_ids) - 1  # the last token was never fed
-        for layer in self.engine.checkpoint.hidden_layers:
+        for layer in self.engine.kept_layers:
             rows = result.rows[hidden_states(layer)]
             assert sorted(rows) == list(range(fed))
             torch.testing.assert_close(
@@ -116,6 +116,7 @@ async def start(checkpoint: Path, reference: Reference | None = None, **settings
         "kv_cache_bytes": 48 << 20,
         "max_running_requests": 8,
         "max_context_tokens": 4096,
+        "keep_embeddings": True,
     }
     thinker_settings = ThinkerSettings(model=str(checkpoint), **(options | settings))
     environment.configure(thinker_settings)

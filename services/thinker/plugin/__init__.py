@@ -11,6 +11,7 @@ import shutil
 import threading
 
 from services.common.priority import yield_to_event_loops
+from services.thinker.device import vllm_is_for_cpus
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
 
@@ -30,9 +31,7 @@ def register() -> None:
 
 def _make_way() -> None:
     """On a CPU, lets the event loops go before vLLM's engine. Its other threads inherit the priority."""
-    import torch
-
-    if multiprocessing.parent_process() is not None and not torch.cuda.is_available():
+    if multiprocessing.parent_process() is not None and vllm_is_for_cpus():
         yield_to_event_loops()
 
 
