@@ -11,9 +11,13 @@ THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test up lint format protos bench bench-dit test-compose clean
+.PHONY: setup demo test test-v2 up lint format protos bench bench-dit test-compose clean
 
-setup: $(READY)  ## .venv with everything, and the quartet command in it
+settest-v2: $(READY)  ## the thinker's tests on the model runner that vLLM takes on a GPU, its kernels interpreted: 10 minutes
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/interpreted_triton TRITON_INTERPRET=1 $(BIN)/python -m pytest \
+	  tests/unit/test_thinker_engine.py tests/unit/test_thinker_service.py
+
+up: $(READY)  ## .venv with everything, and the quartet command in it
 
 $(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(wildcard protos/quartet/v1/*.proto)
 	@echo "setting up .venv (about 3 minutes and 4 GB on the first run)"

@@ -1,6 +1,7 @@
 """vLLM's AsyncLLM with a tap for hidden states. No gRPC here."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -18,6 +19,7 @@ from services.thinker.engine_args import compute_dtype, engine_args
 from services.thinker.plugin.rows import Capture, Range
 from services.thinker.plugin.shipping import RowReceiver, ShippedRows
 from services.thinker.prompt import Prompt
+from services.thinker.scratch import scratch_dir
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -80,11 +82,19 @@ class ThinkerEngine:
         kept_layers: layers whose states can be tapped.
     """
 
-    def __init__(self, llm: "AsyncLLM", checkpoint: Checkpoint, rows: RowReceiver, kept_layers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        llm: "AsyncLLM",
+        checkpoint: Checkpoint,
+        rows: RowReceiver,
+        kept_layers: Sequence[int],
+        resources: contextlib.AsyncExitStack,
+    ) -> None:
         self.checkpoint = checkpoint
         self.kept_layers = kept_layers
         self._llm = llm
         self._rows = rows
+        self._resources = resources
         self._keys = itertools.count()
 
     @classmethod
@@ -96,13 +106,13 @@ class ThinkerEngine:
             Exception: what vLLM raises when it cannot load or does not fit.
         """
         checkpoint = await asyncio.to_thread(Checkpoint.load, settings.model)
-        rows = RowReceiver()
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(scratch_dir())
+            rows = RowReceiver()
+            stack.push_async_callback(rows.close)
             llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)
-        except BaseException:
-            await rows.close()
-            raise
-        return cls(llm, checkpoint, rows, checkpoint.hidden_layers(settings.keep_embeddings))
+            layers = checkpoint.hidden_layers(settings.keep_embeddings)
+            return cls(llm, checkpoint, rows, layers, stack.pop_all())
 
     @property
     def dtype(self) -> str:
@@ -203,7 +213,7 @@ class ThinkerEngine:
             self._llm.output_handler.cancel()  # it would take the end of the engine for a failure
         await asyncio.to_thread(self._llm.shutdown)
         del self._llm  # its destructor fails when it runs as late as the interpreter's end
-        await self._rows.close()
+        await self._resources.aclose()
 
 
 class _Pending:

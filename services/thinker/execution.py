@@ -1,5 +1,6 @@
 """Which paths the thinker's computations take. vLLM is told what it would choose otherwise, and what it cannot know."""
 
+import importlib.metadata
 import os
 
 from services.common.execution import Accelerator, Choice
@@ -11,7 +12,7 @@ MIN_CAPABILITY = {"bfloat16": (8, 0), "float32": (7, 5), "float16": (7, 5)}
 
 
 def choices(settings: ThinkerSettings, accelerator: Accelerator | None, dtype: str) -> list[Choice]:
-    """Every decision, from the settings, the device (None: a CPU), the dtype ("bfloat16", ...) and the packages here."""
+    """Every decision, from settings, device (None: a CPU), dtype ("bfloat16", ...) and what is installed."""
     return [
         step(settings, accelerator, dtype),
         _split(settings, accelerator),
@@ -51,7 +52,7 @@ def _runner(accelerator: Accelerator | None) -> Choice:
     if forced := os.environ.get("VLLM_USE_V2_MODEL_RUNNER"):
         version = "V2" if forced.lower() in ("1", "true") else "V1"
         return Choice("runner", version, f"VLLM_USE_V2_MODEL_RUNNER={forced}")
-    if accelerator:
+    if accelerator or importlib.metadata.entry_points(group="triton.backends", name="cpu"):
         return Choice("runner", "V2", "vLLM's default with Triton")
     return Choice("runner", "V1", "V2 needs Triton, which has no backend for CPUs here")
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
-_DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
+DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
 
 
 def missing() -> str | None:
@@ -28,5 +28,5 @@ def _nvcc() -> str | None:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if not home:
         on_path = shutil.which("nvcc")
-        home = Path(on_path).parent.parent if on_path else _DEFAULT_CUDA_HOME
+        home = Path(on_path).parent.parent if on_path else DEFAULT_CUDA_HOME
     return shutil.which(Path(home) / "bin" / "nvcc")

@@ -15,6 +15,7 @@ from thinker_support import Answer, Reference
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message
+from services.thinker.execution import choices
 from services.thinker.media import decode_audio, decode_image, decode_video
 from services.thinker.plugin.rows import ROPE_POSITIONS, hidden_states
 from services.thinker.plugin.shipping import ShippedRows
@@ -182,6 +183,14 @@ async def test_states_of_all_positions_equal_transformers_cold_and_from_the_pref
     again = await thinker.run(conversation)
     thinker.assert_equal(again, expected)
     assert (again.cached_tokens > 0) == (len(again.prompt_ids) > KV_BLOCK_TOKENS)
+
+
+def test_the_engine_takes_the_path_that_is_told(thinker: Thinker) -> None:
+    """With tests/interpreted_triton that is the one of a GPU (`make test-v2`)."""
+    told = {choice.part: choice.path for choice in choices(thinker.settings, None, "float32")}
+    config = thinker.engine._llm.vllm_config
+    assert told["runner"] == ("V2" if config.use_v2_model_runner else "V1")
+    assert (told["step"] == "eager") == config.model_config.enforce_eager
 
 
 async def test_concurrent_requests_do_not_see_each_other(thinker: Thinker) -> None:

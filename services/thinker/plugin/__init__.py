@@ -10,6 +10,7 @@ import os
 import shutil
 import threading
 
+from services.common import logs
 from services.common.priority import yield_to_event_loops
 from services.thinker.device import vllm_is_for_cpus
 
@@ -25,6 +26,7 @@ def register() -> None:
 
     # By name: the model is imported where it is needed.
     ModelRegistry.register_model(ARCHITECTURE, "services.thinker.plugin.model:RecordingThinker")
+    logs.adopt("transformers", "huggingface_hub")
     _die_with_parent()
     _make_way()
 
