@@ -1,7 +1,6 @@
 """Structured logs: one JSON object a line on stderr, or coloured text on a terminal."""
 
 import logging
-import os
 import sys
 from types import TracebackType
 
@@ -11,9 +10,6 @@ import structlog
 def configure(level: str, stage: str) -> None:
     """Sends what this process says to stderr in one format, each line naming its `stage`: structlog's and the standard
     library's records, warnings, and the error that ends it.
-
-    gRPC's library writes lines of its own, in no format: it is silent, but for level "debug" or an operator's
-    GRPC_VERBOSITY. Call before its first channel or server.
 
     Args:
         level: least level logged, "debug" to "error".
@@ -50,8 +46,6 @@ def configure(level: str, stage: str) -> None:
     logging.captureWarnings(True)
     if not on_terminal:
         sys.excepthook = _log_uncaught
-    if level != "debug":
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def adopt(*libraries: str) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
+from services.common import logs
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -40,6 +42,7 @@ class Checkpoint:
         """
         from transformers import AutoConfig, AutoProcessor
 
+        logs.adopt("transformers")
         config = AutoConfig.from_pretrained(model)
         if config.model_type != "qwen3_omni_moe":
             raise ValueError(f"{model} is a {config.model_type} checkpoint; the thinker serves qwen3_omni_moe")

@@ -212,8 +212,11 @@ class ThinkerEngine:
         if self._llm.output_handler:
             self._llm.output_handler.cancel()  # it would take the end of the engine for a failure
         await asyncio.to_thread(self._llm.shutdown)
-        del self._llm  # its destructor fails when it runs as late as the interpreter's end
+        self._llm.shutdown = _nothing  # its destructor calls it again, and fails at the interpreter's end
         await self._resources.aclose()
+
+
+def _nothing(timeout: float | None = None) -> None: ...
 
 
 class _Pending:

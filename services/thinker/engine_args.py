@@ -75,6 +75,7 @@ def engine_args(
             kv_role="kv_producer",
             kv_connector_extra_config=PluginSettings(layers, row_address).to_extra_config(),
         ),
+        use_tqdm_on_load=False,  # a bar is no log line
         max_logprobs=MAX_TOP_LOGPROBS,
         # Models with a grammar to follow are prone to endless whitespace.
         structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},  # pyright: ignore[reportArgumentType]

@@ -26,7 +26,7 @@ def register() -> None:
 
     # By name: the model is imported where it is needed.
     ModelRegistry.register_model(ARCHITECTURE, "services.thinker.plugin.model:RecordingThinker")
-    logs.adopt("transformers", "huggingface_hub")
+    logs.adopt("transformers")
     _die_with_parent()
     _make_way()
 

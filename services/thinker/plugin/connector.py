@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from services.thinker.plugin import store
 from services.thinker.plugin.rows import Capture, Range
@@ -183,9 +184,10 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
         for gather in metadata.gathers:
             by_name.setdefault(gather.name, []).append(gather)
         for name, gathers in by_name.items():
-            slots = torch.from_numpy(np.concatenate([gather.slots for gather in gathers]))
+            # From pinned memory: else the engine's thread would wait here for the whole step.
+            slots = async_tensor_h2d(np.concatenate([gather.slots for gather in gathers]), rows.device)
             parts = [(gather.key, gather.first_position, len(gather.slots)) for gather in gathers]
-            self._shipper.ship(Shipment(name, parts), rows.read(name, slots.to(rows.device)))
+            self._shipper.ship(Shipment(name, parts), rows.read(name, slots))
 
     def shutdown(self) -> None:
         if self._shipper:
