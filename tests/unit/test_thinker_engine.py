@@ -217,6 +217,28 @@ async def test_only_the_asked_for_positions_are_shipped(thinker: Thinker) -> Non
     assert len(result.rows[name]) == prompt.image_tokens
 
 
+@pytest.mark.gpu
+async def test_rows_from_cuda_graphs_equal_eager_ones(tiny_checkpoint: Path, thinker: Thinker) -> None:
+    """Cold, then from the prefix cache. A graph that kept anything of its capture gives other rows when it decodes."""
+    assert not thinker.engine._llm.model_config.enforce_eager
+    eager = await start(tiny_checkpoint, thinker.reference, enforce_eager=True)
+    try:
+        for name in ("text", "image and audio"):
+            conversation = conversations()[name]
+            for _ in range(2):
+                expected = await eager.run(conversation, max_tokens=40)
+                result = await thinker.run(conversation, max_tokens=40)
+                assert result.token_ids == expected.token_ids
+                assert result.rows.keys() == expected.rows.keys()
+                for kind, rows in expected.rows.items():
+                    assert sorted(result.rows[kind]) == sorted(rows)
+                    for position, row in rows.items():
+                        torch.testing.assert_close(result.rows[kind][position], row, atol=1e-3, rtol=0)
+    finally:
+        await eager.engine.close()
+        eager.preprocessor.close()
+
+
 async def test_an_aborted_request_leaves_nothing_behind(thinker: Thinker) -> None:
     cases = list(conversations().values())
     tasks = [asyncio.create_task(thinker.run(cases[i % 4], f"a{i}", max_tokens=500)) for i in range(50)]

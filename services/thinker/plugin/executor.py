@@ -19,7 +19,7 @@ def kv_share(available_bytes: int, kv_bytes_per_slot: int, row_bytes_per_slot: i
     return available_bytes * kv_bytes_per_slot // (kv_bytes_per_slot + row_bytes_per_slot)
 
 
-def _leave_room(
+def leave_room(
     vllm_config: "VllmConfig", specs: list[dict[str, "KVCacheSpec"]], available_bytes: list[int]
 ) -> list[int]:
     """The memory that each rank has for its KV cache: rank 0, which keeps the rows, has less."""
@@ -41,11 +41,11 @@ class OneProcess(UniProcExecutor):
     """The model runs in the engine's process."""
 
     def determine_available_memory(self) -> list[int]:
-        return _leave_room(self.vllm_config, self.get_kv_cache_specs(), super().determine_available_memory())
+        return leave_room(self.vllm_config, self.get_kv_cache_specs(), super().determine_available_memory())
 
 
 class Processes(MultiprocExecutor):
     """The model is split over processes."""
 
     def determine_available_memory(self) -> list[int]:
-        return _leave_room(self.vllm_config, self.get_kv_cache_specs(), super().determine_available_memory())
+        return leave_room(self.vllm_config, self.get_kv_cache_specs(), super().determine_available_memory())
