@@ -1,4 +1,4 @@
-"""What the thinker's engine is told about memory and steps, for GPUs that are not here. Imports vLLM, starts nothing."""
+"""What the thinker's engine is told about memory and steps, for GPUs that are not here. Starts nothing."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -71,9 +71,7 @@ def test_a_step_has_as_many_tokens_as_vllm_gives_its_own_server(monkeypatch: pyt
 
     from services.thinker import engine
 
-    def from_engine_args(
-        args: object, usage_context: Any = AsyncLLM.from_engine_args.__defaults__[1], **_: object
-    ) -> Any:
+    def from_engine_args(_: object, usage_context: object = None, **__: object) -> object:
         return usage_context
 
     monkeypatch.setattr(AsyncLLM, "from_engine_args", from_engine_args)
