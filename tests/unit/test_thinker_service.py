@@ -177,7 +177,7 @@ async def test_the_output_stream_has_rows_for_the_tokens_that_are_spoken(client:
     fed = prompt_tokens + len(answer.token_ids) - 1
     for name, positions in rows.items():
         assert positions == list(range(end if name == "token_ids" else fed)), name
-    assert len(rows) == 4
+    assert len(rows) == 3
 
 
 async def test_sampling_is_passed_on(client: Client) -> None:
