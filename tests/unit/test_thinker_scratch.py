@@ -41,6 +41,16 @@ def test_it_takes_temporary_files_and_goes_with_its_context(temporary: Path) -> 
     assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(temporary)
 
 
+def test_it_goes_with_a_start_that_fails(temporary: Path) -> None:
+    def load() -> None:
+        with scratch_dir():
+            raise OSError("wrong model")
+
+    with pytest.raises(OSError, match="wrong model"):
+        load()
+    assert not list(temporary.iterdir())
+
+
 def test_what_a_killed_thinker_left_goes_with_the_next_start(temporary: Path) -> None:
     killed, left = hold()
     alive, held = hold()
