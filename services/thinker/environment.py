@@ -1,7 +1,6 @@
 """Environment variables that vLLM and the hub client read when they are imported, in this process and its children."""
 
 import logging
-import multiprocessing
 import os
 import uuid
 from pathlib import Path
@@ -13,8 +12,6 @@ from services.thinker import device, flashinfer
 from services.thinker.config import ThinkerSettings
 
 _VLLM_LOG_LEVEL = "VLLM_LOGGING_LEVEL"
-# vLLM reads it when it is imported: all that it does is to call `spawned_process`.
-_LOGGING_CONFIG = Path(__file__).parent / "vllm_logging.json"
 _LOG_LEVEL = "QUARTET_THINKER_LOG_LEVEL"
 
 
@@ -42,6 +39,7 @@ def defaults(settings: ThinkerSettings) -> dict[str, str]:
     """Variables that an operator may set otherwise."""
     variables = {
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CONFIGURE_LOGGING": "0",  # configure_logs does it
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # its lines are in no format
         _VLLM_LOG_LEVEL: "DEBUG" if settings.log_level == "debug" else "WARNING",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -49,8 +47,6 @@ def defaults(settings: ThinkerSettings) -> dict[str, str]:
         "VLLM_RPC_BASE_PATH": f"@quartet-{uuid.uuid4()}",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if os.environ.get("VLLM_CONFIGURE_LOGGING") != "0":
-        variables["VLLM_LOGGING_CONFIG_PATH"] = str(_LOGGING_CONFIG)
     if flashinfer.missing():
         # vLLM's sampler would compile FlashInfer's kernels when they are first used, and die where it cannot
         variables[flashinfer.SAMPLER_VARIABLE] = "0"
@@ -63,15 +59,7 @@ def defaults(settings: ThinkerSettings) -> dict[str, str]:
 
 
 def configure_logs() -> None:
-    """Sends this process's log lines, vLLM's among them, to stderr in Quartet's format: after `configure`, before vLLM
-    is imported."""
+    """Sends this process's log lines, vLLM's among them, to stderr in Quartet's format: after `configure`, in the
+    thinker's process and in those that vLLM spawns, before vLLM is imported."""
     logs.configure(os.environ[_LOG_LEVEL], "thinker")
     logging.getLogger("vllm").setLevel(os.environ[_VLLM_LOG_LEVEL].upper())
-
-
-def spawned_process() -> logging.Handler:
-    """`configure_logs` for a process that vLLM spawned, as early as it can be had there. Returns a handler, as what the
-    logging configuration names must be one."""
-    if multiprocessing.parent_process() is not None:
-        configure_logs()
-    return logging.NullHandler()
