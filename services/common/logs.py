@@ -2,18 +2,26 @@
 
 import logging
 import sys
+from types import TracebackType
 
 import structlog
 
 
 def configure(level: str, stage: str) -> None:
-    """Sends structlog and the standard library's records to stderr in one format, each naming its `stage`.
+    """Sends what this process says to stderr in one format, each line naming its `stage`: structlog's and the standard
+    library's records, warnings, and the error that ends it.
 
     Args:
         level: least level logged, "debug" to "error".
         stage: name of this process's stage.
     """
+
+    def add_stage(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event.setdefault("stage", stage)
+        return event
+
     shared: list[structlog.typing.Processor] = [
+        add_stage,  # not a context variable, which a new thread lacks
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -35,4 +43,21 @@ def configure(level: str, stage: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    structlog.contextvars.bind_contextvars(stage=stage)
+    logging.captureWarnings(True)
+    if not on_terminal:
+        sys.excepthook = _log_uncaught
+
+
+def adopt(*libraries: str) -> None:
+    """Takes the records of `libraries`, already imported, that gave their loggers handlers of their own."""
+    for name in libraries:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
+    else:
+        logging.getLogger().critical("ended by an error", exc_info=(kind, error, traceback))

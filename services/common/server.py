@@ -30,6 +30,7 @@ from services.common.ucx.sender import Sender
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+GIVE_BACK_S = 5.0  # longest wait for what an abandoned start has taken
 
 log = structlog.get_logger()
 
@@ -124,7 +125,7 @@ class StageServer:
         try:
             await asyncio.wait({starting, self._stop}, return_when=asyncio.FIRST_COMPLETED)
             if self._stop.done():
-                await self._abandon_loading()
+                await self._abandon_loading(starting)
             self._info.info = starting.result()
             freeze_heap()
             self.admission.open()
@@ -159,9 +160,11 @@ class StageServer:
         for carriers in self.hub.carriers:
             carriers.close()
 
-    async def _abandon_loading(self) -> None:
+    async def _abandon_loading(self, starting: "asyncio.Future[Any]") -> None:
         """Ends the process: loading goes on in a thread, which nothing can stop and the interpreter would wait for."""
         log.info("stopped while loading")
+        starting.cancel()
+        await asyncio.wait({starting}, timeout=GIVE_BACK_S)  # it removes its files
         await self.grpc.stop(grace=0)
         self._close_carriers()
         os._exit(1 if self._stop.exception() else 0)

@@ -1,13 +1,12 @@
 """A request's output stream: token ids, hidden states and rope positions on their way to the talker."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from quartet.v1 import stream_pb2
 from services.common.output_stream import OutputStream
 from services.common.rows import Rows
-from services.thinker.checkpoint import Checkpoint
 from services.thinker.engine import Tap
 from services.thinker.plugin.rows import ROPE_POSITIONS, Range, hidden_states
 from services.thinker.plugin.shipping import ShippedRows
@@ -17,9 +16,9 @@ TOKEN_IDS = "token_ids"
 _UNBOUNDED = 2**62
 
 
-def offered_rows(checkpoint: Checkpoint) -> list[str]:
-    """Names of the rows a stream of this thinker offers."""
-    return [TOKEN_IDS, *(hidden_states(layer) for layer in checkpoint.hidden_layers), ROPE_POSITIONS]
+def offered_rows(layers: Iterable[int]) -> list[str]:
+    """Names of the rows that a stream of a thinker offers which keeps the states of `layers`."""
+    return [TOKEN_IDS, *map(hidden_states, layers), ROPE_POSITIONS]
 
 
 class OutputCapture:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
+from services.common import logs
+
 _FILES = ("*.json", "*.txt", "*.jinja")  # configurations, tokenizer, chat template
 
 
@@ -46,6 +48,7 @@ class Checkpoint:
 
         from services.common.weights import local_folder
 
+        logs.adopt("transformers")
         # All weights: vLLM refuses a directory that lacks a file which its index names.
         folder = str(local_folder(model, lambda name: True, _FILES))
         config = AutoConfig.from_pretrained(folder)
@@ -68,10 +71,10 @@ class Checkpoint:
             processor=processor,
         )
 
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """Layers whose states are kept: 0 is the embeddings after the media were merged in."""
-        return tuple(sorted({0, self.accept_hidden_layer}))
+    def hidden_layers(self, keep_embeddings: bool) -> tuple[int, ...]:
+        """Layers whose states are kept: the talker's, and 0, the embeddings after the media were merged in, if asked
+        for."""
+        return tuple(sorted({self.accept_hidden_layer} | ({0} if keep_embeddings else set())))
 
     @property
     def tokenizer(self) -> Any:

@@ -31,14 +31,21 @@ class ThinkerSettings(StageSettings):
         0.85,
         gt=0,
         lt=1,
-        description="share of the GPU for weights and KV cache; the kept hidden states come on top of it, "
-        "(layers x hidden size) / (KV heads x head size x layers x 2) of the KV cache",
+        description="share of the GPU for weights, activations, KV cache and the kept hidden states",
     )
     kv_cache_bytes: int | None = Field(
-        None, ge=1, description="size of the KV cache; default: 1 GiB on a CPU, gpu_memory_utilization on a GPU"
+        None,
+        ge=1,
+        description="size of the KV cache, without the hidden states kept beside it; default: 1 GiB on a CPU, what "
+        "gpu_memory_utilization leaves on a GPU",
     )
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs to split the model over")
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
+    keep_embeddings: bool = Field(
+        False,
+        description="keep and offer hidden_states.0 too, the embeddings after the media were merged in: no stage of "
+        "Quartet reads them, and they double the memory of the kept states",
+    )
     enforce_eager: bool | None = Field(
         None, description="skip compilation and CUDA graphs; default: on a CPU, where compiling takes a minute"
     )

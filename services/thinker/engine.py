@@ -1,8 +1,9 @@
 """vLLM's AsyncLLM with a tap for hidden states. No gRPC here."""
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING, Any, Self
 import structlog
 
 from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
+from services.common.execution import log_choices
+from services.thinker import device, execution
 from services.thinker.checkpoint import Checkpoint
 from services.thinker.config import ThinkerSettings
-from services.thinker.engine_args import engine_args
+from services.thinker.engine_args import compute_dtype, engine_args
 from services.thinker.plugin.rows import Capture, Range
 from services.thinker.plugin.shipping import RowReceiver, ShippedRows
 from services.thinker.prompt import Prompt
+from services.thinker.scratch import scratch_dir
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -75,12 +79,22 @@ class ThinkerEngine:
 
     Attributes:
         checkpoint: facts of the model.
+        kept_layers: layers whose states can be tapped.
     """
 
-    def __init__(self, llm: "AsyncLLM", checkpoint: Checkpoint, rows: RowReceiver) -> None:
+    def __init__(
+        self,
+        llm: "AsyncLLM",
+        checkpoint: Checkpoint,
+        rows: RowReceiver,
+        kept_layers: Sequence[int],
+        resources: contextlib.AsyncExitStack,
+    ) -> None:
         self.checkpoint = checkpoint
+        self.kept_layers = kept_layers
         self._llm = llm
         self._rows = rows
+        self._resources = resources
         self._keys = itertools.count()
 
     @classmethod
@@ -88,16 +102,17 @@ class ThinkerEngine:
         """Loads the model; the event loop stays free meanwhile.
 
         Raises:
+            ValueError: a path that the settings ask for cannot run on this device.
             Exception: what vLLM raises when it cannot load or does not fit.
         """
         checkpoint = await asyncio.to_thread(Checkpoint.load, settings.model)
-        rows = RowReceiver()
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(scratch_dir())
+            rows = RowReceiver()
+            stack.push_async_callback(rows.close)
             llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)
-        except BaseException:
-            await rows.close()
-            raise
-        return cls(llm, checkpoint, rows)
+            layers = checkpoint.hidden_layers(settings.keep_embeddings)
+            return cls(llm, checkpoint, rows, layers, stack.pop_all())
 
     @property
     def dtype(self) -> str:
@@ -197,8 +212,11 @@ class ThinkerEngine:
         if self._llm.output_handler:
             self._llm.output_handler.cancel()  # it would take the end of the engine for a failure
         await asyncio.to_thread(self._llm.shutdown)
-        del self._llm  # its destructor fails when it runs as late as the interpreter's end
-        await self._rows.close()
+        self._llm.shutdown = _nothing  # its destructor calls it again, and fails at the interpreter's end
+        await self._resources.aclose()
+
+
+def _nothing(timeout: float | None = None) -> None: ...
 
 
 class _Pending:
@@ -228,11 +246,23 @@ class _Pending:
 
 
 def _load(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: str) -> "AsyncLLM":
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from services.thinker.engine_stats import EngineStats
 
-    return AsyncLLM.from_engine_args(engine_args(settings, checkpoint, row_address), stat_loggers=[EngineStats])
+    accelerator = device.accelerator()
+    choices = execution.choices(settings, accelerator, compute_dtype(settings, checkpoint))
+    log_choices(choices)
+    for choice in choices:
+        if choice.fatal:
+            raise ValueError(f"{choice.part}: {choice.reason}")
+    return AsyncLLM.from_engine_args(
+        engine_args(settings, checkpoint, row_address, accelerator),
+        # vLLM's defaults are by context; without one, a step has a quarter of the tokens that a large GPU takes
+        usage_context=UsageContext.OPENAI_API_SERVER,
+        stat_loggers=[EngineStats],
+    )
 
 
 def _step(output: "RequestOutput") -> Step:

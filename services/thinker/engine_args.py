@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from services.common.execution import Accelerator
+from services.thinker import execution
 from services.thinker.checkpoint import Checkpoint
 from services.thinker.config import ThinkerSettings
 from services.thinker.sampling import MAX_TOP_LOGPROBS
@@ -12,22 +14,31 @@ if TYPE_CHECKING:
 KV_CACHE_BYTES_ON_CPU = 1024**3
 
 
-def engine_args(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: str) -> "AsyncEngineArgs":
+def compute_dtype(settings: ThinkerSettings, checkpoint: Checkpoint) -> str:
+    """Dtype to compute in: vLLM's own "auto" would run a float32 checkpoint in bfloat16."""
+    return (checkpoint.dtype or "bfloat16") if settings.dtype == "auto" else settings.dtype
+
+
+def engine_args(
+    settings: ThinkerSettings, checkpoint: Checkpoint, row_address: str, accelerator: Accelerator | None
+) -> "AsyncEngineArgs":
     """Arguments for AsyncLLM.
 
     Args:
         settings: the thinker's settings.
         checkpoint: facts of the model.
         row_address: where the plugin ships rows to.
+        accelerator: the first GPU that vLLM will run on; None: it runs on CPUs.
     """
-    import torch
     from vllm import AsyncEngineArgs
     from vllm.config import KVTransferConfig
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     from services.thinker.plugin.connector import PluginSettings, RowConnector
+    from services.thinker.plugin.executor import OneProcess, Processes
 
-    on_cpu = not torch.cuda.is_available()
+    on_cpu = accelerator is None
+    layers = checkpoint.hidden_layers(settings.keep_embeddings)
+    dtype = compute_dtype(settings, checkpoint)
     kv_cache_bytes = settings.kv_cache_bytes or (KV_CACHE_BYTES_ON_CPU if on_cpu else None)
     # Compiled M-RoPE changes what the model hears, so vLLM's own kernel is used (as vLLM-Omni does).
     compilation: dict[str, Any] = {} if on_cpu else {"custom_ops": ["+rotary_embedding"]}
@@ -38,18 +49,18 @@ def engine_args(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: 
     return AsyncEngineArgs(
         model=checkpoint.folder,
         served_model_name=settings.model_name,
-        # vLLM's own "auto" would run a float32 checkpoint in bfloat16.
-        dtype=checkpoint.dtype or "auto" if settings.dtype == "auto" else settings.dtype,  # type: ignore[arg-type]
+        dtype=dtype,  # type: ignore[arg-type]
         # -1: the model's, or what the KV cache holds if that is less
         max_model_len=settings.max_context_tokens or -1,
         max_num_seqs=settings.max_running_requests,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_bytes,
         tensor_parallel_size=settings.tensor_parallel_size,
-        distributed_executor_backend=UniProcExecutor if on_cpu and settings.tensor_parallel_size == 1 else None,
+        distributed_executor_backend=OneProcess if settings.tensor_parallel_size == 1 else Processes,
         enable_prefix_caching=settings.enable_prefix_caching,
         enable_chunked_prefill=True,
-        enforce_eager=on_cpu if settings.enforce_eager is None else settings.enforce_eager,
+        enforce_eager=execution.step(settings, accelerator, dtype).path == execution.EAGER,
+        attention_backend=execution.forced_attention(accelerator, dtype),  # type: ignore[arg-type]
         limit_mm_per_prompt={
             "image": settings.max_images,
             "audio": settings.max_audios + settings.max_videos,  # a video's sound track counts as audio
@@ -63,8 +74,9 @@ def engine_args(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: 
             kv_connector=RowConnector.__name__,
             kv_connector_module_path=RowConnector.__module__,
             kv_role="kv_producer",
-            kv_connector_extra_config=PluginSettings(checkpoint.hidden_layers, row_address).to_extra_config(),
+            kv_connector_extra_config=PluginSettings(layers, row_address).to_extra_config(),
         ),
+        use_tqdm_on_load=False,  # a bar is no log line
         max_logprobs=MAX_TOP_LOGPROBS,
         # Models with a grammar to follow are prone to endless whitespace.
         structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},  # pyright: ignore[reportArgumentType]

@@ -61,13 +61,13 @@ async def _end_with(engine: ThinkerEngine, server: StageServer) -> None:
 
 def _server_info(server: StageServer, engine: ThinkerEngine) -> server_info_pb2.GetServerInfoResponse:
     checkpoint = engine.checkpoint
-    widths = {hidden_states(layer): checkpoint.hidden_size for layer in checkpoint.hidden_layers} | {ROPE_POSITIONS: 3}
+    widths = {hidden_states(layer): checkpoint.hidden_size for layer in engine.kept_layers} | {ROPE_POSITIONS: 3}
     return server.describe(
         engine.dtype,
         engine.device,
         rows=[
             server_info_pb2.RowsInfo(name=name, width=widths.get(name, 1), transports=server.hub.transports)
-            for name in offered_rows(checkpoint)
+            for name in offered_rows(engine.kept_layers)
         ],
         thinker=server_info_pb2.ThinkerInfo(
             max_context_tokens=engine.max_context_tokens,

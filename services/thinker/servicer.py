@@ -53,7 +53,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         async with serve_call(STAGE, start.request_id, context, self._admission) as call:
             stream = nullcontext()
             if start.output_stream_id:
-                stream = self._hub.open(start.output_stream_id, offered_rows(self._engine.checkpoint))
+                stream = self._hub.open(start.output_stream_id, offered_rows(self._engine.kept_layers))
             with stream as output:
                 async with aclosing(self._generate(start, request_iterator, call, output)) as responses:
                     async for response in responses:

@@ -35,6 +35,18 @@ def test_tags_are_the_projects_version():
     assert set(re.findall(r"QUARTET_TAG:-([^}]+)\}", COMPOSE)) == {version}
 
 
+def image(stage):
+    """What the Dockerfile says of one stage."""
+    return re.search(rf"^FROM \S+ AS {stage}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL).group(1)
+
+
+def test_what_the_thinker_compiles_outlives_its_container():
+    (volume,) = (mount.split(":")[1] for mount in SERVICES["thinker"]["volumes"] if mount.startswith("models:"))
+    for cache in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        assert f" {cache}={volume}/" in image("thinker"), cache
+    assert " g++ " in image("thinker-packages-cuda")
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_containers_are_hardened(name):
     service = SERVICES[name]

@@ -15,6 +15,7 @@ from thinker_support import Answer, Reference
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message
+from services.thinker.execution import choices
 from services.thinker.media import decode_audio, decode_image, decode_video
 from services.thinker.plugin.rows import ROPE_POSITIONS, hidden_states
 from services.thinker.plugin.shipping import ShippedRows
@@ -58,7 +59,7 @@ class Thinker:
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, **sampling)
         prompt = await self.preprocessor.prepare(conversation)
         result = Result(prompt.token_ids)
-        names = [*(hidden_states(layer) for layer in self.engine.checkpoint.hidden_layers), ROPE_POSITIONS]
+        names = [*(hidden_states(layer) for layer in self.engine.kept_layers), ROPE_POSITIONS]
         tap = Tap(dict.fromkeys(names, EVERYTHING), result.receive)
         async for step in self.engine.generate(request_id, prompt, params, tap):
             result.token_ids += step.token_ids
@@ -99,7 +100,7 @@ class Thinker:
         assert result.token_ids == expected.output_ids
         assert result.repeated == 0
         fed = len(result.prompt_ids) + len(result.token_ids) - 1  # the last token was never fed
-        for layer in self.engine.checkpoint.hidden_layers:
+        for layer in self.engine.kept_layers:
             rows = result.rows[hidden_states(layer)]
             assert sorted(rows) == list(range(fed))
             torch.testing.assert_close(
@@ -116,6 +117,7 @@ async def start(checkpoint: Path, reference: Reference | None = None, **settings
         "kv_cache_bytes": 48 << 20,
         "max_running_requests": 8,
         "max_context_tokens": 4096,
+        "keep_embeddings": True,
     }
     thinker_settings = ThinkerSettings(model=str(checkpoint), **(options | settings))
     environment.configure(thinker_settings)
@@ -183,6 +185,14 @@ async def test_states_of_all_positions_equal_transformers_cold_and_from_the_pref
     assert (again.cached_tokens > 0) == (len(again.prompt_ids) > KV_BLOCK_TOKENS)
 
 
+def test_the_engine_takes_the_path_that_is_told(thinker: Thinker) -> None:
+    """With tests/interpreted_triton that is the one of a GPU (`make test-v2`)."""
+    told = {choice.part: choice.path for choice in choices(thinker.settings, None, "float32")}
+    config = thinker.engine._llm.vllm_config
+    assert told["runner"] == ("V2" if config.use_v2_model_runner else "V1")
+    assert (told["step"] == "eager") == config.model_config.enforce_eager
+
+
 async def test_concurrent_requests_do_not_see_each_other(thinker: Thinker) -> None:
     cases = conversations()
     chosen = [cases[name] for name in ("text", "image and audio", "two sounds", "video with sound", "chinese", "audio")]
@@ -205,6 +215,28 @@ async def test_only_the_asked_for_positions_are_shipped(thinker: Thinker) -> Non
     assert list(result.rows) == [name]
     assert sorted(result.rows[name]) == [i for a, b in prompt.multimodal for i in range(a, b)]
     assert len(result.rows[name]) == prompt.image_tokens
+
+
+@pytest.mark.gpu
+async def test_rows_from_cuda_graphs_equal_eager_ones(tiny_checkpoint: Path, thinker: Thinker) -> None:
+    """Cold, then from the prefix cache. A graph that kept anything of its capture gives other rows when it decodes."""
+    assert not thinker.engine._llm.model_config.enforce_eager
+    eager = await start(tiny_checkpoint, thinker.reference, enforce_eager=True)
+    try:
+        for name in ("text", "image and audio"):
+            conversation = conversations()[name]
+            for _ in range(2):
+                expected = await eager.run(conversation, max_tokens=40)
+                result = await thinker.run(conversation, max_tokens=40)
+                assert result.token_ids == expected.token_ids
+                assert result.rows.keys() == expected.rows.keys()
+                for kind, rows in expected.rows.items():
+                    assert sorted(result.rows[kind]) == sorted(rows)
+                    for position, row in rows.items():
+                        torch.testing.assert_close(result.rows[kind][position], row, atol=1e-3, rtol=0)
+    finally:
+        await eager.engine.close()
+        eager.preprocessor.close()
 
 
 async def test_an_aborted_request_leaves_nothing_behind(thinker: Thinker) -> None:

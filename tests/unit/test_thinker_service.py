@@ -26,6 +26,7 @@ from services.common.errors import ContextTooLong, InvalidInput, StageError, Una
 from services.common.rows import Chunk
 from services.common.status import from_rpc_error
 from services.common.subscribe import subscribe
+from services.thinker.scratch import PREFIX
 
 START_TIMEOUT_S = 150
 
@@ -86,15 +87,19 @@ def media(kind: int, data: bytes, **fields: Any) -> thinker_pb2.ContentPart:
 
 
 @contextlib.asynccontextmanager
-async def serving(model: Path | str, environment: Mapping[str, str] | None = None) -> AsyncIterator[Client]:
-    """A thinker's process, once it serves; with `environment` beside our own."""
+async def serving(
+    model: Path | str, environment: Mapping[str, str] | None = None, log: Path | None = None
+) -> AsyncIterator[Client]:
+    """A thinker's process, once it serves; with `environment` beside our own. `log` is where it writes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     flags = f"--model {model} --port {address.rpartition(':')[2]} --dtype float32 --block-size 32"
     flags += f" --kv-cache-bytes {48 << 20} --max-running-requests 8 --max-context-tokens 1024 --max-audio-s 5"
-    command = [sys.executable, "-m", "services.thinker", *flags.split()]
-    process = subprocess.Popen(command, env={**os.environ, **(environment or {})})
+    with log.open("wb") if log else contextlib.nullcontext() as output:
+        command = [sys.executable, "-m", "services.thinker", *flags.split()]
+        environment = {**os.environ, **(environment or {})}
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
     client = Client(address, process)
     try:
         info = server_info_pb2_grpc.ServerInfoServiceStub(client.channel)
@@ -122,8 +127,14 @@ def hub(published_checkpoint: Path) -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="module")
-async def client(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
-    async with serving(hub.model, hub.environment(tmp_path_factory.mktemp("hub"))) as client:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `client`'s thinker wrote."""
+    return tmp_path_factory.mktemp("thinker") / "log"
+
+
+@pytest.fixture(scope="module")
+async def client(hub: Hub, log: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    async with serving(hub.model, hub.environment(tmp_path_factory.mktemp("hub")), log) as client:
         yield client
 
 
@@ -188,7 +199,7 @@ async def test_the_output_stream_has_rows_for_the_tokens_that_are_spoken(client:
     fed = prompt_tokens + len(answer.token_ids) - 1
     for name, positions in rows.items():
         assert positions == list(range(end if name == "token_ids" else fed)), name
-    assert len(rows) == 4
+    assert len(rows) == 3
 
 
 async def test_sampling_is_passed_on(client: Client) -> None:
@@ -276,6 +287,27 @@ async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
     began = time.monotonic()
     await client.generate(client.start("hello", sampling={"max_tokens": 2}))
     assert time.monotonic() - began < 5
+
+
+def test_every_line_of_the_log_is_json(client: Client, log: Path) -> None:
+    """vLLM's too, of all its processes, and those of the libraries that it uses."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["stage"] for line in lines} == {"thinker"}
+    events = {line["event"]: line for line in lines}
+    memory, paths = events["memory of the KV cache"], events["execution paths"]
+    assert memory["kv_bytes"] > memory["rows_bytes"] > 0
+    assert {"step", "runner", "attention", "sampler"} <= set(paths)
+
+
+async def test_a_start_that_is_interrupted_leaves_no_files(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "services.thinker", "--model", str(tiny_checkpoint)]
+    process = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL)
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while not list(tmp_path.glob(f"{PREFIX}*")):
+            await asyncio.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait, 30) == 0
+    assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
 async def test_a_dead_engine_is_reported_at_once_and_ends_the_process(tiny_checkpoint: Path) -> None:

@@ -10,7 +10,9 @@ import os
 import shutil
 import threading
 
+from services.common import logs
 from services.common.priority import yield_to_event_loops
+from services.thinker.device import vllm_is_for_cpus
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
 
@@ -24,15 +26,14 @@ def register() -> None:
 
     # By name: the model is imported where it is needed.
     ModelRegistry.register_model(ARCHITECTURE, "services.thinker.plugin.model:RecordingThinker")
+    logs.adopt("transformers")
     _die_with_parent()
     _make_way()
 
 
 def _make_way() -> None:
     """On a CPU, lets the event loops go before vLLM's engine. Its other threads inherit the priority."""
-    import torch
-
-    if multiprocessing.parent_process() is not None and not torch.cuda.is_available():
+    if multiprocessing.parent_process() is not None and vllm_is_for_cpus():
         yield_to_event_loops()
 
 

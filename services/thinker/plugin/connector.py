@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import structlog
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -16,10 +17,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from services.thinker.plugin import store
 from services.thinker.plugin.rows import Capture, Range
 from services.thinker.plugin.shipping import Shipment, Shipper
+
+log = structlog.get_logger()
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -151,6 +155,8 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
     # Worker's half
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if get_tensor_model_parallel_rank() > 0:
+            return  # after the layer's all-reduce every rank has the same states: the first one keeps them
         model = self._vllm_config.model_config
         rows = store.RowStore(
             num_slots=self._kv_cache_config.num_blocks * self._block_size,
@@ -160,8 +166,13 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
             device=next(iter(kv_caches.values())).device,
         )
         store.install(rows)
-        if get_tensor_model_parallel_rank() == 0:  # after the layer's all-reduce every rank has the same states
-            self._shipper = Shipper(self._settings.address)
+        self._shipper = Shipper(self._settings.address)
+        log.info(
+            "memory of the KV cache",
+            slots=rows.num_slots,
+            kv_bytes=sum(cache.nbytes for cache in kv_caches.values()),
+            rows_bytes=rows.size_bytes,
+        )
 
     def wait_for_save(self) -> None:
         metadata = self._get_connector_metadata()
@@ -173,9 +184,10 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
         for gather in metadata.gathers:
             by_name.setdefault(gather.name, []).append(gather)
         for name, gathers in by_name.items():
-            slots = torch.from_numpy(np.concatenate([gather.slots for gather in gathers]))
+            # From pinned memory: else the engine's thread would wait here for the whole step.
+            slots = async_tensor_h2d(np.concatenate([gather.slots for gather in gathers]), rows.device)
             parts = [(gather.key, gather.first_position, len(gather.slots)) for gather in gathers]
-            self._shipper.ship(Shipment(name, parts), rows.read(name, slots.to(rows.device)))
+            self._shipper.ship(Shipment(name, parts), rows.read(name, slots))
 
     def shutdown(self) -> None:
         if self._shipper:

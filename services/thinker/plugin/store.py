@@ -7,6 +7,11 @@ import torch
 from services.thinker.plugin.rows import ROPE_POSITIONS, hidden_states
 
 
+def row_bytes(layers: int, hidden_size: int, dtype: torch.dtype) -> int:
+    """Memory of one token's rows: `layers` states of `hidden_size` elements, and three rope positions."""
+    return layers * hidden_size * dtype.itemsize + 3 * torch.int32.itemsize
+
+
 class RowStore:
     """One row of each kind per KV slot.
 
@@ -26,6 +31,7 @@ class RowStore:
     ) -> None:
         rows = num_slots + 1  # the last one takes the padding of a batch
         self.device = device
+        self.num_slots = num_slots
         self._padding_slot = num_slots
         self._layers = tuple(layers)
         self._states = [torch.zeros(rows, hidden_size, dtype=dtype, device=device) for _ in layers]

