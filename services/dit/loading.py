@@ -15,6 +15,7 @@ from safetensors import safe_open
 from services.common.device import engine_device
 from services.dit.config import DitSettings
 from services.dit.hollow import ENCODERS, OTHERS, hollow_models, without
+from services.dit.offload import offload_models
 from services.dit.weave import DENOISERS
 
 _QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
@@ -121,7 +122,7 @@ def _place(pipeline: Any, device: torch.device, offload: str) -> None:
     elif device.type == "cpu":
         raise ValueError(f"offload={offload} keeps models off the device; the device is the CPU itself: leave it out")
     elif offload == "model":
-        pipeline.enable_model_cpu_offload(device=device)
+        offload_models(pipeline, device)
     elif offload == "sequential":
         pipeline.enable_sequential_cpu_offload(device=device)
     else:
