@@ -6,6 +6,7 @@ from real_sizes import CODE2WAV
 
 from services.code2wav.decoder import Decoder
 from services.code2wav.graphs import StepGraphs
+from services.common.cuda_graph import CudaGraphs
 
 
 def code2wav_stage(decoder: Decoder, batch: int, frames: int) -> Stage:
@@ -17,9 +18,7 @@ def code2wav_stage(decoder: Decoder, batch: int, frames: int) -> Stage:
 
     decode = decoder.step
     if device.type == "cuda":
-        graphs = StepGraphs(decoder, states)
-        graphs.capture(batch, frames)
-        decode = graphs.step
+        decode = StepGraphs(CudaGraphs(device), decoder, states, frames).step
 
     def step() -> list[torch.Tensor]:
         return [piece.float().cpu() for piece in decode(codes, states.batch(slots))]

@@ -8,8 +8,11 @@ from alone import Stage, parameter_bytes
 from real_sizes import TALKER, TEXT_IDS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.talker.layers import Experts
+from services.common.cuda_graph import Capturer
+from services.common.execution import Accelerator
+from services.talker.execution import decide
 from services.talker.model import TalkerModel
+from services.talker.moe import Experts, grouped_experts
 from services.talker.runner import Advance, StepInput, TalkerRunner
 from services.talker.sampling import resolve
 
@@ -17,16 +20,19 @@ from services.talker.sampling import resolve
 def talker_stage(model: TalkerModel, batch: int, context: int) -> Stage:
     """`batch` streams with `context` cached positions each, sampled as the published model does by default.
 
-    On CUDA and in bfloat16 a step is one captured graph, as it is in the service.
+    A step takes the path that it takes in the service: on CUDA it is one captured graph.
     """
     sampling = resolve(TALKER.defaults, seed=0)
     width, predictor_width = sampling.top_k, sampling.predictor_top_k
-    runner = TalkerRunner(model, batch, context + 64)
-    for slot in range(batch):
-        runner.assign(slot, replace(sampling, seed=slot))
     frame = 0
 
-    def step(with_runner: TalkerRunner = runner) -> torch.Tensor:
+    def runner_of_all(capturer: Capturer | None) -> TalkerRunner:
+        runner = TalkerRunner(model, batch, context + 64, capturer)
+        for slot in range(batch):
+            runner.assign(slot, replace(sampling, seed=slot))
+        return runner
+
+    def step(runner: TalkerRunner) -> torch.Tensor:
         nonlocal frame
         frame += 1
         inputs = [
@@ -39,10 +45,19 @@ def talker_stage(model: TalkerModel, batch: int, context: int) -> Stage:
             )
             for slot in range(batch)
         ]
-        return with_runner.step(inputs)
+        return runner.step(inputs)
 
-    experts = _experts_hit(lambda: step(TalkerRunner(model, batch, context + 64, enforce_eager=True)))
-    return Stage(step, 1, lambda: _step_bytes(model, batch, context, experts), lambda: f"{experts:.1f} experts a layer")
+    model.use_experts(grouped_experts)  # whose products say what they read
+    experts = _experts_hit(lambda: step(runner_of_all(None)))
+    execution = decide(None, Accelerator.of(model.device), str(model.dtype).removeprefix("torch."))
+    model.use_experts(execution.run_experts)
+    timed = runner_of_all(execution.capturer(model.device))
+    return Stage(
+        lambda: step(timed),
+        1,
+        lambda: _step_bytes(model, batch, context, experts),
+        lambda: f"{experts:.1f} experts a layer",
+    )
 
 
 class _ExpertsHit(TorchDispatchMode):

@@ -22,13 +22,17 @@ from real_sizes import CODE2WAV, random_code2wav, random_talker
 from rich.console import Console
 from rich.table import Table
 
+from services.common.device import disable_cudnn_attention, engine_device, make_current
+
 FRAMES_PER_S = 12.5  # of one stream in real time
 console = Console(width=None if sys.stdout.isatty() else 120)
 
 
 def stages(options: argparse.Namespace) -> Callable[[int], Stage]:
     """Makes the model once; returns what makes it ready for a batch size."""
-    device, dtype = torch.device(options.device), getattr(torch, options.dtype)
+    device, dtype = engine_device(options.device), getattr(torch, options.dtype)
+    make_current(device)
+    disable_cudnn_attention()
     began_s = time.perf_counter()
     if options.stage == "talker":
         model = talker = random_talker(device, dtype)
@@ -67,7 +71,7 @@ def table(timings: list[Timing]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["talker", "code2wav"])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--context", type=int, default=512, help="talker: cached positions of every stream")
@@ -78,7 +82,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    device = torch.device(options.device)
+    device = engine_device(options.device)
     bytes_per_s = copy_bandwidth(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{options.threads} CPU threads"
     console.print(f"{name}: a copy reads and writes {bytes_per_s / 1e9:.1f} GB a second")

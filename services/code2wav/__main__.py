@@ -12,9 +12,11 @@ from services.code2wav.allocator import keep_freed_memory
 from services.code2wav.config import Code2WavSettings
 from services.code2wav.decoder import load_decoder
 from services.code2wav.engine import DecodeEngine
+from services.code2wav.execution import decide
 from services.code2wav.servicer import Code2WavServicer
 from services.code2wav.spec import Code2WavSpec
 from services.code2wav.stream import Event, Failed, Samples
+from services.common.execution import Accelerator, log_choices
 from services.common.server import StageServer, main
 
 SERVICE = "quartet.v1.Code2WavService"
@@ -51,15 +53,19 @@ def start_engine(
     """The engine of this stage, loaded as `settings` say; not warmed up. Blocks until it is loaded.
 
     Raises:
-        ValueError: no such checkpoint, no code2wav in it, or tensors that are missing, unknown or of another shape.
+        ValueError: no such device, no such checkpoint, no code2wav in it, or tensors that are missing, unknown or of
+            another shape.
     """
+    decoder = load_decoder(settings.model, settings.dtype, settings.device)
+    execution = decide(settings.enforce_eager, Accelerator.of(decoder.device))
+    log_choices(execution.choices)
     return DecodeEngine(
-        load_decoder(settings.model, settings.dtype, settings.device),
+        decoder,
         max_streams=settings.max_running_requests,
         max_frames_per_step=settings.max_frames_per_step,
         lead_margin_ms=settings.lead_margin_ms,
         threads=settings.threads,
-        enforce_eager=bool(settings.enforce_eager),
+        capturer=execution.capturer(decoder.device),
         on_fatal=on_fatal,
     )
 

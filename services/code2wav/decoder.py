@@ -7,7 +7,7 @@ from services.code2wav.layers import CausalConv, CausalTransposedConv, ConvNeXtB
 from services.code2wav.spec import Code2WavSpec, read_spec
 from services.code2wav.state import Batch, StateLayout, StreamStates
 from services.code2wav.transformer import Attention, Transformer
-from services.common.device import engine_device, make_current
+from services.common.device import disable_cudnn_attention, engine_device, make_current
 from services.common.weights import Checkpoint
 
 PREFIX = "code2wav."
@@ -157,6 +157,7 @@ def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decod
     """
     on = engine_device(device)
     make_current(on)
+    disable_cudnn_attention()
     checkpoint = Checkpoint(model, wanted=lambda name: name.startswith(PREFIX))
     decoder = Decoder(read_spec(checkpoint.folder))
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in checkpoint.tensors()}

@@ -13,6 +13,8 @@ from services.code2wav.decoder import Decoder
 from services.code2wav.graphs import StepGraphs
 from services.code2wav.policy import Chunk, ChunkPolicy
 from services.code2wav.stream import Event, Failed, Finished, Samples, Stream
+from services.common.cuda_graph import Capturer
+from services.common.device import make_current
 from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.priority import yield_to_event_loops
 
@@ -32,7 +34,7 @@ class DecodeEngine:
         max_frames_per_step: most frames of a stream in one step.
         lead_margin_ms: see `ChunkPolicy.transport_s`.
         threads: CPU threads of a step; 0 leaves torch's default.
-        enforce_eager: no CUDA graphs. Without effect on a CPU.
+        capturer: captures the steps (`StepGraphs`), before this returns; None: steps run kernel by kernel.
         on_fatal: called in the engine's thread when a step failed; every stream has then been told, and the engine
             takes no more.
     """
@@ -44,7 +46,7 @@ class DecodeEngine:
         max_frames_per_step: int,
         lead_margin_ms: float = 100.0,
         threads: int = 0,
-        enforce_eager: bool = False,
+        capturer: Capturer | None = None,
         on_fatal: Callable[[Exception], object] = lambda error: None,
     ) -> None:
         self.spec = decoder.spec
@@ -54,12 +56,9 @@ class DecodeEngine:
         on_cpu = decoder.device.type == "cpu"
         batch_frames = max(CPU_BATCH_FRAMES, max_frames_per_step) if on_cpu else max_frames_per_step * max_streams
         self._decode = decoder.step
-        captured = decoder.device.type == "cuda" and not enforce_eager
-        if captured:
-            graphs = StepGraphs(decoder, self._states)
-            graphs.capture(max_streams, max_frames_per_step)
-            self._decode = graphs.step
-        self.policy = ChunkPolicy(max_frames_per_step, batch_frames, lead_margin_ms / 1000, captured)
+        if capturer is not None:
+            self._decode = StepGraphs(capturer, decoder, self._states, max_frames_per_step).step
+        self.policy = ChunkPolicy(max_frames_per_step, batch_frames, lead_margin_ms / 1000, capturer is not None)
         self._threads = threads
         self._on_fatal = on_fatal
         self._changed = threading.Condition()
@@ -159,6 +158,7 @@ class DecodeEngine:
             self._thread.join()
 
     def _run(self) -> None:
+        make_current(self.decoder.device)
         if self.decoder.device.type == "cpu":
             yield_to_event_loops()
         if self._threads:

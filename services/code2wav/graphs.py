@@ -1,4 +1,4 @@
-"""CUDA graphs of whole decoder steps, state handling included: one launch for some hundred kernels."""
+"""Captured decoder steps, state handling included: one launch for some hundred kernels."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,14 @@ import torch
 
 from services.code2wav.decoder import Decoder
 from services.code2wav.state import Batch, StreamStates
-from services.common import cuda_graph
+from services.common.cuda_graph import CapturedRun, Capturer
 
 
 @dataclass(frozen=True)
 class _Captured:
-    graph: torch.cuda.CUDAGraph
+    run: CapturedRun  # its output: (rows, samples), overwritten by every replay
     where: torch.Tensor  # (2, rows) int64: slots, and frames before the step
     codes: torch.Tensor  # (rows, frames, groups) int64
-    wav: torch.Tensor  # (rows, samples), overwritten by every replay
 
 
 class StepGraphs:
@@ -22,26 +21,27 @@ class StepGraphs:
 
     A batch is filled up to the next power of two with rows that belong to no stream. Frames cannot be filled up, as
     they would advance the state: other numbers of them run uncaptured. For one thread.
+
+    Args:
+        capturer: captures the steps, largest first. No stream may be open meanwhile.
+        max_frames: most frames of a stream in a captured step.
     """
 
-    def __init__(self, decoder: Decoder, states: StreamStates) -> None:
+    @torch.inference_mode()
+    def __init__(self, capturer: Capturer, decoder: Decoder, states: StreamStates, max_frames: int) -> None:
         self._decoder = decoder
         self._states = states
         self._captured: dict[tuple[int, int], _Captured] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-
-    @torch.inference_mode()
-    def capture(self, max_streams: int, max_frames: int) -> None:
-        """Captures every size up to these. No stream may be open."""
-        for frames in (1 << n for n in range(max_frames.bit_length())):
-            for rows in (1 << n for n in range(_bucket(max_streams).bit_length())):
-                self._captured[rows, frames] = self._capture(rows, frames)
+        max_rows = _power_of_two(len(states.frames))
+        for frames in reversed([1 << n for n in range(max_frames.bit_length())]):
+            for rows in reversed([1 << n for n in range(max_rows.bit_length())]):
+                self._captured[rows, frames] = self._capture(capturer, rows, frames)
 
     @torch.inference_mode()
     def step(self, codes: torch.Tensor, batch: Batch) -> list[torch.Tensor]:
         """As `Decoder.step`."""
         streams, frames, _ = codes.shape
-        rows = _bucket(streams)
+        rows = _power_of_two(streams)
         captured = self._captured.get((rows, frames))
         if captured is None:
             return self._decoder.step(codes.to(self._states.memory.device), batch)
@@ -49,11 +49,11 @@ class StepGraphs:
         slots = batch.slots + [self._states.padding_slot] * padding
         captured.where.copy_(torch.tensor([slots, batch.frames + [0] * padding]))
         captured.codes[:streams].copy_(codes)
-        captured.graph.replay()
+        captured.run.replay()
         self._decoder.frames_computed += rows * frames
-        return self._decoder.cut(captured.wav[:streams], batch)
+        return self._decoder.cut(captured.run.output[:streams], batch)
 
-    def _capture(self, rows: int, frames: int) -> _Captured:
+    def _capture(self, capturer: Capturer, rows: int, frames: int) -> _Captured:
         device, groups = self._states.memory.device, self._decoder.spec.num_code_groups
         where = torch.zeros(2, rows, dtype=torch.int64, device=device)
         where[0] = self._states.padding_slot
@@ -66,9 +66,9 @@ class StepGraphs:
             self._states.memory.index_copy_(0, slots, after)
             return wav
 
-        graph, wav = cuda_graph.capture(run, self._pool, device)
-        return _Captured(graph, where, codes, wav)
+        return _Captured(capturer.capture(run), where, codes)
 
 
-def _bucket(streams: int) -> int:
+def _power_of_two(streams: int) -> int:
+    """The least power of two that is at least `streams`."""
     return 1 << (streams - 1).bit_length()

@@ -23,6 +23,15 @@ def engine_device(asked: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def disable_cudnn_attention() -> None:
+    """Keeps torch's attention from cuDNN, in this process.
+
+    torch prefers cuDNN on Hopper and Blackwell, where it makes a plan for each new shape and keeps it for that shape
+    only: 25 to 440 ms at each new length of a prompt, while everything else in the process waits.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def make_current(device: torch.device) -> None:
     """Makes a CUDA `device` the calling thread's current one: streams, graphs and libraries' handles are made there.
 

@@ -1,7 +1,7 @@
 """Which path a stage's computations take on this machine's device, and why: told in its log and by `quartet doctor`.
 
-Each stage has an `execution.py` whose `choices` decides; its engine does what was decided there, so that what is told and
-what runs cannot differ.
+Each stage has an `execution.py` whose `choices` decides; its engine does what was decided there, so that what is told
+and what runs cannot differ.
 """
 
 from collections.abc import Iterable

@@ -7,9 +7,11 @@ import torch
 
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
 from services.common import server
-from services.common.device import engine_device, make_current
+from services.common.device import disable_cudnn_attention, engine_device, make_current
+from services.common.execution import Accelerator, log_choices
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
+from services.talker.execution import decide
 from services.talker.loading import load_model
 from services.talker.prompt import ThinkerPrompt
 from services.talker.runner import TalkerRunner
@@ -48,7 +50,8 @@ async def start_engine(
     """The engine of this stage, loaded as `settings` say; not warmed up.
 
     Raises:
-        ValueError: no such checkpoint, no talker in it, or tensors that are missing, unknown or of another shape.
+        ValueError: no such device, no such checkpoint, no talker in it, or tensors that are missing, unknown or of
+            another shape.
     """
     runner = await asyncio.to_thread(_load, settings)
     return TalkerEngine(runner, settings.prefill_chunk_positions, settings.max_frames_ahead, on_failure)
@@ -57,12 +60,14 @@ async def start_engine(
 def _load(settings: TalkerSettings) -> TalkerRunner:
     device = engine_device(settings.device)
     make_current(device)
+    disable_cudnn_attention()
     model = load_model(settings.model, device, None if settings.dtype == "auto" else getattr(torch, settings.dtype))
     positions = min(settings.max_context_positions, model.spec.max_positions)
-    compiled = device.type == "cpu" and settings.enforce_eager is False
-    runner = TalkerRunner(model, settings.max_running_requests, positions, bool(settings.enforce_eager), compiled)
-    runner.capture()
-    return runner
+    execution = decide(settings.enforce_eager, Accelerator.of(device), str(model.dtype).removeprefix("torch."))
+    log_choices(execution.choices)
+    model.use_experts(execution.run_experts)
+    slots = settings.max_running_requests
+    return TalkerRunner(model, slots, positions, execution.capturer(device), execution.compiled_predictor)
 
 
 async def _warm_up(engine: TalkerEngine) -> None:

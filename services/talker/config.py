@@ -22,6 +22,6 @@ class TalkerSettings(StageSettings):
     )
     enforce_eager: bool | None = Field(
         None,
-        description="run a step kernel by kernel; default: only on a CPU. On a GPU a bfloat16 step is otherwise one "
-        "CUDA graph; on a CPU the code predictor is compiled, which takes a minute and a C++ compiler",
+        description="run a step kernel by kernel; default: only on a CPU. On a GPU a step is otherwise one CUDA graph; "
+        "on a CPU the code predictor is compiled, which takes a minute and a C++ compiler",
     )

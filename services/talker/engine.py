@@ -11,6 +11,7 @@ from dataclasses import replace
 import structlog
 import torch
 
+from services.common.device import make_current
 from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.priority import yield_to_event_loops
 from services.common.staging import Staging
@@ -109,6 +110,7 @@ class TalkerEngine:
     # What follows runs in the engine's thread.
 
     def _run(self) -> None:
+        make_current(self.runner.model.device)
         if self.runner.model.device.type == "cpu":
             yield_to_event_loops()
         try:

@@ -1,89 +1,102 @@
-"""CUDA graphs of whole talker steps: one launch a frame instead of a thousand."""
+"""Captured talker steps: one launch a frame instead of two thousand."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
-from services.common import cuda_graph
-from services.talker.sampling import prepared_width
-
-if TYPE_CHECKING:
-    from services.talker.runner import StepShape
+from services.common.cuda_graph import CapturedRun, Capturer
+from services.talker.sampling import USUAL_WIDTH
 
 _SHORTEST_LENGTH = 256  # positions
 
 
-class StepGraphs:
-    """Captures a step once for every shape it meets, rounded up to few shapes, and replays it from then on.
+@dataclass(frozen=True)
+class StepShape:
+    """What a step's kernels depend on beside its inputs.
 
-    Rows are rounded up to a power of two, so are lengths. Sampling widths are rounded up to a prepared one; a larger
-    width is rare and runs uncaptured. A rounded-up step computes the same: rows and positions that do not take part are
+    Attributes:
+        rows: the step computes the slots from 0 up to here.
+        length: positions that attention looks at; 0 where no slot advances.
+        width, predictor_width: most codes that any row keeps in group 0, and in the others; 0 if all are greedy.
+    """
+
+    rows: int
+    length: int
+    width: int
+    predictor_width: int
+
+
+class StepGraphs:
+    """Every step there can be, captured before the first request: no request waits for a capture.
+
+    A step is run as the least captured one that covers it. Rows are powers of two, so are lengths, for rows that keep
+    up to USUAL_WIDTH codes. Rows that keep more are rare: for them there is one captured step for each number of rows,
+    of the longest length and all codes. A larger step computes the same: rows and positions that do not take part are
     masked, and codes ranked below a row's own top-k are cut off by its rules.
 
     Args:
+        capturer: captures the steps, largest first.
         step: what to capture: reads `inputs` and other static tensors, returns its output.
         inputs: (fields, slots), read by the step.
-        idle: what a column of `inputs` is for a slot that sits out, (fields,).
+        idle: what a column of `inputs` is for a slot that sits out, (fields,). All slots do during the captures, so
+            that no state changes.
         positions: longest length.
+        codes: size of the largest code vocabulary.
     """
 
     def __init__(
         self,
-        step: "Callable[[StepShape], torch.Tensor]",
+        capturer: Capturer,
+        step: Callable[[StepShape], torch.Tensor],
         inputs: torch.Tensor,
         idle: tuple[int, ...],
         positions: int,
+        codes: int,
     ) -> None:
-        self._step, self._inputs, self._positions = step, inputs, positions
-        self._idle = torch.tensor(idle, device=inputs.device)[:, None]
-        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._slots, self._positions, self._codes = inputs.shape[1], positions, codes
+        inputs.copy_(torch.tensor(idle, device=inputs.device)[:, None].expand_as(inputs))
+        self._captured: dict[StepShape, CapturedRun] = {}
+        for shape in self._shapes():
+            self._captured[shape] = capturer.capture(lambda shape=shape: step(shape))
 
-    def run(self, shape: "StepShape") -> torch.Tensor:
-        """The step's output; on replay a static tensor that the next run overwrites."""
-        width = prepared_width(max(shape.width, shape.predictor_width))
-        if width is None:
-            return self._step(shape)
-        rounded = self._round(shape, width)
-        if rounded not in self._graphs:
-            self._capture(rounded)
-        graph, output = self._graphs[rounded]
-        graph.replay()
-        return output
+    def run(self, shape: StepShape) -> torch.Tensor:
+        """The step's output: a static tensor that the next run overwrites."""
+        captured = self._captured[self._covering(shape)]
+        captured.replay()
+        return captured.output
 
-    def capture_all(self, like: "StepShape") -> None:
-        """Captures every number of rows and every length, so that no request has to wait for it later.
+    def __len__(self) -> int:
+        """How many steps are captured."""
+        return len(self._captured)
 
-        Args:
-            like: gives the widths.
-        """
-        slots, width = self._inputs.shape[1], prepared_width(max(like.width, like.predictor_width))
-        assert width is not None
-        for rows in (1 << n for n in range((slots - 1).bit_length() + 1)):
-            length = _SHORTEST_LENGTH
-            while True:
-                shape = self._round(replace(like, rows=min(rows, slots), length=min(length, self._positions)), width)
-                if shape not in self._graphs:
-                    self._capture(shape)
-                if length >= self._positions:
-                    break
-                length *= 2
+    def _covering(self, shape: StepShape) -> StepShape:
+        rows = min(self._slots, _power_of_two(shape.rows))
+        if min(max(shape.width, shape.predictor_width), self._codes) > USUAL_WIDTH:
+            return StepShape(rows, self._positions, self._codes, self._codes)
+        # A step in which no slot advances is run as one in which some might: their writes go to spare positions.
+        length = min(self._positions, max(_SHORTEST_LENGTH, _power_of_two(shape.length)))
+        return StepShape(rows, length, USUAL_WIDTH, USUAL_WIDTH)
 
-    def _round(self, shape: "StepShape", width: int) -> "StepShape":
-        return replace(
-            shape,
-            rows=min(self._inputs.shape[1], 1 << (shape.rows - 1).bit_length()),
-            # A step in which no slot advances is run as one in which some might: their writes go to spare positions.
-            length=min(self._positions, max(_SHORTEST_LENGTH, 1 << max(0, shape.length - 1).bit_length())),
-            width=width,
-            predictor_width=width,
-        )
+    def _shapes(self) -> Iterator[StepShape]:
+        """All that `_covering` may return, the largest first."""
+        row_counts = list(_halving(self._slots, least=1))
+        if self._codes > USUAL_WIDTH:
+            yield from (StepShape(rows, self._positions, self._codes, self._codes) for rows in row_counts)
+        for rows in row_counts:
+            for length in _halving(self._positions, least=_SHORTEST_LENGTH):
+                yield StepShape(rows, length, USUAL_WIDTH, USUAL_WIDTH)
 
-    def _capture(self, shape: "StepShape") -> None:
-        """Captures `shape`. The step runs some times for that, with all slots sitting out, so that no state changes."""
-        inputs = self._inputs.clone()
-        self._inputs.copy_(self._idle.expand_as(inputs))
-        self._graphs[shape] = cuda_graph.capture(lambda: self._step(shape), self._pool, inputs.device)
-        self._inputs.copy_(inputs)
+
+def _power_of_two(n: int) -> int:
+    """The least power of two that is at least `n`."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _halving(largest: int, least: int) -> Iterator[int]:
+    """`largest`, then the powers of two below it, down to `least`."""
+    yield largest
+    size = _power_of_two(largest) // 2
+    while size >= least:
+        yield size
+        size //= 2

@@ -9,6 +9,17 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from services.talker.attend import Attend
+from services.talker.moe import (
+    Mlp,
+    MlpWeights,
+    MoeWeights,
+    RunExperts,
+    SparseMoe,
+    grouped_experts,
+    run_mlp,
+    run_moe,
+    weights_of,
+)
 from services.talker.spec import MoeSpec, TransformerSpec
 
 # cos and signed sin, as Rope makes them
@@ -75,49 +86,6 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(width, spec.hidden, bias=bias)
 
 
-class Mlp(nn.Module):
-    """Parameters of a gated feed-forward."""
-
-    def __init__(self, hidden: int, intermediate: int) -> None:
-        super().__init__()
-        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
-
-
-class Experts(nn.Module):
-    """The experts' weights, stacked, with gate and up projections side by side."""
-
-    def __init__(self, spec: TransformerSpec, moe: MoeSpec) -> None:
-        super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(moe.experts, 2 * moe.intermediate, spec.hidden))
-        self.down_proj = nn.Parameter(torch.empty(moe.experts, spec.hidden, moe.intermediate))
-
-
-class SparseMoe(nn.Module):
-    """Parameters of routed experts and a gated shared expert."""
-
-    def __init__(self, spec: TransformerSpec, moe: MoeSpec) -> None:
-        super().__init__()
-        self.gate = nn.Linear(spec.hidden, moe.experts, bias=False)
-        self.experts = Experts(spec, moe)
-        self.shared_expert = Mlp(spec.hidden, moe.shared_intermediate)
-        self.shared_expert_gate = nn.Linear(spec.hidden, 1, bias=False)
-
-
-class _MlpWeights(NamedTuple):
-    gate_up: torch.Tensor
-    down: torch.Tensor
-
-
-class _MoeWeights(NamedTuple):
-    gate: torch.Tensor
-    gate_up: torch.Tensor  # (experts, hidden, 2 intermediate)
-    down: torch.Tensor  # (experts, intermediate, hidden)
-    shared: _MlpWeights
-    shared_gate: torch.Tensor
-    experts: torch.Tensor  # (experts,) their numbers
-
-
 class _LayerWeights(NamedTuple):
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -126,7 +94,7 @@ class _LayerWeights(NamedTuple):
     o: torch.Tensor
     o_bias: torch.Tensor | None
     mlp_norm: torch.Tensor
-    mlp: _MlpWeights | _MoeWeights
+    mlp: MlpWeights | MoeWeights
 
 
 class DecoderLayer(nn.Module):
@@ -143,6 +111,7 @@ class DecoderLayer(nn.Module):
         self.spec, self.layer, self.moe = spec, layer, moe
         self.self_attn = Attention(spec)
         self.mlp = SparseMoe(spec, moe) if moe else Mlp(spec.hidden, spec.intermediate)
+        self.run_experts: RunExperts = grouped_experts
         self.input_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
         self.activation = ACT2FN[spec.activation].forward
@@ -151,16 +120,9 @@ class DecoderLayer(nn.Module):
         """To be called once the parameters are loaded."""
         attn, mlp = self.self_attn, self.mlp
         if isinstance(mlp, SparseMoe):
-            feed_forward = _MoeWeights(
-                mlp.gate.weight,
-                mlp.experts.gate_up_proj.transpose(1, 2),
-                mlp.experts.down_proj.transpose(1, 2),
-                _MlpWeights(mlp.shared_expert.gate_up_proj.weight, mlp.shared_expert.down_proj.weight),
-                mlp.shared_expert_gate.weight,
-                torch.arange(len(mlp.experts.down_proj), device=mlp.gate.weight.device),
-            )
+            feed_forward = weights_of(mlp)
         else:
-            feed_forward = _MlpWeights(mlp.gate_up_proj.weight, mlp.down_proj.weight)
+            feed_forward = MlpWeights(mlp.gate_up_proj.weight, mlp.down_proj.weight)
         norms = (attn.q_norm.weight, self.spec.heads), (attn.k_norm.weight, self.spec.kv_heads)
         self._weights = _LayerWeights(
             self.input_layernorm.weight,
@@ -182,28 +144,10 @@ class DecoderLayer(nn.Module):
         mixed = attend(self.layer, turned[:, : spec.heads], turned[:, spec.heads :], qkv[:, normed:])
         x = x + F.linear(mixed.reshape(len(x), -1), w.o, w.o_bias)
         y = _norm(x, w.mlp_norm, spec)
-        return x + (self._run_moe(y, w.mlp) if isinstance(w.mlp, _MoeWeights) else self._run_mlp(y, w.mlp))
-
-    def _run_mlp(self, x: torch.Tensor, w: _MlpWeights) -> torch.Tensor:
-        gate, up = F.linear(x, w.gate_up).chunk(2, dim=-1)
-        return F.linear(self.activation(gate) * up, w.down)
-
-    def _run_moe(self, x: torch.Tensor, w: _MoeWeights) -> torch.Tensor:
-        """Routed experts plus the shared one. No step of it waits for the device: the experts run as two grouped matrix
-        products over the tokens sorted by expert, so that the number of tokens an expert gets never reaches the host.
-        """
+        if isinstance(w.mlp, MlpWeights):
+            return x + run_mlp(y, w.mlp, self.activation)
         assert self.moe is not None
-        wanted = self.moe.experts_per_token
-        weights, chosen = torch.softmax(F.linear(x, w.gate), dim=-1, dtype=torch.float32).topk(wanted, dim=-1)
-        if self.moe.renormalize:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        by_expert, order = chosen.flatten().sort(stable=True)
-        ends = torch.searchsorted(by_expert, w.experts, right=True, out_int32=True)
-        gate, up = F.grouped_mm(x[order // wanted], w.gate_up, offs=ends).chunk(2, dim=-1)
-        outputs = F.grouped_mm(self.activation(gate) * up, w.down, offs=ends)
-        unsorted = torch.empty_like(outputs).index_copy_(0, order, outputs).view(len(x), wanted, -1)
-        routed = (unsorted * weights.to(x.dtype).unsqueeze(-1)).sum(dim=1)
-        return torch.addcmul(routed, torch.sigmoid(F.linear(x, w.shared_gate)), self._run_mlp(x, w.shared))
+        return x + run_moe(y, w.mlp, self.moe, self.activation, self.run_experts)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, spec: TransformerSpec) -> torch.Tensor:

@@ -3,8 +3,9 @@
 import torch
 
 from services.common.weights import Checkpoint
-from services.talker.layers import Attention, Experts, Mlp
+from services.talker.layers import Attention
 from services.talker.model import TalkerModel
+from services.talker.moe import Experts, Mlp
 from services.talker.spec import TalkerSpec, read_spec
 
 _PREFIX = "talker."
@@ -35,8 +36,9 @@ def load_model(model: str, device: torch.device, dtype: torch.dtype | None = Non
         place.copy_(tensor)
     if embeddings is None or places:
         raise ValueError(f"the checkpoint lacks {sorted(places) or _TEXT_EMBEDDINGS}")
-    rows = [talker.text_projection(part.to(device, talker.dtype)) for part in embeddings.split(_TABLE_ROWS)]
-    talker.text_table = torch.cat(rows)
+    talker.text_table = torch.empty(len(embeddings), talker.spec.talker.hidden, dtype=talker.dtype, device=device)
+    for part, rows in zip(embeddings.split(_TABLE_ROWS), talker.text_table.split(_TABLE_ROWS), strict=True):
+        rows.copy_(talker.text_projection(part.to(device, talker.dtype)))
     talker.precompute()
     return talker
 

@@ -5,6 +5,7 @@ from torch import nn
 
 from services.talker.attend import Attend
 from services.talker.layers import DecoderLayer, ResizeMlp, RMSNorm, Rope
+from services.talker.moe import RunExperts
 from services.talker.predictor import CodePredictor
 from services.talker.spec import TalkerSpec
 
@@ -65,3 +66,9 @@ class TalkerModel(nn.Module):
         for module in self.modules():
             if isinstance(module, DecoderLayer | CodePredictor):
                 module.precompute()
+
+    def use_experts(self, run_experts: RunExperts) -> None:
+        """How layers with experts run them from now on; at first by `grouped_experts`."""
+        for layer in self.model.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.run_experts = run_experts

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from services.common.cuda_graph import Capturer
 from services.talker.attend import AttendPrompts, AttendStep, KeyValueCache, Piece
 from services.talker.compiled import CompiledPredictor
-from services.talker.graphs import StepGraphs
+from services.talker.graphs import StepGraphs, StepShape
 from services.talker.model import TalkerModel
 from services.talker.prompt import PromptRows
 from services.talker.sampling import Sampling, SamplingRows, draw, penalize, prepared_width, uniform
@@ -43,22 +44,6 @@ class PromptChunk(Piece):
     rows: PromptRows
 
 
-@dataclass(frozen=True)
-class StepShape:
-    """What a step's kernels depend on beside its inputs.
-
-    Attributes:
-        rows: the step computes the slots from 0 up to here.
-        length: positions that attention looks at; 0 where no slot advances.
-        width, predictor_width: most codes that any row keeps in group 0, and in the others; 0 if all are greedy.
-    """
-
-    rows: int
-    length: int
-    width: int
-    predictor_width: int
-
-
 class TalkerRunner:
     """A model and `slots` rows of state. Used by one thread at a time; knows nothing of requests.
 
@@ -70,9 +55,8 @@ class TalkerRunner:
         model: its device and dtype are the runner's.
         slots: requests at a time.
         positions: longest prompt plus frames of a request.
-        enforce_eager: no CUDA graphs. Without it a step of a bfloat16 model on CUDA is one graph (`StepGraphs`):
-            grouped matrix products of other dtypes wait for the host, which a graph cannot hold.
-        compiled: the code predictor is a `CompiledPredictor`. For a CPU.
+        capturer: captures every step there can be (`StepGraphs`) before this returns; None: steps run eagerly.
+        compiled: the code predictor is a `CompiledPredictor`. For a CPU, without a capturer.
 
     Raises:
         RuntimeError: it cannot be compiled.
@@ -80,7 +64,12 @@ class TalkerRunner:
 
     @torch.inference_mode()  # as all that uses the state: a program is compiled for tensors of one kind
     def __init__(
-        self, model: TalkerModel, slots: int, positions: int, enforce_eager: bool = False, compiled: bool = False
+        self,
+        model: TalkerModel,
+        slots: int,
+        positions: int,
+        capturer: Capturer | None = None,
+        compiled: bool = False,
     ) -> None:
         sizes, device = model.spec.talker, model.device
         self.model, self.slots, self.positions = model, slots, positions
@@ -102,20 +91,16 @@ class TalkerRunner:
         self._host_inputs = torch.zeros(6, slots, dtype=torch.long, pin_memory=device.type == "cuda")
         self._inputs = torch.zeros(6, slots, dtype=torch.long, device=device)
         self._host_idle = torch.tensor(self._idle)[:, None]
-        captured = device.type == "cuda" and model.dtype == torch.bfloat16 and not enforce_eager
-        self._graphs = StepGraphs(self._step, self._inputs, self._idle, positions) if captured else None
         self._compiled = CompiledPredictor(model.code_predictor, slots) if compiled else None
+        self._graphs: StepGraphs | None = None
+        if capturer is not None:
+            codes = max(sizes.vocab, model.spec.predictor.vocab)
+            self._graphs = StepGraphs(capturer, self._step, self._inputs, self._idle, positions, codes)
 
     @property
     def state_bytes(self) -> int:
         """Key-value memory of all slots."""
         return self._cache.keys.nbytes + self._cache.values.nbytes
-
-    @torch.inference_mode()
-    def capture(self) -> None:
-        """Captures all shapes of a step with the usual sampling, if the runner captures at all."""
-        if self._graphs:
-            self._graphs.capture_all(StepShape(rows=1, length=1, width=50, predictor_width=50))
 
     @torch.inference_mode()
     def assign(self, slot: int, sampling: Sampling) -> None:
@@ -172,7 +157,7 @@ class TalkerRunner:
         self._host_inputs[:, :rows] = torch.tensor(columns).T
         self._host_inputs[:, rows:] = self._host_idle  # a captured step may have more rows
         self._inputs.copy_(self._host_inputs, non_blocking=True)
-        codes = self._graphs.run(shape) if self._graphs else self._step(shape)
+        codes = self._step(shape) if self._graphs is None else self._graphs.run(shape)
         return codes[[row.slot for row in batch]].to("cpu", torch.int32)
 
     def _step(self, shape: StepShape) -> torch.Tensor:

@@ -97,8 +97,11 @@ class DrawRules(NamedTuple):
     top_p: torch.Tensor
 
 
-# What steps are prepared for, be it as CUDA graphs or compiled: all rows greedy, or as many codes kept as is usual.
-PREPARED_WIDTHS = (0, 64)
+USUAL_WIDTH = 64
+"""Codes that rows keep at most, but for few requests: steps are captured and compiled for it."""
+
+# What the code predictor is compiled for: all rows greedy, or as many codes kept as is usual.
+PREPARED_WIDTHS = (0, USUAL_WIDTH)
 
 
 def prepared_width(width: int) -> int | None:
@@ -133,7 +136,9 @@ def draw(logits: torch.Tensor, rules: DrawRules, noise: torch.Tensor | None) -> 
     picked = (sums <= noise.unsqueeze(-1) * mass).sum(dim=-1)
     # Rounding must not pick a code that was cut off, nor a row whose logits are not numbers fail the whole batch.
     picked = torch.minimum(picked, (kept & (shares > 0)).sum(dim=-1) - 1).clamp_min(0)
-    return codes.gather(-1, picked.unsqueeze(-1)).squeeze(-1)
+    drawn = codes.gather(-1, picked.unsqueeze(-1)).squeeze(-1)
+    # Of equal logits topk puts any first. A row that keeps one code gets the one that it gets among greedy rows only.
+    return torch.where(rules.cut[:, 1], logits.argmax(dim=-1), drawn) if width > 1 else logits.argmax(dim=-1)
 
 
 def penalize(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The talker's engine says, code for code, what transformers' talker says: alone, together, and whatever comes late."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,11 +11,15 @@ import pytest
 import torch
 from PIL import Image
 from reference import Reference, ReferenceAnswer
+from replay import ReplayedOps
 
+from services.common.cuda_graph import CapturedRun, Capturer, CudaGraphs
+from services.common.device import engine_device
 from services.common.errors import InvalidInput, StageError
 from services.talker.engine import TalkerEngine
 from services.talker.loading import empty_model, load_model
 from services.talker.model import TalkerModel
+from services.talker.moe import grouped_experts, static_experts
 from services.talker.predictor import CodePredictor
 from services.talker.prompt import ThinkerPrompt, is_media
 from services.talker.runner import TalkerRunner
@@ -322,31 +326,66 @@ def _programs() -> int:
     return len(torch._dynamo.eval_frame._debug_get_cache_entry_list(CodePredictor.forward.__code__))
 
 
-@pytest.mark.gpu
-async def test_captured_steps_say_what_eager_steps_say(tiny_checkpoint: Path) -> None:
-    model = load_model(str(tiny_checkpoint), torch.device("cuda"), torch.bfloat16)
+async def test_captured_steps_with_static_experts_give_the_references_codes(setup: Setup) -> None:
+    """What a GPU runs: recorded operators on static tensors, spoilt before each step, in a batch of other sizes."""
+    setup.model.use_experts(static_experts)
+    engine = TalkerEngine(TalkerRunner(setup.model, 4, POSITIONS, ReplayedOps()))
+    requests = [setup.request(name) for name in CONVERSATIONS]
+    for name, codes in zip(
+        CONVERSATIONS, await asyncio.gather(*[_say(engine, request) for request in requests]), strict=True
+    ):
+        np.testing.assert_array_equal(codes, setup.answer(name).codes)
+    engine.close()
+    setup.model.use_experts(grouped_experts)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def test_captured_steps_say_what_eager_steps_say(tiny_checkpoint: Path, device: str) -> None:
+    """Greedy, random and wide rows together; nothing is captured, and no step runs eagerly, once requests come."""
+    on = engine_device(device)
+    model = load_model(str(tiny_checkpoint), on, torch.float32)
+    spec = model.spec
+    model.use_experts(static_experts)
     prompt = ThinkerPrompt(
-        torch.tensor(
-            [model.spec.im_start_id, model.spec.user_id, 20, 21, model.spec.im_start_id, model.spec.assistant_id, 22]
-        ),
-        (),
-        None,
+        torch.tensor([spec.im_start_id, spec.user_id, 20, 21, spec.im_start_id, spec.assistant_id, 22]), (), None
     )
+    rules = [{"temperature": 0}, {"temperature": 0.9}, {"temperature": 0}, {"top_k": 0}, {"predictor_top_k": 200}]
+    requests = [
+        SpeechRequest(
+            prompt,
+            tuple(range(30, 40 + i)),
+            next(iter(spec.speakers)),
+            resolve(spec.defaults, seed=i, max_frames=12 + i, **rule),
+        )
+        for i, rule in enumerate(rules)
+    ]
+    capturer = _Counting(CudaGraphs(on) if device == "cuda" else ReplayedOps())
     said = []
-    for enforce_eager in (True, False):
-        runner = TalkerRunner(model, 5, POSITIONS, enforce_eager)
-        runner.capture()
+    for runner in (TalkerRunner(model, 5, 600), TalkerRunner(model, 5, 600, capturer)):
         engine = TalkerEngine(runner)
-        requests = [
-            SpeechRequest(
-                prompt,
-                tuple(range(30, 40 + i)),
-                next(iter(model.spec.speakers)),
-                resolve(model.spec.defaults, seed=i, max_frames=12 + i, temperature=0.9 * (i % 2)),
-            )
-            for i in range(5)
-        ]
+        captures, runs = capturer.captures, capturer.runs
         said.append(await asyncio.gather(*[_say(engine, request) for request in requests]))
+        said.append([await _say(engine, request) for request in requests])
         engine.close()
-    for eager, captured in zip(*said, strict=True):
-        np.testing.assert_array_equal(captured, eager)
+    assert (capturer.captures, capturer.runs) == (captures, runs)
+    assert captures == 4 * (1 + 3)  # 5, 4, 2, 1 rows: all codes once, and 600, 512, 256 positions
+    eager, *others = said
+    assert all(len(codes) for codes in eager)
+    for codes in others:
+        for expected, actual in zip(eager, codes, strict=True):
+            np.testing.assert_array_equal(actual, expected)
+
+
+class _Counting:
+    """Counts captures, and how often what was captured ran otherwise than by a replay."""
+
+    def __init__(self, capturer: Capturer) -> None:
+        self._capturer, self.captures, self.runs = capturer, 0, 0
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
+        def counted() -> torch.Tensor:
+            self.runs += 1
+            return run()
+
+        self.captures += 1
+        return self._capturer.capture(counted)

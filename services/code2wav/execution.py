@@ -1,0 +1,52 @@
+"""Which path code2wav's steps take on this device, and why."""
+
+from dataclasses import dataclass
+
+import torch
+
+from services.code2wav.config import Code2WavSettings
+from services.common.cuda_graph import Capturer, CudaGraphs
+from services.common.execution import Accelerator, Choice
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What was decided.
+
+    Attributes:
+        captured: steps are CUDA graphs.
+        choices: the same for people, with reasons.
+    """
+
+    captured: bool
+    choices: tuple[Choice, ...]
+
+    def capturer(self, device: torch.device) -> Capturer | None:
+        """What captures the engine's steps on `device`."""
+        return CudaGraphs(device) if self.captured else None
+
+
+def decide(enforce_eager: bool | None, accelerator: Accelerator | None) -> Execution:
+    """The paths on `accelerator`, None for a CPU. `enforce_eager` is the setting; None is its default."""
+    if accelerator is None:
+        return Execution(
+            captured=False,
+            choices=(
+                Choice("step", "eager", "a CPU has no CUDA graphs"),
+                Choice("attention", "torch's for CPUs", "there is one"),
+            ),
+        )
+    return Execution(
+        captured=not enforce_eager,
+        choices=(
+            Choice("step", "eager", "--enforce-eager")
+            if enforce_eager
+            else Choice("step", "CUDA graphs", "steps of 1, 2, 4, ... streams and frames are captured at start"),
+            Choice("attention", "memory-efficient", "cuDNN would make a plan for each new number of frames"),
+        ),
+    )
+
+
+def choices(settings: Code2WavSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:
+    """What `decide` decides for these settings in any dtype, for `quartet doctor`."""
+    return decide(settings.enforce_eager, accelerator).choices

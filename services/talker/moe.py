@@ -1,0 +1,157 @@
+"""Routed experts and a gated shared expert, by one of two paths that neither wait for the device nor branch on data.
+
+Reference: transformers' `Qwen3OmniMoeTalkerTextSparseMoeBlock`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from services.talker.spec import MoeSpec, TransformerSpec
+
+# Reading the gathered weights of an expert costs about three times what reading them in place does: they are read,
+# written, and read again.
+_GATHER_COST = 3
+
+
+class Mlp(nn.Module):
+    """Parameters of a gated feed-forward."""
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+
+
+class Experts(nn.Module):
+    """The experts' weights, stacked, with gate and up projections side by side."""
+
+    def __init__(self, spec: TransformerSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(moe.experts, 2 * moe.intermediate, spec.hidden))
+        self.down_proj = nn.Parameter(torch.empty(moe.experts, spec.hidden, moe.intermediate))
+
+
+class SparseMoe(nn.Module):
+    """Parameters of routed experts and a gated shared expert."""
+
+    def __init__(self, spec: TransformerSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        self.gate = nn.Linear(spec.hidden, moe.experts, bias=False)
+        self.experts = Experts(spec, moe)
+        self.shared_expert = Mlp(spec.hidden, moe.shared_intermediate)
+        self.shared_expert_gate = nn.Linear(spec.hidden, 1, bias=False)
+
+
+class MlpWeights(NamedTuple):
+    """A gated feed-forward: (2 intermediate, hidden) and (hidden, intermediate)."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class MoeWeights(NamedTuple):
+    """What a layer's experts compute with.
+
+    Attributes:
+        gate: (experts, hidden).
+        gate_up: (experts, hidden, 2 intermediate), a view of what is stored the other way round; so is
+        down: (experts, intermediate, hidden).
+        shared: the shared expert.
+        shared_gate: (1, hidden).
+        experts: (experts,) int64, their numbers.
+    """
+
+    gate: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    shared: MlpWeights
+    shared_gate: torch.Tensor
+    experts: torch.Tensor
+
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+RunExperts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, MoeWeights, Activation], torch.Tensor]
+"""The weighted sum of each token's experts, (tokens, hidden), of: x (tokens, hidden); the experts `chosen` for each
+token (tokens, wanted) int64; their `weights` (tokens, wanted) of x's dtype; the layer's weights; the activation."""
+
+
+def weights_of(moe: SparseMoe) -> MoeWeights:
+    """The weights of a loaded layer, as `run_moe` takes them."""
+    return MoeWeights(
+        moe.gate.weight,
+        moe.experts.gate_up_proj.transpose(1, 2),
+        moe.experts.down_proj.transpose(1, 2),
+        MlpWeights(moe.shared_expert.gate_up_proj.weight, moe.shared_expert.down_proj.weight),
+        moe.shared_expert_gate.weight,
+        torch.arange(len(moe.experts.down_proj), device=moe.gate.weight.device),
+    )
+
+
+def run_mlp(x: torch.Tensor, w: MlpWeights, activation: Activation) -> torch.Tensor:
+    """(tokens, hidden), kept."""
+    gate, up = F.linear(x, w.gate_up).chunk(2, dim=-1)
+    return F.linear(activation(gate) * up, w.down)
+
+
+def run_moe(
+    x: torch.Tensor, w: MoeWeights, spec: MoeSpec, activation: Activation, run_experts: RunExperts
+) -> torch.Tensor:
+    """Routed experts plus the shared one: (tokens, hidden), kept."""
+    weights, chosen = torch.softmax(F.linear(x, w.gate), dim=-1, dtype=torch.float32).topk(
+        spec.experts_per_token, dim=-1
+    )
+    if spec.renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    routed = run_experts(x, chosen, weights.to(x.dtype), w, activation)
+    return torch.addcmul(routed, torch.sigmoid(F.linear(x, w.shared_gate)), run_mlp(x, w.shared, activation))
+
+
+def grouped_experts(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, activation: Activation
+) -> torch.Tensor:
+    """Two grouped matrix products over the tokens sorted by expert. How many tokens an expert gets never reaches the
+    host, where torch has a kernel for that: on a CPU, and in bfloat16 on sm_90 and sm_10x."""
+    wanted = chosen.shape[1]
+    by_expert, order = chosen.flatten().sort(stable=True)
+    ends = torch.searchsorted(by_expert, w.experts, right=True, out_int32=True)
+    gate, up = F.grouped_mm(x[order // wanted], w.gate_up, offs=ends).chunk(2, dim=-1)
+    outputs = F.grouped_mm(activation(gate) * up, w.down, offs=ends)
+    unsorted = torch.empty_like(outputs).index_copy_(0, order, outputs).view(len(x), wanted, -1)
+    return (unsorted * weights.unsqueeze(-1)).sum(dim=1)
+
+
+def static_experts(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, activation: Activation
+) -> torch.Tensor:
+    """Plain matrix products whose shapes depend on the number of tokens only, for any dtype and device: of the few
+    tokens' gathered experts, or of every expert with every token, whichever reads less memory."""
+    if _GATHER_COST * chosen.numel() <= len(w.experts):
+        return _gathered_experts(x, chosen, weights, w, activation)
+    return _all_experts(x, chosen, weights, w, activation)
+
+
+def _gathered_experts(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, activation: Activation
+) -> torch.Tensor:
+    rows = chosen.flatten()
+    inputs = x.repeat_interleave(chosen.shape[1], dim=0).unsqueeze(-1)
+    gate_up, down = w.gate_up.transpose(1, 2).index_select(0, rows), w.down.transpose(1, 2).index_select(0, rows)
+    gate, up = torch.bmm(gate_up, inputs).chunk(2, dim=1)
+    outputs = torch.bmm(down, activation(gate) * up).view(*chosen.shape, -1)
+    return (outputs * weights.unsqueeze(-1)).sum(dim=1)
+
+
+def _all_experts(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, activation: Activation
+) -> torch.Tensor:
+    experts = len(w.experts)
+    gate, up = F.linear(x, w.gate_up.transpose(1, 2).flatten(0, 1)).view(len(x), experts, -1).chunk(2, dim=-1)
+    share = x.new_zeros(len(x), experts).scatter_(1, chosen, weights).unsqueeze(-1)
+    # Masked, not multiplied by 0: what an expert makes of a token that is not for it may be infinite.
+    inner = torch.where(share > 0, activation(gate) * up * share, 0)  # (tokens, experts, intermediate)
+    return torch.bmm(inner.transpose(0, 1), w.down).sum(dim=0)
