@@ -20,11 +20,14 @@ KV_BLOCK_TOKENS = 16
 THINKER_STEP_BYTES = 5 * GIB
 THINKER_PEER_BYTES = 3 * GIB // 4  # of each GPU of several: NCCL's and all-reduces' buffers
 
-# Talker and code2wav: cuBLAS's workspaces, prompts' activations; a graph for each power of two of rows and of positions
-# (the talker's has about 2,000 kernels, code2wav's some hundred); code2wav's activations of a stream's longest step.
-ENGINE_BYTES = GIB // 2
+# Talker: cuBLAS's workspaces; activations of 512 prompt positions, each of which may go through all experts; a graph of
+# about 2,000 kernels for each power of two of rows and of positions.
+TALKER_ENGINE_BYTES = GIB
 TALKER_GRAPH_BYTES = 32 * MIB
 TALKER_SHORTEST_GRAPH = 256  # positions
+# Code2wav: cuBLAS's and cuDNN's workspaces; activations of the longest step of all streams; a graph of some hundred
+# kernels for each power of two of streams and of frames.
+CODE2WAV_ENGINE_BYTES = GIB // 2
 CODE2WAV_GRAPH_BYTES = 8 * MIB
 CODE2WAV_FRAME_SIZES = 5  # 1 to 16 frames a step
 CODE2WAV_STEP_BYTES = 80 * MIB
@@ -140,7 +143,7 @@ def share_out(sizes: Sizes, gpu_bytes: int, demand: Demand, layout: Layout | Non
         context = f", and one context of {demand.context_tokens} tokens {needed / GIB:.1f} GiB"
         raise _too_few(gpu_bytes, needed - left, (fixed, *(() if layout.apart else speech)), demand, context)
     # Given the cache's size, vLLM only checks at its start that this share is free: its own context is there by then.
-    utilization = int((weights + working - CONTEXT_BYTES + kv) / gpu_bytes * 1000) / 1000
+    utilization = int((thinker.total - CONTEXT_BYTES) / gpu_bytes * 1000) / 1000
     settings = {
         "THINKER_GPU_MEMORY_UTILIZATION": f"{utilization:.3f}",
         "THINKER_KV_CACHE_BYTES": str(kv),
@@ -187,9 +190,9 @@ def _speech(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
     rows = 1 << (streams - 1).bit_length()  # a step's, rounded up to a power of two
     row_sizes = rows.bit_length()
     lengths = max(0, (positions - 1).bit_length() - (TALKER_SHORTEST_GRAPH - 1).bit_length()) + 1
-    talker_working = CONTEXT_BYTES + ENGINE_BYTES + row_sizes * lengths * TALKER_GRAPH_BYTES
+    talker_working = CONTEXT_BYTES + TALKER_ENGINE_BYTES + row_sizes * lengths * TALKER_GRAPH_BYTES
     code2wav_graphs = row_sizes * CODE2WAV_FRAME_SIZES * CODE2WAV_GRAPH_BYTES
-    code2wav_working = CONTEXT_BYTES + ENGINE_BYTES + code2wav_graphs + rows * CODE2WAV_STEP_BYTES
+    code2wav_working = CONTEXT_BYTES + CODE2WAV_ENGINE_BYTES + code2wav_graphs + rows * CODE2WAV_STEP_BYTES
     shares = (
         Share(
             "talker",

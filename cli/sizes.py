@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 STAGES = ("thinker", "talker", "code2wav")
-STATE_LAYERS = 2  # embeddings and the talker's accept_hidden_layer
+STATE_LAYERS = 1  # that which the talker reads; --keep-embeddings would be another one
 ROPE_BYTES = 3 * 4  # position of a token in time, height and width, int32
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _AUDIO_TOWER = "thinker.audio_tower."
