@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cli.sizes import BudgetError, Sizes
+from cli.sizes import BudgetError, Sizes, TooLittleMemory
 
 GIB = 1024**3
 MIB = 1024**2
@@ -119,7 +119,7 @@ def share_out(sizes: Sizes, gpu_bytes: int, demand: Demand, layout: Layout | Non
         layout: of the stages; default: all on one GPU.
 
     Raises:
-        BudgetError: it does not fit.
+        TooLittleMemory: it does not fit.
     """
     layout = layout or Layout()
     usable = gpu_bytes - int(gpu_bytes * FREE_SHARE)
@@ -167,13 +167,14 @@ def best(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand, tensor_paralle
     """The budget of the first of `layouts` that fits.
 
     Raises:
-        BudgetError: none does; says what the nearest one lacks.
+        TooLittleMemory: none does; says what the nearest one lacks.
+        BudgetError: the thinker cannot be split over `tensor_parallel` GPUs.
     """
     errors = []
     for layout in layouts(sizes, gpus, tensor_parallel):
         try:
             return share_out(sizes, gpu_bytes, demand, layout)
-        except BudgetError as error:
+        except TooLittleMemory as error:
             errors.append(error)
     if not errors:
         raise BudgetError(
@@ -214,26 +215,22 @@ def _speech(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
     return (*shares, Share("dit", gpus, 0, 0, demand.dit_bytes, "as asked for")) if demand.dit_bytes else shares
 
 
-def _too_few(gpu_bytes: int, short_bytes: int, shares: tuple[Share, ...], demand: Demand, context: str) -> BudgetError:
+def _too_few(
+    gpu_bytes: int, short_bytes: int, shares: tuple[Share, ...], demand: Demand, context: str
+) -> TooLittleMemory:
     needs = ", ".join(f"{share.stage} {share.total / GIB:.1f} GiB" for share in shares)
-    return BudgetError(
+    return TooLittleMemory(
         f"{gpu_bytes / GIB:.1f} GiB are {short_bytes / GIB:.1f} GiB too few: {needs} with {demand.streams} spoken "
-        f"answers at a time{context}; give the thinker a GPU of its own or several (--gpus), or lower --streams, "
-        "--talker-positions or --context-tokens",
+        f"answers at a time{context}",
+        "give the thinker a GPU of its own or several (--gpus), or lower --streams, --talker-positions or "
+        "--context-tokens",
         short_bytes,
     )
 
 
 def lines(budget: Budget) -> Iterator[str]:
-    """The budget for people, in GiB of each GPU, then the settings."""
-    yield f"{'stage':<10}{'GPU':<6}{'weights':>9}{'working':>9}{'requests':>10}{'total':>8}  GiB"
-    for share in budget.shares:
-        parts = (share.weights, share.working, share.requests, share.total)
-        weights, working, requests, total = (f"{part / GIB:.1f}" for part in parts)
-        gpus = f"{share.gpus[0]}" if len(share.gpus) == 1 else f"{share.gpus[0]}-{share.gpus[-1]}"
-        yield f"{share.stage:<10}{gpus:<6}{weights:>9}{working:>9}{requests:>10}{total:>8}  {share.note}"
-    for gpu in sorted({0, budget.layout.tensor_parallel - 1, budget.layout.speech_gpu}):
-        yield f"{'free':<10}{gpu:<6}{budget.free_bytes(gpu) / GIB:>36.1f}  of {budget.gpu_bytes / GIB:.1f}"
+    """The budget for people, and the settings."""
+    yield from share_lines(budget)
     yield ""
     if budget.layout.gpus == 1:
         yield "# for .env"
@@ -242,6 +239,18 @@ def lines(budget: Budget) -> Iterator[str]:
     else:
         yield "# for quartet up"
         yield from up_flags(budget)
+
+
+def share_lines(budget: Budget) -> Iterator[str]:
+    """Who gets what, in GiB of each GPU."""
+    yield f"{'stage':<10}{'GPU':<6}{'weights':>9}{'working':>9}{'requests':>10}{'total':>8}  GiB"
+    for share in budget.shares:
+        parts = (share.weights, share.working, share.requests, share.total)
+        weights, working, requests, total = (f"{part / GIB:.1f}" for part in parts)
+        gpus = f"{share.gpus[0]}" if len(share.gpus) == 1 else f"{share.gpus[0]}-{share.gpus[-1]}"
+        yield f"{share.stage:<10}{gpus:<6}{weights:>9}{working:>9}{requests:>10}{total:>8}  {share.note}"
+    for gpu in sorted({0, budget.layout.tensor_parallel - 1, budget.layout.speech_gpu}):
+        yield f"{'free':<10}{gpu:<6}{budget.free_bytes(gpu) / GIB:>36.1f}  of {budget.gpu_bytes / GIB:.1f}"
 
 
 def to_json(budget: Budget) -> dict[str, Any]:

@@ -1,11 +1,21 @@
-"""Commands about the machine: what a model needs of its GPUs."""
+"""Commands about machines: what a model needs of its GPUs, and what is here."""
 
 import json
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from cli.failure import fail
+
+
+class Stage(StrEnum):
+    """Kinds of stages that choose their paths by the machine."""
+
+    thinker = "thinker"
+    talker = "talker"
+    code2wav = "code2wav"
+    dit = "dit"
 
 
 def budget(
@@ -42,3 +52,43 @@ def budget(
         fail(error)
     for line in shown:
         typer.echo(line)
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Option(help="checkpoint directory or hub id: does it fit? Without, nothing is fetched")
+    ] = None,
+    stage: Annotated[
+        list[Stage] | None, typer.Option(help="one that shall start here; may be repeated; default: those of --model")
+    ] = None,
+    thinker_arg: Annotated[list[str] | None, typer.Option(help="--flag=value for the thinker; may be repeated")] = None,
+    talker_arg: Annotated[list[str] | None, typer.Option(help="the same for the talker")] = None,
+    code2wav_arg: Annotated[list[str] | None, typer.Option(help="the same for code2wav")] = None,
+    dit_arg: Annotated[list[str] | None, typer.Option(help="the same for the dit")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON, sizes in bytes")] = False,
+) -> None:
+    """Say what this machine is, which path each stage takes on it and why, and what will not start."""
+    from rich.console import Console
+
+    try:
+        from cli.doctor.fit import is_diffusion
+        from cli.doctor.machine import Machine
+        from cli.doctor.report import examine, show
+    except ModuleNotFoundError as error:  # where only a gateway is installed
+        fail(ModuleNotFoundError(f"{error.name} is not installed; stages have it: pip install 'quartet[talker]'"))
+
+    omni = [Stage.thinker, Stage.talker, Stage.code2wav]
+    default = list(Stage) if model is None else [Stage.dit] if is_diffusion(model) else omni
+    flags = dict(zip(Stage, (thinker_arg, talker_arg, code2wav_arg, dit_arg), strict=True))
+    report = examine(
+        Machine.read(),
+        [each.value for each in stage or default],
+        model,
+        {each.value: given for each, given in flags.items() if given},
+    )
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        show(report, Console())
+    if not report.is_healthy:
+        raise typer.Exit(1)

@@ -11,7 +11,7 @@ import typer
 
 from cli.create import LOCAL, ApiKey, Url, image, sound, video
 from cli.failure import fail
-from cli.hardware import budget
+from cli.hardware import budget, doctor
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Quartet: omni-modal models as gRPC stages.")
 
@@ -165,7 +165,7 @@ def chat(
         typer.echo(f"wrote {out}: {answer.audio_s:.2f} s", err=True)
 
 
-for command in (image, video, sound, budget):
+for command in (image, video, sound, budget, doctor):
     app.command()(command)
 
 

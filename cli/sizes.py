@@ -11,19 +11,25 @@ STAGES = ("thinker", "talker", "code2wav")
 STATE_LAYERS = 1  # that which the talker reads; --keep-embeddings would be another one
 ROPE_BYTES = 3 * 4  # position of a token in time, height and width, int32
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _AUDIO_TOWER = "thinker.audio_tower."
 
 
 class BudgetError(Exception):
-    """The model does not fit, or its sizes cannot be read; the message says what to change.
+    """The model's sizes cannot be read, or asked for what cannot be; the message says what to change."""
+
+
+class TooLittleMemory(BudgetError):
+    """The model does not fit.
 
     Attributes:
-        short_bytes: how much memory there is too little; 0 where that is not what is wrong.
+        lack: what is too little, and for what.
+        short_bytes: how much.
     """
 
-    def __init__(self, message: str, short_bytes: int = 0) -> None:
-        super().__init__(message)
-        self.short_bytes = short_bytes
+    def __init__(self, lack: str, remedy: str, short_bytes: int) -> None:
+        super().__init__(f"{lack}; {remedy}")
+        self.lack, self.short_bytes = lack, short_bytes
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,8 @@ class Sizes:
     @classmethod
     def of(cls, config: Mapping[str, Any], tensors: Iterable[tuple[str, int]]) -> "Sizes":
         """Those of a checkpoint with `config` and (name, bytes) of its tensors. Raises KeyError: a key is missing."""
-        weights, unsplit = dict.fromkeys(STAGES, 0), 0
+        weights: dict[str, int] = dict.fromkeys(STAGES, 0)
+        unsplit = 0
         for name, size in tensors:
             stage = name.split(".", 1)[0]
             if stage in weights:
@@ -119,13 +126,30 @@ def tensor_bytes(folder: Path) -> Iterator[tuple[str, int]]:
     if not files:
         raise ValueError("there are no safetensors files in it")
     for path in files:
-        with path.open("rb") as file:
+        for name, entry in _header(path).items():
+            begin, end = entry["data_offsets"]
+            yield name, end - begin
+
+
+def stored_dtype(folder: Path) -> str:
+    """The dtype that weights in `folder` are stored in, e.g. "bfloat16"; "float32" where there are none."""
+    for path in sorted(folder.glob("*.safetensors")):
+        for entry in _header(path).values():
+            stored: str = entry["dtype"]
+            return _STORED.get(stored, stored)
+    return "float32"
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors, by name."""
+    with path.open("rb") as file:
+        try:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                yield name, end - begin
+        except (struct.error, ValueError):
+            raise ValueError(f"{path} is no safetensors file, or not all of one") from None
+    header.pop("__metadata__", None)
+    return header
 
 
 def _kv_bytes(config: Mapping[str, Any], element: int) -> int:

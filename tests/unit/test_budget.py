@@ -19,12 +19,24 @@ ROOT = Path(__file__).parent.parent.parent
 SMALL = Demand(streams=4, context_tokens=8192, talker_positions=4096)
 # What the published config.json says, as far as sizes depend on it and transformers' defaults differ.
 THINKER_TEXT = {
-    "vocab_size": 152_064, "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
-    "num_key_value_heads": 4, "head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128,
+    "vocab_size": 152_064,
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
 }
 TALKER_TEXT = {
-    "vocab_size": 3072, "hidden_size": 1024, "num_hidden_layers": 20, "num_attention_heads": 16,
-    "num_key_value_heads": 2, "head_dim": 128, "moe_intermediate_size": 384, "num_experts": 128,
+    "vocab_size": 3072,
+    "hidden_size": 1024,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "moe_intermediate_size": 384,
+    "num_experts": 128,
     "shared_expert_intermediate_size": 768,
 }
 
@@ -43,7 +55,9 @@ def test_published_sizes_are_those_of_the_architecture():
         talker_config={
             "text_config": TALKER_TEXT,
             "code_predictor_config": {"num_code_groups": 16},
-            "thinker_hidden_size": 2048, "num_code_groups": 16, "spatial_merge_size": 2,
+            "thinker_hidden_size": 2048,
+            "num_code_groups": 16,
+            "spatial_merge_size": 2,
         },
         code2wav_config={},
         enable_audio_output=True,
@@ -58,6 +72,12 @@ def test_published_sizes_are_those_of_the_architecture():
         "talker_config": {"text_config": TALKER_TEXT},
     }
     assert asdict(Sizes.of(stated, tensors)) == asdict(PUBLISHED)
+
+
+def test_kept_states_are_those_of_the_plugin():
+    from services.thinker.plugin.store import row_bytes
+
+    assert PUBLISHED.states_per_token == row_bytes(layers=1, hidden_size=2048, dtype=torch.bfloat16)
 
 
 def test_the_published_model_on_a_96_gb_gpu():
