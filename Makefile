@@ -11,7 +11,7 @@ THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test up lint format protos bench bench-dit test-compose clean
+.PHONY: setup demo test test-gpu up lint format protos bench bench-dit test-compose clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -27,6 +27,10 @@ demo: $(READY)  ## the main job on a small random model: no GPU, no hub, no dock
 
 test: $(READY)  ## everything that runs without a GPU; with one, the gpu-marked tests too
 	$(BIN)/python -m pytest
+
+test-gpu: $(READY)  ## what this machine is and what will not start on it, then all tests that need a CUDA device
+	$(BIN)/quartet doctor
+	$(BIN)/python -m pytest -m gpu
 
 up: $(READY)  ## serves MODEL (a directory or hub id) on this machine
 	$(BIN)/quartet up --model "$(or $(MODEL),$(error say which: make up MODEL=directory-or-id))"

@@ -1,9 +1,13 @@
 """Which paths the dit takes, on which device, and what it refuses."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from dit_engine import bench
+from structlog.testing import capture_logs
 
+from cli.tiny.diffusion import make_diffusion_checkpoint
 from services.common.execution import Accelerator
 from services.dit.config import DitSettings
 from services.dit.execution import choices
@@ -55,3 +59,11 @@ def test_what_cannot_start_says_what_to_change(
     told = choices(DitSettings(model="-", **settings), accelerator, "bfloat16")
     (fatal,) = [choice for choice in told if choice.fatal]
     assert reason in fatal.reason
+
+
+def test_paths_are_logged_at_start(tmp_path: Path) -> None:
+    checkpoint = make_diffusion_checkpoint(tmp_path / "sd3", "sd3", seed=0, size="tiny")
+    with capture_logs() as logs, bench(checkpoint, attention_backend="_native_math"):
+        (line,) = [entry for entry in logs if entry["event"] == "execution paths"]
+    assert line["attention"] == "_native_math"
+    assert line["weights"] == "float32"

@@ -9,6 +9,7 @@ from dit_engine import Watched, bench
 
 from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import dit_pb2
+from services.common.execution import Accelerator
 from services.dit import loading, offload
 from services.dit.output import Event, Progress
 
@@ -56,6 +57,8 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Places:
                 watched.watch(name, component)
 
     monkeypatch.setattr(loading, "_place", place)
+    device = Accelerator("what stands for a device", (9, 0), 0)
+    monkeypatch.setattr(Accelerator, "of", lambda device_of_settings: device)
     return watched
 
 
