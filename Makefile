@@ -1,17 +1,19 @@
 # `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. PIP_FLAGS: more flags for pip, e.g.
 # an extra index with CPU builds of torch. THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT: flags of
 # the benchmarks; by default thinker and talker are compiled, which takes minutes and halves their time a step on a CPU.
-# TEST_COMPOSE: flags of scripts/test_compose.py.
+# TEST_COMPOSE: flags of scripts/test_compose.py. TEST, TEST_LONG: flags of pytest.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
 PIP_FLAGS ?=
 BENCH ?= --flag thinker.enforce_eager=false --flag talker.enforce_eager=false
 BENCH_DIT ?=
 TEST_COMPOSE ?=
+TEST ?=
+TEST_LONG ?=
 THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test test-gpu up lint format protos bench bench-dit test-compose clean
+.PHONY: setup demo test test-long test-gpu up lint format protos bench bench-dit test-compose clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -25,8 +27,11 @@ $(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(
 demo: $(READY)  ## the main job on a small random model: no GPU, no hub, no docker
 	$(BIN)/quartet demo
 
-test: $(READY)  ## everything that runs without a GPU; with one, the gpu-marked tests too
-	$(BIN)/python -m pytest
+test: $(READY)  ## what every change has to pass; with a GPU, the gpu-marked tests too
+	$(BIN)/python -m pytest -m "not long" $(TEST)
+
+test-long: $(READY)  ## the rest: benchmark commands, two hosts, every transport and family through whole systems, compilation
+	$(BIN)/python -m pytest -m long $(TEST_LONG)
 
 test-gpu: $(READY)  ## what this machine is and what will not start on it, then all tests that need a CUDA device
 	$(BIN)/quartet doctor

@@ -12,6 +12,7 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cli import ending
 from cli.guard import Guard
 from cli.plan import GATEWAY, PIPELINE, Options, PlannedStage, StartError, stages_to_start
 from cli.process import ChildProcess
@@ -47,6 +48,7 @@ class Supervisor:
         self._metrics: dict[str, str] = {}
         self._children: dict[str, ChildProcess] = {}
         self._watchers: list[asyncio.Task[None]] = []
+        self._oom_kills = ending.oom_kills()
         stages = stages_to_start(options)
         self._stages = {stage.name: stage for stage in stages}
         self._credentials = tls.load(options.tls)
@@ -114,7 +116,7 @@ class Supervisor:
         while not await self._is_ready(child.name):
             for each in self._children.values():  # one that was ready may die too, and the gateway would wait for it
                 if each.exit_status is not None:
-                    raise StartError(f"{each.name} ended with status {each.exit_status}:\n{each.log_tail()}")
+                    raise StartError(f"{each.name} {self._ending(each.exit_status)}:\n{each.log_tail()}")
             await asyncio.sleep(0.1)
         self._progress(child.name, "ready")
 
@@ -143,10 +145,14 @@ class Supervisor:
             status = await child.wait()
             failures = 0 if loop.time() - started > HEALTHY_S else failures + 1
             backoff_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-            self._progress(child.name, f"ended with status {status}; restarting in {backoff_s:g} s")
+            self._progress(child.name, f"{self._ending(status)}; restarting in {backoff_s:g} s")
             await asyncio.sleep(backoff_s)
             await child.start()
             self._write_state()
+
+    def _ending(self, status: int) -> str:
+        before, self._oom_kills = self._oom_kills, ending.oom_kills()
+        return ending.describe(status, self._oom_kills - before)
 
     def _write_state(self) -> None:
         processes = {

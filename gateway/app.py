@@ -71,7 +71,7 @@ async def _videos(settings: GatewaySettings, pipeline: PipelineConfig) -> AsyncI
 
 async def _api_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    http.state.log.setdefault("code", error.code)
+    http.state.log.update(error.log)
     return error.response()
 
 

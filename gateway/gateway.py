@@ -1,9 +1,10 @@
 """What the endpoints share."""
 
 from gateway.media.fetch import Fetcher
-from gateway.openai.errors import ApiError, invalid
+from gateway.openai.errors import ApiError, from_failure, invalid
 from gateway.openai.transcripts import Transcripts
 from gateway.pipeline.config import Output, PipelineConfig
+from gateway.pipeline.job import StageFailure
 from gateway.pipeline.stages import Stage, Stages
 from gateway.settings import GatewaySettings
 from services.common.admission import Admission
@@ -91,5 +92,4 @@ class Gateway:
 
 def not_reached(stage: Stage) -> ApiError:
     """The 503 for a stage that must be known first."""
-    message = f"the {stage.kind} was not reached yet ({stage.state}); retry later"
-    return ApiError(503, message, None, "stage_unavailable", "service_unavailable_error", 1)
+    return from_failure(StageFailure(stage.kind, stage.unavailable()))

@@ -97,8 +97,10 @@ class GatewaySettings(TlsSettings):
         if self.api_keys_file is None and not self.allow_anonymous and not _is_loopback(host):
             raise ValueError(
                 f"without API keys the gateway is for this machine alone, but {host or 'every address'} can be reached "
-                "from others: give it --api-keys-file (`quartet key NAME` makes keys), or --host 127.0.0.1, or let "
-                "everyone in by --allow-anonymous=true"
+                "from others. Give it API keys (`quartet key NAME` makes them): --api-keys-file, in compose "
+                ":deploy/docker/keys.yaml in COMPOSE_FILE; or keep it here: --host 127.0.0.1, in compose "
+                "QUARTET_BIND=127.0.0.1; or let everyone in: --allow-anonymous=true, in compose "
+                "QUARTET_ALLOW_ANONYMOUS=true"
             )
         return self
 

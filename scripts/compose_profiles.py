@@ -1,4 +1,4 @@
-"""What the other profiles of docker-compose.yaml add to the cpu profile, for scripts/test_compose.py."""
+"""What the profiles of docker-compose.yaml add, for scripts/test_compose.py."""
 
 import base64
 import io

@@ -24,7 +24,7 @@ def refuses_to_be_public(system: System) -> Iterator[str]:
         said = system.refused("run", "--rm", "--no-deps", "gateway")
     finally:
         del system.settings["QUARTET_BIND"]
-    why = re.search(r"without API keys the gateway is for this machine alone.*--api-keys-file", said)
+    why = re.search(r"without API keys the gateway is for this machine alone.*QUARTET_BIND=127.0.0.1", said)
     assert why, said
     yield why[0]
 

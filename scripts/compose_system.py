@@ -1,4 +1,4 @@
-"""A system under `docker compose --profile cpu`, for scripts/test_compose.py: start, look inside, take down."""
+"""A system under `docker compose` without a GPU, for scripts/test_compose.py: start, look inside, take down."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 class System:
-    """One compose project with the cpu profile, of its own name and port: it is in no other's way.
+    """One compose project, of its own name and port: it is in no other's way.
 
     Attributes:
         settings: what would stand in .env. A .env that is there is another system's, and is not read.
@@ -48,11 +48,11 @@ class System:
     def __init__(self, project: str, port: int) -> None:
         self.project, self.url = project, f"http://127.0.0.1:{port}"
         self.settings = {"COMPOSE_PROJECT_NAME": project, "QUARTET_PORT": str(port)}
-        self.profiles = ["cpu"]
+        self.profiles: list[str] = []
         self.expected: dict[str, Answer] = {}
 
     def compose(self, *arguments: str) -> None:
-        """`docker compose --profile cpu ARGUMENTS`.
+        """`docker compose ARGUMENTS`.
 
         Raises:
             SystemExit: it failed; what it printed is on the terminal.
@@ -63,7 +63,7 @@ class System:
             raise SystemExit(f"exit status {status}: {' '.join(command)}")
 
     def refused(self, *arguments: str) -> str:
-        """What `docker compose --profile cpu ARGUMENTS` prints as it fails. Raises AssertionError if it does not."""
+        """What `docker compose ARGUMENTS` prints as it fails. Raises AssertionError if it does not."""
         command = self._command(*arguments)
         done = subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True, check=False)
         assert done.returncode, f"{' '.join(command)} did not fail"

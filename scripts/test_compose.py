@@ -1,6 +1,6 @@
 """What a user does with docker compose, done and checked: `make test-compose`, or `python scripts/test_compose.py`.
 
-Builds the images, starts the cpu profile, talks to it, looks at its containers, scales, kills and replaces stages
+Builds the images, starts the system, talks to it, looks at its containers, scales, kills and replaces stages
 under load, drains all, turns keys and TLS on, adds the dit and Prometheus, takes it all down. Needs docker with compose
 2.20 or newer. Where there is no image of Prometheus, PROMETHEUS_IMAGE names another, or --no-prometheus leaves it out;
 --no-replicas leaves out what needs several replicas of a stage, --no-dit the dit with its image. --keep leaves the

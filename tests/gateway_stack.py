@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,10 @@ from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 
+# Addresses, ports, and what gRPC and sockets say: for logs.
+NOT_FOR_CLIENTS = re.compile(
+    r"\d+\.\d+\.\d+\.\d+|localhost|:\d{3,}|socket|recvmsg|removed|refused|reset|goaway|cancelled", re.IGNORECASE
+)
 SPEECH = Path(__file__).parents[1] / "deploy/pipelines/qwen3-omni.yaml"
 
 

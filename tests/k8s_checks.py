@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from k8s_edges import routing_problems
-from k8s_objects import PORTS, SERVICES, USER, Cluster, Object, containers, pod_of, settings_classes, stages_of
+from k8s_lifecycle import lifecycle_problems
+from k8s_objects import PORTS, USER, Cluster, Object, containers, pod_of, settings_classes, stages_of
 
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 SCALE = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -42,7 +43,7 @@ ENUMS = {
 def problems(objects: list[Object]) -> list[str]:
     """Everything wrong with the objects of one overlay."""
     cluster = Cluster(objects)
-    checks = (_selectors, _security, _volumes, _probes, _ends, _services, _resources, _enums, routing_problems)
+    checks = (_selectors, _security, _volumes, lifecycle_problems, _services, _resources, _enums, routing_problems)
     found = [*_names(cluster), *_environment(cluster)]
     # without settings that load, the other checks have nothing to compare with
     return found or [line for check in checks for line in check(cluster)]
@@ -198,57 +199,6 @@ def _secret_mounts(pod: Object) -> dict[str, str]:
     secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
     mounts = pod["containers"][0]["volumeMounts"]
     return {mount["mountPath"]: secrets[mount["name"]] for mount in mounts if mount["name"] in secrets}
-
-
-def _probes(cluster: Cluster) -> Iterator[str]:
-    for each in cluster.of("Deployment"):
-        name, container = each["metadata"]["name"], pod_of(each)["containers"][0]
-        probes = {kind: container.get(f"{kind}Probe", {}) for kind in ("startup", "readiness", "liveness")}
-        if name == "gateway":
-            found = {kind: probe.get("httpGet") for kind, probe in probes.items()}
-            paths = {"startup": "/ready", "readiness": "/health", "liveness": "/health"}
-            wanted: dict[str, Any] = {kind: {"port": "http", "path": path} for kind, path in paths.items()}
-        else:
-            names = {"startup": SERVICES[name], "readiness": SERVICES[name], "liveness": ""}
-            wanted = {kind: {"port": PORTS[name], "service": service} for kind, service in names.items()}
-            found = {kind: probe.get("grpc") for kind, probe in probes.items()}
-            if cluster.settings(name).tls_cert is not None:  # kubelet's own cannot do TLS
-                found = {kind: _asked_by_command(probe) for kind, probe in probes.items()}
-        if found != wanted:
-            yield f"Deployment {name}: probes {found} instead of {wanted}"
-        startup = probes["startup"]
-        if startup.get("periodSeconds", 10) * startup.get("failureThreshold", 3) < 1800:
-            yield f"Deployment {name}: is killed before 60 GB of weights are loaded"
-
-
-def _asked_by_command(probe: Object) -> Object | None:
-    """What the images' health command asks for, as a gRPC probe says it; None if the probe is of another kind."""
-    command = probe.get("exec", {}).get("command", [])
-    if set(probe) & {"grpc", "httpGet"} or command[:3] != ["python", "-m", "services.common.probe"]:
-        return None
-    flags = dict(zip(command[3::2], command[4::2], strict=True))
-    host, _, port = flags.pop("--address", "").partition(":")
-    service = flags.pop("--service", "")
-    return {"port": int(port), "service": service} if host == "127.0.0.1" and not flags else None
-
-
-def _ends(cluster: Cluster) -> Iterator[str]:
-    gateway = cluster.settings("gateway")
-    videos = "video" in cluster.pipeline().get("outputs", {})
-    longest_s = max(gateway.request_timeout_s, gateway.video_timeout_s if videos else 0)
-    for each in cluster.of("Deployment"):
-        name, pod = each["metadata"]["name"], pod_of(each)
-        drain_s = cluster.settings(name).drain_timeout_s
-        stop_s = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        if drain_s <= longest_s:
-            yield f"Deployment {name}: drains for {drain_s} s, but a request may take {longest_s} s"
-        if pod.get("terminationGracePeriodSeconds", 30) < stop_s + drain_s + 10:
-            yield f"Deployment {name}: terminationGracePeriodSeconds cuts its drain of {stop_s} + {drain_s} s short"
-        if stop_s < 5:
-            yield f"Deployment {name}: no preStop of 5 s, in which the gateway would see its successor"
-        strategy = each["spec"].get("strategy", {})
-        if strategy.get("type") == "RollingUpdate" and strategy["rollingUpdate"]["maxUnavailable"] != 0:
-            yield f"Deployment {name}: a rollout stops pods before others are ready"
 
 
 def _services(cluster: Cluster) -> Iterator[str]:

@@ -142,6 +142,8 @@ def _policies(cluster: Cluster) -> Iterator[str]:
 
 def _ingress(cluster: Cluster) -> Iterator[str]:
     for each in cluster.of("Ingress"):
+        if not each["spec"].get("ingressClassName"):
+            yield f"Ingress {each['metadata']['name']}: no ingressClassName: without a default class nobody serves it"
         for rule in each["spec"]["rules"]:
             for path in rule["http"]["paths"]:
                 backend = path["backend"]["service"]

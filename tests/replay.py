@@ -84,7 +84,7 @@ class ReplayedOps:
 
     def __init__(self) -> None:
         self.captures = 0
-        self._allocated: list[torch.Tensor] = []
+        self._in_use: list[torch.Tensor] = []  # what the last capture or replay wrote; all else is spoilt
 
     def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
         """Records `run`.
@@ -96,12 +96,17 @@ class ReplayedOps:
         run()  # as a warm-up does
         with _Recorder() as recorder:
             output = run()
-        self._allocated += [tensor for call in recorder.calls for _, tensor in call.fresh]
+        allocated = [tensor for call in recorder.calls for _, tensor in call.fresh]
+        self._spoil_before(allocated)
 
         def replay() -> None:
-            for tensor in self._allocated:
-                tensor.fill_(_SPOILT.get(tensor.dtype, float("nan")))
+            self._spoil_before(allocated)
             for call in recorder.calls:
                 call.run()
 
         return CapturedRun(torch.inference_mode()(replay), output)
+
+    def _spoil_before(self, allocated: list[torch.Tensor]) -> None:
+        for tensor in self._in_use:
+            tensor.fill_(_SPOILT.get(tensor.dtype, float("nan")))
+        self._in_use = allocated

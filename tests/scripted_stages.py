@@ -63,7 +63,7 @@ class Script:
     """What a stage does and what happened to it.
 
     Attributes:
-        error: raised after the first `after` outputs.
+        error: raised after the first `after` outputs; or a status as gRPC itself makes it of a stage that is gone.
         after: outputs before `error` or `hold`.
         hold: wait here until `release` is set.
         requests: the start messages received.
@@ -73,7 +73,7 @@ class Script:
         takes_s: how long a call takes, beside.
     """
 
-    error: StageError | None = None
+    error: StageError | tuple[grpc.StatusCode, str] | None = None
     after: int = 0
     hold: bool = False
     logprobs: bool = False
@@ -96,6 +96,8 @@ class Script:
                 if i == self.after and self.hold:
                     self.holding.set()
                     await self.release.wait()
+                if i == self.after and isinstance(self.error, tuple):
+                    await context.abort(*self.error)
                 if i == self.after and self.error is not None:
                     await abort(context, self.error)
                 if output is not None:

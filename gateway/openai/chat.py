@@ -26,7 +26,7 @@ from gateway.openai.whole import WholeAnswers
 from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
 from gateway.pipeline.run import run
 from gateway.pipeline.stages import Stage
-from services.common.errors import DeadlineExceeded, InvalidInput
+from services.common.errors import DeadlineExceeded
 
 router = APIRouter(tags=["chat"])
 
@@ -113,11 +113,7 @@ class Exchange:
                     self._observe(event)
                     yield index, event
         except StageFailure as failure:
-            error = from_failure(failure)
-            # a stage's reason for a refusal may quote the user
-            what = error.param if isinstance(failure.error, InvalidInput) else str(failure.error)
-            self._log |= {"failed_stage": failure.stage, "error": what, "code": error.code}
-            raise error from failure
+            raise from_failure(failure) from failure
         self._finish()
 
     def _elapsed_s(self) -> float:

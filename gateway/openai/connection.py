@@ -73,6 +73,7 @@ class EventStream(Response):
         try:
             event = await anext(self._events)
         except ApiError as error:
+            _log(scope, error)
             await error.response()(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -81,5 +82,11 @@ class EventStream(Response):
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except ApiError as error:
+            _log(scope, error)
             await send({"type": "http.response.body", "body": sse(error.body()), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+def _log(scope: Scope, error: ApiError) -> None:
+    """Has the request's log line say why it failed."""
+    scope.get("state", {}).get("log", {}).update(error.log)

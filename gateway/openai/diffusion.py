@@ -124,8 +124,7 @@ def require_info(stage: Stage, tasks: tuple[dit_pb2.DitTask, ...], what: str) ->
         ApiError: 503 while the stage does not serve; 400 naming `model` if the model does none of `tasks`.
     """
     if not stage.serving or stage.info is None:
-        message = f"stage {stage.name} is not serving ({stage.state}); retry later"
-        raise ApiError(503, message, None, "stage_unavailable", "service_unavailable_error", 1)
+        raise from_stage(stage, stage.unavailable())
     if not any(task in stage.info.dit.tasks for task in tasks):
         raise invalid("model", f"{stage.info.model!r} does not make {what}", "unsupported_model")
     return stage.info.dit

@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse
 
 from gateway.pipeline.job import StageFailure
 from services.common.errors import (
+    ContextTooLong,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
@@ -16,6 +17,10 @@ from services.common.errors import (
     RequestCancelled,
     Unavailable,
 )
+
+# What one stage refuses of another's stream: not the client's fault, and not in its words.
+_BETWEEN_STAGES = {"source", "rows", "header", "input", "codes", "rope_positions", "hidden_states", "output_stream_id"}
+_TRY_AGAIN_S = 1  # another replica may serve at once; a stage that starts anew is asked for until it does
 
 
 class ApiError(Exception):
@@ -28,6 +33,9 @@ class ApiError(Exception):
         code: short machine-readable reason.
         kind: OpenAI's `error.type`; default by status.
         retry_after_s: seconds for the Retry-After header.
+
+    Attributes:
+        log: fields for the request's log line, which clients are not told: addresses, a transport's words.
     """
 
     def __init__(
@@ -43,6 +51,7 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
         self.retry_after_s = retry_after_s
+        self.log: dict[str, Any] = {"code": code}
 
     def body(self) -> dict[str, Any]:
         """The response body."""
@@ -62,23 +71,30 @@ def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
 
 
 def from_failure(failure: StageFailure) -> ApiError:
-    """What the client hears of a failed run."""
+    """What the client hears of a failed run, and what its log line says."""
+    error = _told(failure)
+    # a stage's reason for a refusal may quote the user
+    reason = error.param if error.status == 400 else str(failure.error)
+    error.log |= {"failed_stage": failure.stage, "error": reason}
+    if failure.error.detail:
+        error.log["detail"] = failure.error.detail
+    return error
+
+
+def _told(failure: StageFailure) -> ApiError:
     match failure.error:
-        case InvalidInput() as error:
+        case InvalidInput() as error if error.field.split(".")[0] not in _BETWEEN_STAGES:
             param = request_field(failure.stage, error.field)
-            too_long = re.search(r"\bcontext\b|tokens; the limit is", error.reason)
-            code = "context_length_exceeded" if too_long else "invalid_value"
+            code = "context_length_exceeded" if isinstance(error, ContextTooLong) else "invalid_value"
             return ApiError(400, f"{param}: {error.reason}", param, code)
         case QueueFull() as error:
             retry_after_s = error.retry_after_s
             return ApiError(429, str(failure), None, "queue_full", "rate_limit_error", retry_after_s)
-        case Unavailable():
-            return ApiError(503, str(failure), None, "stage_unavailable", "service_unavailable_error", 1)
-        case DeadlineExceeded():
-            return ApiError(504, str(failure), None, "deadline_exceeded", "timeout_error")
-        case RequestCancelled() | NotFound():
-            message = f"{failure.stage}: the request was given up inside the server ({failure.error}); retry"
-            return ApiError(503, message, None, "stage_unavailable", "service_unavailable_error", 1)
+        case Unavailable() | RequestCancelled() | NotFound() as error:
+            message = f"{error}; try again in {_TRY_AGAIN_S} s"
+            return ApiError(503, message, None, "stage_unavailable", "service_unavailable_error", _TRY_AGAIN_S)
+        case DeadlineExceeded() as error:
+            return ApiError(504, str(error), None, "deadline_exceeded", "timeout_error")
         case InternalError() | _:
             message = f"{failure.stage}: internal error; the stage's log has the details under this request id"
             return ApiError(500, message, None, "internal_error")

@@ -21,7 +21,7 @@ from gateway.openai.errors import invalid
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stages import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.errors import InternalError, InvalidInput, StageError
+from services.common.errors import InternalError, StageError
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,7 @@ class Pictures:
                 async for event in events:
                     yield event
         except StageError as error:
-            failure = from_stage(self._stage, error)
-            # a stage's reason for a refusal may quote the user
-            what = failure.param if isinstance(error, InvalidInput) else str(error)
-            self._log |= {"failed_stage": self._stage.kind, "error": what, "code": failure.code}
-            raise failure from error
+            raise from_stage(self._stage, error) from error
 
     async def _events(self) -> AsyncGenerator[Event, None]:
         outputs: dict[int, Pieces] = {}

@@ -42,9 +42,7 @@ async def generate_sound(http: Request, gateway: Annotated[Gateway, Depends(admi
     try:
         pieces, seed = await while_connected(http.receive, _make(stage, start, limit_s))
     except StageError as error:
-        failure = from_stage(stage, error)
-        http.state.log |= {"failed_stage": stage.kind, "code": failure.code}
-        raise failure from error
+        raise from_stage(stage, error) from error
     file, audio_s = await asyncio.to_thread(_file, pieces, request.response_format)
     metrics.AUDIO_SECONDS.inc(audio_s)
     http.state.log |= {"audio_s": round(audio_s, 3), "seed": seed}

@@ -43,7 +43,7 @@ async def generate(
         left_s = max(0.001, deadline - asyncio.get_running_loop().time())
         try:
             with route.replicas() as leases:
-                async with aclosing(_attempt(leases, start, media, left_s)) as responses:
+                async with aclosing(_attempt(route, leases, start, media, left_s)) as responses:
                     async for response in responses:
                         has_output = has_output or response.WhichOneof("message") in ("preview", "piece")
                         yield response
@@ -54,7 +54,7 @@ async def generate(
 
 
 async def _attempt(
-    leases: Sequence[Lease], start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
+    route: Route, leases: Sequence[Lease], start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
 ) -> AsyncGenerator[dit_pb2.DitServiceGenerateResponse, None]:
     """The responses of one replica, which reads from the one of the encoder if there is one in `leases`."""
     dit, *encoders = leases
@@ -78,7 +78,7 @@ async def _attempt(
             complete = response.HasField("summary")
             yield response
     except grpc.aio.AioRpcError as error:
-        failure = dit.replica.failure(error)
+        failure = route.failure(dit, error)
         raise (encoding and encoding.error) or failure from error
     except asyncio.CancelledError:
         if encoding is None or encoding.error is None:

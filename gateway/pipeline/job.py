@@ -72,11 +72,12 @@ class StageFailure(Exception):
     """A stage ended a request.
 
     Attributes:
-        stage: its kind: "thinker", "talker", "code2wav" or "dit"; "gateway" for the gateway itself.
+        stage: kind of the one that it began in: "thinker", "talker", "code2wav", "dit" or "encoder"; "gateway" for the
+            gateway itself.
         error: why.
     """
 
-    def __init__(self, stage: str, error: StageError) -> None:
-        super().__init__(f"{stage}: {error}")
-        self.stage = stage
+    def __init__(self, reporter: str, error: StageError) -> None:
+        self.stage = error.origin or reporter
         self.error = error
+        super().__init__(f"{self.stage}: {error}")

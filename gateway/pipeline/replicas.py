@@ -13,8 +13,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gateway.pipeline import metrics
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2
 from services.common import channels
-from services.common.errors import StageError, Unavailable
-from services.common.status import from_rpc_error
+from services.common.errors import (
+    DeadlineExceeded,
+    NotFound,
+    RequestCancelled,
+    StageError,
+    StageLost,
+    Unavailable,
+)
+from services.common.status import from_rpc_error, said_by_stage
 
 SERVICE = {
     "thinker": "quartet.v1.ThinkerService",
@@ -27,6 +34,14 @@ SERVICE = {
 # Health checks in a row without an answer before a replica that was serving counts as down: a busy machine may be late.
 # One whose connection is refused or reset is down at once.
 LATE_CHECKS = 3
+
+# What clients hear of a stage instead of its own words, which may be a transport's; those are for the log.
+_WORDS: dict[type[StageError], str] = {
+    Unavailable: "cannot answer now",
+    NotFound: "gave the request up",
+    RequestCancelled: "gave the request up",
+    DeadlineExceeded: "took longer than the request's time",
+}
 
 _choices = itertools.count(1)
 log = structlog.get_logger()
@@ -122,17 +137,31 @@ class Replica:
         await self._idle.wait()
 
     def failure(self, error: grpc.aio.AioRpcError) -> StageError:
-        """Why a call to this replica failed. One that is lost gets no more until a health check, made at once, finds
-        it serving."""
-        reason = from_rpc_error(error)
+        """Why a call to this replica failed, in words for clients; its `origin` is the kind of the stage that is to
+        blame. A replica that is lost gets no more until a health check, made at once, finds it serving."""
+        reason = from_rpc_error(error, self.kind)
         if isinstance(reason, Unavailable):
-            self.faults += 1
-            self._check_now.set()
-            if not _said_so_itself(error):
+            self.doubt()
+            if not said_by_stage(error):
                 self._losses += 1
                 self._set_health(f"lost: {error.details()}")
-                return Unavailable(f"stage {self.stage} was lost while it worked on the request; retry")
-        return reason
+        if reason.origin not in SERVICE:  # what a stage writes there is not for clients either
+            reason.origin = self.kind
+        return self._in_our_words(reason)
+
+    def _in_our_words(self, reason: StageError) -> StageError:
+        if isinstance(reason, StageLost):
+            return StageLost(reason.origin, f"{self.kind} {self.address}: {reason.detail}")
+        if (words := _WORDS.get(type(reason))) is None:
+            return reason
+        told = type(reason)(f"the {reason.origin} {words}")
+        told.origin, told.detail = reason.origin, f"{self.kind} {self.address}: {reason} {reason.detail}".rstrip()
+        return told
+
+    def doubt(self) -> None:
+        """It may be gone, or take no requests: its health is checked at once."""
+        self.faults += 1
+        self._check_now.set()
 
     async def watch(self, interval_s: float, timeout_s: float) -> None:
         """Checks it for ever, every `interval_s`."""
@@ -198,8 +227,3 @@ class Replica:
             self.down_since = time.monotonic()
         if changed or self.refusal:
             self._on_change(self)
-
-
-def _said_so_itself(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the stage's own code sent the status, and not gRPC on behalf of a stage that is gone."""
-    return any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+import grpc
 import structlog
 
 from gateway.pipeline import metrics
@@ -72,6 +73,16 @@ class Route:
             for lease in self._leases:
                 lease.end()
 
+    def failure(self, lease: Lease, error: grpc.aio.AioRpcError) -> StageError:
+        """Why a call to the lease's replica failed. If that says that another replica of this request is gone, that one
+        is a suspect at once: our own call there may have ended, or not know it yet."""
+        reason = lease.replica.failure(error)
+        if isinstance(reason, Unavailable):
+            for other in self._leases:
+                if other is not lease and other.stage.kind == reason.origin:
+                    other.replica.doubt()
+        return reason
+
     async def again(self, error: StageError) -> bool:
         """Whether the request, which ended with `error` before it had any output, is to be tried once more: if a
         replica of it was lost or takes no more requests, and there is another. Called when the leases have ended.
@@ -93,7 +104,8 @@ class Route:
         for lease in suspects:
             metrics.RETRIES.labels(lease.stage.name).inc()
         lost = {lease.stage.name: lease.replica.address for lease in suspects}
-        log.warning("request tried again", request_id=self._request_id, lost=lost, error=str(error))
+        why = {"error": str(error), "detail": error.detail}
+        log.warning("request tried again", request_id=self._request_id, lost=lost, **why)
         return True
 
 

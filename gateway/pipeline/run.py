@@ -83,21 +83,21 @@ class _Answer:
         self._queue, self._deadline = queue, deadline
         self._request_id = job.start.request_id
         self._stream_id = ""
+        self._needs = self._needed()
+        self._route = Route(self._needs, self._request_id, prefix_key(job))
         self._prompt_read = self._has_output = self._failed = False
 
     async def run(self) -> None:
-        stages = self._needed()
-        route = Route(stages, self._request_id, prefix_key(self._job))
         while True:
-            for stage in stages:
+            for stage in self._needs:
                 _require_serving(stage)
             self._failed = False
             try:
-                with route.replicas() as leases:
+                with self._route.replicas() as leases:
                     await self._attempt(*leases)
                 return
             except StageFailure as failure:
-                if self._has_output or not await route.again(failure.error):
+                if self._has_output or not await self._route.again(failure.error):
                     raise
 
     def _needed(self) -> list[Stage]:
@@ -199,7 +199,7 @@ class _Answer:
                 yield response
         except grpc.aio.AioRpcError as error:
             self._failed = True
-            raise StageFailure(lease.stage.kind, lease.replica.failure(error)) from error
+            raise StageFailure(lease.stage.kind, self._route.failure(lease, error)) from error
         finally:
             call.cancel()
             lease.end()

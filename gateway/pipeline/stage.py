@@ -74,7 +74,13 @@ class Stage:
     def require_serving(self) -> None:
         """Raises Unavailable unless the stage serves."""
         if not self.serving:
-            raise Unavailable(f"stage {self.name} is not serving ({self.state}); retry later")
+            raise self.unavailable()
+
+    def unavailable(self) -> Unavailable:
+        """What a request hears that needs the stage while it does not serve."""
+        error = Unavailable(f"the {self.kind} is not serving")
+        error.origin, error.detail = self.kind, f"stage {self.name}: {self.state}"
+        return error
 
     def choose(self, key: bytes | None = None, avoid: Collection[Replica] = ()) -> Replica:
         """The replica for a request; the caller enters its `request()` before anything else is awaited.

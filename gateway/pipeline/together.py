@@ -12,11 +12,13 @@ from services.common.errors import (
     NotFound,
     QueueFull,
     RequestCancelled,
+    StageLost,
     Unavailable,
 )
 
 # When one stage fails, its neighbours fail too, and their errors may arrive first. So the kind of error decides which
-# is the root: what a stage says of the request itself comes before what it says of a lost neighbour.
+# is the root: what a stage says of the request itself comes before what it says of a lost neighbour. A stage that is
+# gone is a root whoever tells: StageLost names it.
 _ROOT_FIRST = (InvalidInput, QueueFull, DeadlineExceeded, InternalError, Unavailable, NotFound, RequestCancelled)
 _ECHOES = (Unavailable, NotFound, RequestCancelled)
 ECHO_GRACE_S = 0.25
@@ -33,7 +35,7 @@ async def all_or_none(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        if pending and all(isinstance(failure.error, _ECHOES) for failure in _failures(tasks)):
+        if pending and all(map(_may_be_echo, _failures(tasks))):
             await asyncio.wait(pending, timeout=ECHO_GRACE_S)
     finally:
         for task in tasks:
@@ -55,6 +57,10 @@ def _failures(tasks: Sequence[asyncio.Future[Any]]) -> list[StageFailure]:
         elif error is not None:
             raise error
     return failures
+
+
+def _may_be_echo(failure: StageFailure) -> bool:
+    return isinstance(failure.error, _ECHOES) and not isinstance(failure.error, StageLost)
 
 
 def _rank(failure: StageFailure) -> int:

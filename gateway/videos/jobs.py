@@ -193,6 +193,7 @@ class VideoJobs:
         async with self._places:
             began = time.monotonic()
             reason: tuple[str, str] | None = None
+            detail: dict[str, str] = {}
             try:
                 await self._make_when_taken(job)
             except TimeoutError:
@@ -200,6 +201,7 @@ class VideoJobs:
                 reason = self._explain(job.stage, DeadlineExceeded(limit))
             except StageError as error:
                 reason = self._explain(job.stage, error)
+                detail = {"detail": error.detail} if error.detail else {}
             except (OSError, sqlite3.Error) as error:  # most likely a full disk
                 why = getattr(error, "strerror", None) or error  # an OSError's own text has the path
                 reason = "storage_failed", f"the video could not be stored: {why}"
@@ -211,7 +213,7 @@ class VideoJobs:
             await self._end(job, "completed" if reason is None else "failed")
             metrics.VIDEOS.labels(job.video.status).inc()
             duration_ms = round((time.monotonic() - began) * 1000, 1)
-            ended = {"status": job.video.status, "code": video.error_code, "duration_ms": duration_ms}
+            ended = {"status": job.video.status, "code": video.error_code, "duration_ms": duration_ms, **detail}
             log.info("video", request_id=video.id, **ended)  # the id that the stage knows it by
 
     async def _end(self, job: _Job, status: Literal["completed", "failed"]) -> None:

@@ -51,7 +51,7 @@ class StepGraphs:
         captured.codes[:streams].copy_(codes)
         captured.run.replay()
         self._decoder.frames_computed += rows * frames
-        return self._decoder.cut(captured.run.output[:streams], batch)
+        return self._decoder.cut(captured.run.output[:streams].clone(), batch)  # the next replay overwrites it
 
     def _capture(self, capturer: Capturer, rows: int, frames: int) -> _Captured:
         device, groups = self._states.memory.device, self._decoder.spec.num_code_groups

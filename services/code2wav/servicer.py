@@ -162,7 +162,7 @@ async def _subscribed(engine: DecodeEngine, source: stream_pb2.StreamSource, req
         StageError: whatever ended the producer's stream.
     """
     due = 0
-    async with subscribe(source, request_id, [CODES], GATHERING) as messages:
+    async with subscribe(source, request_id, [CODES], GATHERING, producer="talker") as messages:
         async for message in messages:
             if isinstance(message, stream_pb2.StreamEnd):
                 _expect(message.end_position, due, "the stream's end")

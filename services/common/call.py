@@ -156,7 +156,7 @@ async def serve_call(
             yield call
     except StageError as error:
         outcome = grpc_status_name(error)
-        call.set(error=str(error))
+        call.set(error=str(error), **({"detail": error.detail} if error.detail else {}))
         await abort(context, error)
     except (asyncio.CancelledError, GeneratorExit):
         outcome = "CANCELLED"

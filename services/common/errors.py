@@ -2,7 +2,19 @@
 
 
 class StageError(Exception):
-    """Base of the errors that a stage reports to its caller. `str(error)` is meant for people."""
+    """Base of the errors that a stage reports to its caller. `str(error)` is meant for people.
+
+    Attributes:
+        code: what the kind of error does not say, for programs; "" for most.
+        origin: kind of the stage that it began in ("thinker"), where another one reports it; else "".
+        detail: what only logs are told: addresses, the words of a transport.
+    """
+
+    code = ""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.origin = self.detail = ""
 
 
 class InvalidInput(StageError):
@@ -19,6 +31,12 @@ class InvalidInput(StageError):
         self.reason = reason
 
 
+class ContextTooLong(InvalidInput):
+    """The prompt is longer than the model takes."""
+
+    code = "CONTEXT_LENGTH"
+
+
 class QueueFull(StageError):
     """The stage runs and queues all it may; the same request can succeed after `retry_after_s` seconds."""
 
@@ -29,6 +47,21 @@ class QueueFull(StageError):
 
 class Unavailable(StageError):
     """The stage is loading, draining or gone, or the stage before it is."""
+
+
+class StageLost(Unavailable):
+    """A stage is gone, or its connection: its caller found that, it did not say so.
+
+    Args:
+        stage: its kind, e.g. "thinker"; "" if the caller does not know.
+        detail: how the caller found it.
+    """
+
+    code = "STAGE_LOST"
+
+    def __init__(self, stage: str, detail: str) -> None:
+        super().__init__(f"the {stage or 'producer'} went away while it answered")
+        self.origin, self.detail = stage, detail
 
 
 class NotFound(StageError):

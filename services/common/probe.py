@@ -1,8 +1,9 @@
 """Asks a process whether it serves: `python -m services.common.probe --address 127.0.0.1:50052 --service NAME`.
 
-The health command inside every image. Exit status 0: it serves; 1: it does not, with the reason on stderr; 2: wrong
-flags. `--service` left out asks for liveness, the full name of the stage's service for readiness. `--url` asks the
-gateway. Where the environment has QUARTET_TLS_CERT, _KEY and _CA, as the stage's own has, it asks by TLS.
+For people and scripts; the images' own health checks start no Python (deploy/docker/healthy). Exit status 0: it serves;
+1: it does not, with the reason on stderr; 2: wrong flags. `--service` left out asks for liveness, the full name of the
+stage's service for readiness. `--url` asks the gateway. Where the environment has QUARTET_TLS_CERT, _KEY and _CA, as
+the stage's own has, it asks by TLS.
 """
 
 import argparse

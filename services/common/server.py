@@ -12,7 +12,6 @@ import structlog
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, stream_pb2_grpc
 from services.common import channels, logs, tls, tracing
@@ -20,6 +19,7 @@ from services.common.admission import Admission
 from services.common.collector import freeze_heap
 from services.common.digest import checkpoint_digest, config_digest
 from services.common.errors import Unavailable
+from services.common.operations import serve_operations
 from services.common.settings import StageSettings
 from services.common.shm.lender import open_lender
 from services.common.status import abort
@@ -115,7 +115,7 @@ class StageServer:
         await self._health.set(self.service_name, NOT_SERVING)
         await self.grpc.start()
         if settings.metrics_port is not None:
-            start_http_server(settings.metrics_port, settings.host)
+            serve_operations(settings.host, settings.metrics_port, self._state)
         log.info("listening", address=f"{settings.host}:{self.port}", **settings.loggable())
 
         if lender := await asyncio.to_thread(open_lender, settings, self.stage):  # the kernel clears all of it
@@ -139,6 +139,12 @@ class StageServer:
             await channels.close_all()
             self._close_carriers()
         log.info("stopped")
+
+    async def _state(self, path: str) -> str:
+        """gRPC's health as HTTP has it: of the process at "/health", of the stage's service at "/ready"."""
+        request = health_pb2.HealthCheckRequest(service=self.service_name if path == "/ready" else "")
+        answer = await self._health.Check(request, None)
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
     def _add_port(self, address: str) -> int:
         if self._credentials is None:

@@ -7,6 +7,7 @@ import grpc
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common import metrics
+from services.common.call import grpc_status_name
 from services.common.carriers import Carriers
 from services.common.edge import Edge, Told
 from services.common.errors import AlreadyExists, DeadlineExceeded, InvalidInput, NotFound, StageError
@@ -159,7 +160,7 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
             outcome = "DEADLINE_EXCEEDED"
             await abort(context, DeadlineExceeded(f"no subscription came within {CLAIM_TIMEOUT_S:g} s"))
         except StageError as error:
-            outcome = type(error).__name__
+            outcome = grpc_status_name(error)
             await abort(context, error)
         finally:
             if edge:

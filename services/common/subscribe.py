@@ -11,7 +11,7 @@ import structlog
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.call import outgoing_metadata
 from services.common.channels import channel
-from services.common.errors import InvalidInput, Unavailable
+from services.common.errors import InvalidInput, StageLost, Unavailable
 from services.common.feedback import Feedback
 from services.common.incoming import Incoming, Responses
 from services.common.rows import Chunk
@@ -57,6 +57,8 @@ async def subscribe(
     request_id: str,
     rows: Sequence[stream_pb2.RowSelection],
     gathering: stream_pb2.Gathering | None = None,
+    *,
+    producer: str = "",
 ) -> AsyncIterator[AsyncIterator[StreamMessage]]:
     """Subscribes to `rows` of a producer's stream; leaving the context ends the subscription.
 
@@ -66,9 +68,12 @@ async def subscribe(
     Tensors of chunks may be the producer's own memory. They stay as they are until they are garbage, the context is
     left by an exception, or the request that is being served (`serve_call`) ends; what is needed longer must be copied.
 
+    Args:
+        producer: kind of the stage that the stream comes from: the origin of what it fails with.
+
     Raises (from the iterator, save InvalidInput for `source`):
         InvalidInput: `source` is incomplete; a tensor's parts do not fit together, or are not where it says.
-        Unavailable: the producer cannot be reached within `CONNECT_TIMEOUT_S`, or broke off before the end.
+        StageLost: the producer cannot be reached within `CONNECT_TIMEOUT_S`, or broke off before the end.
         StageError: whatever ended the producer's request.
     """
     for field in ("address", "stream_id"):
@@ -89,7 +94,7 @@ async def subscribe(
         )
         if inbox:
             subscription.capabilities.ucx.CopyFrom(inbox.offer)
-        yield _messages(call, source, subscription, feedback, inbox)
+        yield _messages(call, source, subscription, feedback, inbox, producer)
     except BaseException:
         feedback.cancel()
         raise
@@ -105,6 +110,7 @@ async def _messages(
     subscription: stream_pb2.Subscription,
     feedback: Feedback,
     inbox: Inbox | None,
+    producer: str,
 ) -> AsyncIterator[StreamMessage]:
     responses = Responses(call)
     incoming = Incoming(_Readable.directory, inbox, feedback, responses)
@@ -122,12 +128,14 @@ async def _messages(
             if isinstance(message, stream_pb2.StreamEnd):
                 return
     except TimeoutError:
-        raise Unavailable(f"no producer at {source.address} within {CONNECT_TIMEOUT_S:g} s") from None
+        raise StageLost(producer, f"no producer at {source.address} within {CONNECT_TIMEOUT_S:g} s") from None
+    except Unavailable as error:  # a tensor beside the stream broke off
+        raise StageLost(producer, f"from {source.address}: {error}") from None
     except grpc.aio.AioRpcError as error:
         # A write that fails hides the call's own status: grpc.aio overwrites it.
         if feedback.broken:
-            raise Unavailable(f"the stream from {source.address} broke off") from None
-        raise from_rpc_error(error) from None
+            raise StageLost(producer, f"the stream from {source.address} broke off") from None
+        raise from_rpc_error(error, producer) from None
     finally:
         responses.close()
-    raise Unavailable(f"the stream from {source.address} ended before it was complete")
+    raise StageLost(producer, f"the stream from {source.address} ended before it was complete")

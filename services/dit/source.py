@@ -21,7 +21,7 @@ async def read_conditioning(start: dit_pb2.DitStart, device: torch.device) -> li
         StageError: whatever ended it.
     """
     pieces: dict[str, list[torch.Tensor]] = {}
-    async with subscribe(start.source, start.request_id, []) as messages:
+    async with subscribe(start.source, start.request_id, [], producer="encoder") as messages:
         async for message in messages:
             if isinstance(message, Chunk):
                 for row in message.rows:

@@ -135,7 +135,7 @@ class _Talk:
             stream_pb2.RowSelection(name=self._thinker.hidden_states, positions=stream_pb2.POSITIONS_PROMPT_MULTIMODAL),
             stream_pb2.RowSelection(name=ROPE_POSITIONS, positions=stream_pb2.POSITIONS_PROMPT),
         ]
-        async with subscribe(request.source, request.request_id, wanted) as messages:
+        async with subscribe(request.source, request.request_id, wanted, producer="thinker") as messages:
             async for message in messages:
                 self._read_message(message)
                 del message  # the thinker waits for its memory, and the next message may be long in coming

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from services.common.errors import InvalidInput
+from services.common.errors import ContextTooLong, InvalidInput
 from services.thinker.checkpoint import Checkpoint
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message
@@ -164,7 +164,7 @@ class Preprocessor:
 
     def _refuse_longer(self, tokens: int) -> None:
         if tokens >= self._max_context_tokens:
-            raise InvalidInput(
+            raise ContextTooLong(
                 "messages",
                 f"the prompt has {tokens} tokens; the limit is {self._max_context_tokens} with the answer included",
             )

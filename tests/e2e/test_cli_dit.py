@@ -193,6 +193,7 @@ def test_a_video_that_the_server_lost_has_failed(film_maker: Stack, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_video_starts_from_a_picture(animator: Stack, tmp_path: Path):
     Image.linear_gradient("L").resize((64, 64)).convert("RGB").save(tmp_path / "first.png")
     options = ["--url", animator.url, "--size", "64x64", "--frames", "5", "--steps", "2", "--seed", "1"]

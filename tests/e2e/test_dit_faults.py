@@ -100,6 +100,7 @@ def test_a_dit_that_is_killed_fails_its_requests_and_comes_back(painter: Stack) 
     assert httpx.post(f"{painter.url}/v1/images/generations", json=quick, timeout=60).status_code == 200
 
 
+@pytest.mark.long
 def test_a_video_job_outlives_the_gateway(tmp_path_factory: pytest.TempPathFactory) -> None:
     checkpoint = make_diffusion_checkpoint(tmp_path_factory.mktemp("wan"), "wan", seed=0, size="tiny")
     run_directory = tmp_path_factory.mktemp("run")
@@ -123,6 +124,7 @@ def test_a_video_job_outlives_the_gateway(tmp_path_factory: pytest.TempPathFacto
             time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_dit_with_an_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """GLM-Image in two processes, from the shipped pipeline file."""
     checkpoint = make_diffusion_checkpoint(tmp_path_factory.mktemp("glm"), "glm-image", seed=0, size="tiny")

@@ -13,9 +13,8 @@ import pytest
 import soundfile
 import torch
 from dit_engine import fresh
+from families import SYSTEMS
 from PIL import Image
-
-from cli.tiny.diffusion import FAMILIES
 
 pytestmark = pytest.mark.e2e
 
@@ -104,7 +103,7 @@ def compare(family: str, mine: np.ndarray, theirs: np.ndarray) -> None:
         assert np.abs(mine - theirs * 255).max() <= 0.5 + 255 * TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SYSTEMS)
 def test_through_http(dit_systems, family: str) -> None:
     url = dit_systems.get(family).url
     pipeline = fresh(dit_systems.checkpoint(family))

@@ -10,6 +10,7 @@ import openai
 import pytest
 from certificates import credentials, flags, make, serial, shown
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from health_command import healthy
 from stack import Stack, running
 
 from gateway.access.key_file import digest, new_key
@@ -74,6 +75,12 @@ async def test_nobody_reaches_a_stage_without_a_certificate_of_the_ca(stack, tmp
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
                 assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_the_images_health_command_needs_no_certificate(stack):
+    for process in stack.state["processes"].values():
+        port = int(process["metrics_address"].rpartition(":")[2])
+        assert [healthy(port, path) for path in ("/health", "/ready")] == [(0, ""), (0, "")]
 
 
 def test_without_the_key_nobody_is_answered(stack):

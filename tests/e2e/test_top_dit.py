@@ -11,7 +11,7 @@ from stack import running
 
 from cli.tiny.diffusion import make_diffusion_checkpoint
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def top(*flags: str) -> list[list[str]]:

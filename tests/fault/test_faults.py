@@ -5,14 +5,17 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from gateway_stack import NOT_FOR_CLIENTS
 
 pytestmark = pytest.mark.e2e
 
 LONG_SPEECH = {"temperature": 1, "seed": 3, "max_frames": 2000}  # on the tiny checkpoint: more than a hundred frames
 STAGES = ("thinker", "talker", "code2wav")
+PHASES = ("prefill", "text", "audio", "whole")  # how far a request is when the stage dies; "whole" does not stream
 
 
 def speech(model: str, **change) -> dict:
@@ -81,24 +84,50 @@ def test_a_disconnect_frees_all_stages_within_a_second(stack, model, moment):
     until(lambda: sum(stack.in_flight().values()) == 0, 2, f"free after {stack.in_flight()}")
 
 
+def error_of(stack, model: str, phase: str, reached: threading.Barrier) -> tuple[dict, float]:
+    """The error that ends a request, and when it came (time.monotonic() s); all meet when each is in its phase."""
+    body = speech(model, stream=phase != "whole")
+    if phase == "prefill":
+        body["messages"] = [{"role": "user", "content": "sea " * 3000}]
+    with httpx.Client(timeout=60) as client, ThreadPoolExecutor() as waiting:
+        if phase in ("prefill", "whole"):
+            waiting.submit(reached.wait)
+        with client.stream("POST", f"{stack.url}/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                failed_at = time.monotonic()
+                assert response.status_code == 503
+                assert response.headers["retry-after"] == "1"
+                return json.loads(response.read())["error"], failed_at
+            arriving = events(response)
+            if phase in ("text", "audio"):
+                assert any(kind(event) == phase for event in arriving)
+                waiting.submit(reached.wait)
+            return next(event["error"] for event in arriving if "error" in event), time.monotonic()
+
+
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_killed_stage_is_a_typed_error_at_once_and_comes_back(stack, model, stage):
+def test_a_killed_stage_is_named_to_every_client_at_once_and_comes_back(stack, model, stage):
     until(stack.ready, 60, "ready before the test")
     assert ask(stack, SHORT | {"model": model}).status_code == 200  # every process is paged in and in its stride
-    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=speech(model), timeout=60) as response:
-        arriving = events(response)
-        assert any(kind(event) == "audio" for event in arriving)
+    reached = threading.Barrier(len(PHASES) + 1, timeout=60)
+    with ThreadPoolExecutor() as clients:
+        asked = {phase: clients.submit(error_of, stack, model, phase, reached) for phase in PHASES}
+        reached.wait()
+        until(lambda: stack.in_flight()[stage] == len(PHASES), 10, "all of them are there")
         killed = time.monotonic()
         os.kill(stack.pid(stage), signal.SIGKILL)
-        error = next((event["error"] for event in arriving if "error" in event), None)
-        noticed_s = time.monotonic() - killed
-    assert error
-    assert error["code"] == "stage_unavailable" or error["type"] == "service_unavailable_error", error
-    assert stage in error["message"]
-    assert noticed_s < 1
+        errors = {phase: future.result() for phase, future in asked.items()}
+    for phase, (error, failed_at) in errors.items():
+        assert error["code"] == "stage_unavailable", (phase, error)
+        assert error["type"] == "service_unavailable_error"
+        assert error["message"] == f"the {stage} went away while it answered; try again in 1 s", phase
+        assert failed_at - killed < 1, phase
     until(lambda: not stack.ready(), 1, "/ready turns 503")
     refused = httpx.post(f"{stack.url}/v1/chat/completions", json=speech(model, stream=False), timeout=10)
     assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "1"
+    assert stage in refused.json()["error"]["message"]
+    assert not NOT_FOR_CLIENTS.search(refused.text), refused.text
     until(stack.ready, 90, "/ready turns 200")
     answer = ask(stack, SHORT | {"model": model})
     assert answer.status_code == 200, answer.text

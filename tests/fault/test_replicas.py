@@ -18,7 +18,7 @@ from gateway.pipeline.stages import Stages
 from quartet.v1 import talker_pb2, thinker_pb2
 from services.common.errors import Unavailable
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PIPELINE = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
 CLIENTS = 8

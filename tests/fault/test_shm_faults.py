@@ -66,6 +66,7 @@ async def test_a_killed_producer_is_an_error_and_its_arena_goes_with_the_next_st
             next_start.arena.close()
 
 
+@pytest.mark.long
 async def test_a_crash_loop_leaves_nothing():
     with arena_directory() as directory:
         for _ in range(4):

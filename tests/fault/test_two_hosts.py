@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from player import AUDIBLE_GAP_MS, longest_gap_ms
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 needs_ucx = pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'")
 
 CLIENTS = 4

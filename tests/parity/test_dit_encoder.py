@@ -11,11 +11,12 @@ import grpc
 import pytest
 import torch
 from dit_engine import Bench, bench
+from families import SYSTEMS
 from PIL import Image
 from prometheus_client import REGISTRY
 from shm_support import MIB, arena_directory, reading
 
-from cli.tiny.diffusion import FAMILIES, make_diffusion_checkpoint
+from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import (
     dit_pb2,
     dit_pb2_grpc,
@@ -42,7 +43,7 @@ GUARD_S = 60.0
 TAKES_IMAGE = ("qwen-image-edit", "wan-i2v")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=SYSTEMS)
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 

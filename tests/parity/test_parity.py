@@ -90,7 +90,10 @@ class System:
         assert np.allclose(spoken.samples, answer.waveform, rtol=0, atol=1e-4)
 
 
-@pytest.fixture(scope="module", params=["tiny", "small", "tiny over shared_memory", "tiny over ucx"])
+OVER = [pytest.param(f"tiny over {by}", marks=pytest.mark.long) for by in EVERYTHING_BY]
+
+
+@pytest.fixture(scope="module", params=["tiny", "small", *OVER])
 def system(request: pytest.FixtureRequest, media: Media, tmp_path_factory) -> Iterator[System]:
     name, _, by = request.param.partition(" over ")
     if by == "ucx" and not find_spec("ucxx"):

@@ -282,6 +282,10 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, message: str):
     assert "secret" not in str(error.value)
 
 
+# What a user of compose can set; tests/unit/test_compose_files.py checks that it is read.
+COMPOSE_FIXES = ("deploy/docker/keys.yaml in COMPOSE_FILE", "QUARTET_BIND=127.0.0.1", "QUARTET_ALLOW_ANONYMOUS=true")
+
+
 def start(*flags: str, **environment: str) -> subprocess.CompletedProcess:
     """A gateway that is expected to end at once."""
     command = [sys.executable, "-m", "gateway", f"--pipeline={PIPELINE}", "--port=0", *flags]
@@ -292,7 +296,7 @@ def test_without_keys_others_are_not_let_near(tmp_path: Path):
     for flags in (["--host=0.0.0.0"], ["--host=::"], ["--host="], ["--host=10.0.0.1"], ["--published-host=0.0.0.0"]):
         refused = start(*flags)
         assert refused.returncode == 1, flags
-        for fix in ("--api-keys-file", "--host 127.0.0.1", "--allow-anonymous=true"):
+        for fix in ("--api-keys-file", "--host 127.0.0.1", "--allow-anonymous=true", *COMPOSE_FIXES):
             assert fix in refused.stderr
     missing = start("--host=0.0.0.0", f"--api-keys-file={tmp_path}/none.yaml")
     assert missing.returncode == 1

@@ -21,6 +21,7 @@ def _run(script: str, *flags: str) -> str:
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_speech_beside_transformers(stack, tiny_checkpoint: Path, tmp_path: Path):
     flags = ["--run-dir", str(stack.run_directory), "--model", str(tiny_checkpoint), "--tokens", "8", "--frames", "10"]
     loads = ["--concurrency", "2", "--requests", "4", "--rate", "4", "--arrivals", "4", "--peer-requests", "2"]
@@ -41,6 +42,7 @@ def test_speech_beside_transformers(stack, tiny_checkpoint: Path, tmp_path: Path
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_split_and_fused_say_the_same(stack, tiny_checkpoint: Path, tmp_path: Path):
     flags = ["--run-dir", str(stack.run_directory), "--model", str(tiny_checkpoint), "--tokens", "8", "--frames", "10"]
     loads = ["--concurrency", "2", "--requests", "2", "--rounds", "1", "--threads", "1"]
@@ -49,6 +51,7 @@ def test_split_and_fused_say_the_same(stack, tiny_checkpoint: Path, tmp_path: Pa
     assert sides["split"][0]["frames_per_s"] > 0 < sides["fused"][0]["frames_per_s"]
 
 
+@pytest.mark.long
 def test_transports_beside_a_socket_and_memcpy():
     output = _run("transports.py", "--rounds", "1", "--size", "64 KiB", "--size", "8 MiB")
     assert "of memcpy's rate" in output
@@ -58,6 +61,7 @@ def test_transports_beside_a_socket_and_memcpy():
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_the_dit_beside_diffusers(tmp_path: Path):
     load = ["--families", "wan", "--requests", "2", "--steps", "2", "--rounds", "1", "--threads", "1"]
     video = ["--video-size", "64x64", "--video-frames", "5", "--video-steps", "5"]
@@ -87,6 +91,7 @@ def test_the_dit_beside_diffusers(tmp_path: Path):
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_variants_of_the_dit_say_how_far_they_are_off(tmp_path: Path):
     load = ["--families", "flux", "--requests", "1", "--steps", "6", "--rounds", "1", "--threads", "1"]
     variants = ["--variant", "plain:", "--variant", "cached:cache=first-block,cache_threshold=100"]

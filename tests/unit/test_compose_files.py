@@ -1,11 +1,14 @@
 """deploy/docker, docker-compose.yaml and .env.example agree with each other and with the project."""
 
+import os
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from health_command import COMMAND
+from k8s_objects import settings_classes
 
 from gateway.settings import GatewaySettings
 
@@ -44,6 +47,61 @@ def test_containers_are_hardened(name):
     assert ("ports" in service) is (name == "gateway")
     drain_s = next(int(v) for k, v in service["environment"].items() if k.endswith("_DRAIN_TIMEOUT_S"))
     assert int(service["stop_grace_period"].removesuffix("s")) > drain_s
+
+
+def test_plain_commands_see_the_whole_system():
+    """`docker compose down` without --profile leaves out, without a word, whatever has a profile."""
+    assert {name for name, service in SERVICES.items() if "profiles" not in service} == {"model", *OURS[:-1]}
+    for name in ("model", *OURS[:-1]):
+        needed = [other for other, how in SERVICES[name].get("depends_on", {}).items() if how.get("required", True)]
+        assert not any("profiles" in SERVICES[other] for other in needed)
+    example = (ROOT / ".env.example").read_text()
+    named = set(re.search(r"^#?COMPOSE_PROFILES=(\S*)$", example, re.MULTILINE)[1].split(","))
+    assert named == {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+
+
+def test_an_image_is_built_once():
+    """Built by two services at a time, one of the two results keeps 3 GB and no name."""
+    built = [service["image"] for service in SERVICES.values() if "build" in service]
+    assert len(built) == len(set(built))
+    for name, service in SERVICES.items():
+        if "build" not in service and service["image"].startswith("quartet-"):
+            assert service["image"] in built
+            assert service["pull_policy"] == "never", f"{name}: its image is in no registry"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_health_checks_start_no_python_and_wait_for_a_slow_start(name):
+    image = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
+    (options, check), *more = re.findall(r"^HEALTHCHECK (.*) CMD (.*)$", image, re.MULTILINE)
+    assert not more
+    variable = f"QUARTET_{name.upper()}_{'PORT' if name == 'gateway' else 'METRICS_PORT'}"
+    assert f"{variable}=" in image
+    assert check == f"exec healthy ${variable} {'/health' if name == 'gateway' else '/ready'}"
+    limits = dict(re.findall(r"--([a-z-]+)=(\S+)", options))
+    assert int(limits["start-period"].removesuffix("h")) * 3600 * 4e6 > 70e9, "70 GB at 4 MB/s are fetched at first"
+    in_compose = {"test": ["CMD-SHELL", f"exec healthy $${variable} /ready"]}  # and the image's limits
+    assert SERVICES[name].get("healthcheck") == (in_compose if name == "gateway" else None)
+
+
+def test_the_health_command_is_in_every_image():
+    assert os.access(COMMAND, os.X_OK)
+    base = DOCKERFILE.split("FROM ${PYTHON_IMAGE} AS python\n")[1].split("\nFROM ")[0]
+    assert f"COPY {COMMAND.relative_to(ROOT)} /usr/local/bin/" in base
+    assert f"!{COMMAND.relative_to(ROOT)}" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_containers_set_only_settings_that_exist(name):
+    files = [COMPOSE, *((ROOT / f"deploy/docker/{file}.yaml").read_text() for file in ("gpu", *SECURITY))]
+    services = [service for file in files if (service := yaml.safe_load(file)["services"].get(name))]
+    settings = settings_classes()[name]
+    known = {f"{settings.model_config['env_prefix']}{setting.upper()}" for setting in settings.model_fields}
+    known |= {f"QUARTET_{setting.upper()}" for setting in settings.for_every_process}
+    image = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
+    used = {variable for service in services for variable in service.get("environment", {})}
+    used |= set(re.findall(r"\b(QUARTET_[A-Z0-9_]+)=", image))
+    assert {each for each in used if each.startswith("QUARTET_") and "_ENCODER_" not in each} <= known
 
 
 def test_the_example_sets_only_what_is_read():

@@ -83,6 +83,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_give_what_diffusers_gives(family: str, make: Callable[[str], Path]) -> None:
     from PIL import Image
@@ -117,6 +118,7 @@ def lengths(denoiser: Any) -> set[int]:
     return seen
 
 
+@pytest.mark.long
 def test_adapters_are_those_of_the_request_on_every_rank(make: Callable[[str], Path], adapter: Path) -> None:
     with bench(make("flux"), lora={"style": str(adapter)}, context_parallel_ulysses=2) as dit:
         plain, styled = start("flux", "a red fox"), start("flux", "a red fox")
@@ -132,6 +134,7 @@ def test_adapters_are_those_of_the_request_on_every_rank(make: Callable[[str], P
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
 
 
+@pytest.mark.long
 def test_a_cancel_and_a_bad_request_leave_the_group_working(make: Callable[[str], Path]) -> None:
     with bench(make("flux"), context_parallel_ulysses=2) as dit:
         (order,) = dit.orders(start("flux", "a red fox"))
@@ -164,6 +167,7 @@ def broken(make: Callable[[str], Path]) -> Iterator[tuple[Bench, list[Exception]
     engine.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_killed_worker_ends_the_engine(busy: bool, broken: tuple[Bench, list[Exception]]) -> None:
     dit, fatal = broken
@@ -185,6 +189,7 @@ def test_a_killed_worker_ends_the_engine(busy: bool, broken: tuple[Bench, list[E
         assert isinstance(last.error, InternalError)
 
 
+@pytest.mark.long
 def test_an_error_of_one_rank_only_ends_the_engine(broken: tuple[Bench, list[Exception]]) -> None:
     dit, fatal = broken
     (pid,) = workers(dit)
@@ -201,6 +206,7 @@ def test_an_error_of_one_rank_only_ends_the_engine(broken: tuple[Bench, list[Exc
     assert not is_alive(pid)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "SIGKILL of the worker"])
 def test_no_process_is_left(how: str, make: Callable[[str], Path]) -> None:
     command = [sys.executable, "-m", "services.dit", "--model", str(make("flux")), "--default-size", "64x64"]

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from scripted_stages import PCM16, PIECES, SAMPLE_RATE_HZ, VOICES
 
 from gateway.openai.connection import ClientGone, EventStream
-from services.common.errors import InvalidInput, QueueFull, RequestCancelled, Unavailable
+from services.common.errors import ContextTooLong, InvalidInput, QueueFull, RequestCancelled, Unavailable
 
 TEXT = "".join(PIECES)
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
@@ -221,8 +221,10 @@ async def test_stage_errors_reach_the_client(gateway):
     thinker = gateway.scripts["thinker"]
     thinker.error = InvalidInput("sampling.top_p", "too low")
     assert (await gateway.refusal(ASK))[1]["param"] == "top_p"
-    thinker.error = InvalidInput("messages", "the prompt has 9 tokens; the limit is 8 with the answer included")
+    thinker.error = ContextTooLong("messages", "the prompt has 9 tokens; the limit is 8 with the answer included")
     assert (await gateway.refusal(ASK))[1]["code"] == "context_length_exceeded"
+    thinker.error = InvalidInput("messages", "no context here")  # the stage's words decide nothing
+    assert (await gateway.refusal(ASK))[1]["code"] == "invalid_value"
     thinker.error = QueueFull("full", retry_after_s=3)
     response = await gateway.chat(ASK)
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")

@@ -436,8 +436,10 @@ async def test_a_lost_stage_is_down_until_it_is_back(gateway):
     await gateway.stages.servers["dit"].stop(grace=None)
     response = await asking
     assert (response.status_code, response.json()["error"]["code"]) == (503, "stage_unavailable")
+    assert response.json()["error"]["message"] == "the dit went away while it answered; try again in 1 s"
     response = await gateway.http.post(GENERATE, json=ASK)
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["message"] == "the dit is not serving; try again in 1 s"
     assert (await gateway.http.get("/ready")).status_code == 503
     script.hold = False
     await gateway.stages.start("dit")

@@ -238,7 +238,7 @@ async def test_a_picture_of_which_a_part_was_sent_is_not_begun_again():
         holder = await system.holder("dit")
         await asyncio.sleep(0.1)
         await holder.servers["dit"].stop(None)
-        with pytest.raises(Unavailable, match="was lost"):
+        with pytest.raises(Unavailable, match="the dit went away"):
             await painting
         assert sum(system.asked("dit")) == 1
         system.release()

@@ -12,7 +12,7 @@ from gateway.pipeline.choose import by_key, by_load
 from gateway.pipeline.job import Finished, Job, PromptRead, StageFailure, TextDelta
 from gateway.pipeline.route import Lease
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, talker_pb2, talker_pb2_grpc, thinker_pb2, thinker_pb2_grpc
-from services.common.errors import QueueFull, Unavailable
+from services.common.errors import QueueFull, StageLost, Unavailable
 
 LOST_BEFORE_OUTPUT = {"thinker": 1, "talker": 0, "code2wav": 0}  # the prompt is read, no text is written
 
@@ -223,6 +223,21 @@ async def test_a_request_whose_replica_is_killed_before_output_is_tried_again_on
         for name in KINDS:
             await until(lambda name=name: sum(system.running(name)) == 0)
             assert all(replica.in_flight == 0 for replica in getattr(system.stages, name).replicas.values())
+
+
+async def test_a_thinker_that_only_the_talker_found_lost_is_not_tried_again():
+    """It is the one that has the prompt cached, and its call to the gateway goes on."""
+    async with routed(2) as system:
+        system.hold(LOST_BEFORE_OUTPUT)
+        asking = asyncio.create_task(system.ask())
+        talker = (await system.holder("talker")).scripts["talker"]
+        await system.holder("thinker")
+        talker.error = StageLost("thinker", "Socket closed")
+        talker.release.set()
+        await until(lambda: sum(system.asked("thinker")) == 2)
+        system.release()
+        assert isinstance((await asking)[-1], Finished)
+        assert system.asked("thinker") == [1, 1]
 
 
 async def test_media_go_to_the_second_replica_too():

@@ -14,6 +14,7 @@ import openai
 import pytest
 from openai.types import Video
 from PIL import Image
+from structlog.testing import capture_logs
 from video_stack import (
     DRAWN_SEED,
     FPS,
@@ -349,9 +350,13 @@ async def test_a_stage_that_is_away_is_waited_for(gateway):
     assert (await gateway.video(video_id))["status"] == "queued"
     gateway.script.error = None
     await gateway.reaches(video_id, "completed")
-    gateway.script.error, gateway.script.after = Unavailable("draining"), 2
-    video = await gateway.reaches(await create(gateway), "failed")  # it had begun
-    assert video["error"]["code"] == "stage_unavailable"
+    gateway.script.error, gateway.script.after = Unavailable("10.1.2.3:50052: Socket closed"), 2
+    with capture_logs() as logs:
+        video = await gateway.reaches(await create(gateway), "failed")  # it had begun
+        await gateway.until(lambda: any(line["event"] == "video" for line in logs))
+    assert video["error"] == {"code": "stage_unavailable", "message": "the dit cannot answer now; try again in 1 s"}
+    (line,) = [line for line in logs if line["event"] == "video"]
+    assert "10.1.2.3:50052: Socket closed" in line["detail"]
 
 
 @pytest.mark.parametrize("error", [Unavailable("draining"), QueueFull("full", retry_after_s=1)])

@@ -45,14 +45,20 @@ def test_kubectl_renders_the_same(directory):
     assert _by_name(build(K8S / directory)) == _by_name(list(yaml.safe_load_all(done.stdout)))
 
 
+def _with_components(tmp_path: Path, overlay: str, components: list[str]) -> Path:
+    """An overlay of a user's own: `overlay`, and `components` added to it."""
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    own = tmp_path / "deploy/k8s/overlays/own"
+    own.mkdir()
+    added = [f"../../components/{name}" for name in components]
+    kustomization = {"namespace": "quartet", "resources": [f"../{overlay}"], "components": added}
+    (own / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return own
+
+
 @pytest.mark.parametrize("overlay", ["cpu-demo", "single-gpu", "scaled"])
 def test_ucx_is_added_to_an_overlay(tmp_path, overlay):
-    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
-    fast = tmp_path / "deploy/k8s/overlays/fast"
-    fast.mkdir()
-    kustomization = {"namespace": "quartet", "resources": [f"../{overlay}"], "components": ["../../components/ucx"]}
-    (fast / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    objects = build(fast)
+    objects = build(_with_components(tmp_path, overlay, ["ucx"]))
     assert problems(objects) == []
     cluster = Cluster(objects)
     (policy,) = [each for each in cluster.of("NetworkPolicy") if each["metadata"]["name"] == "ucx"]
@@ -71,12 +77,7 @@ def test_ucx_is_added_to_an_overlay(tmp_path, overlay):
     ("overlay", "components"), [("cpu-demo", ["keys", "tls"]), ("single-gpu", ["tls"]), ("scaled", ["tls", "dit-tls"])]
 )
 def test_mutual_tls_is_added_to_an_overlay(tmp_path, overlay, components):
-    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
-    secure = tmp_path / "deploy/k8s/overlays/secure"
-    secure.mkdir()
-    added = [f"../../components/{name}" for name in components]
-    kustomization = {"namespace": "quartet", "resources": [f"../{overlay}"], "components": added}
-    (secure / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    secure = _with_components(tmp_path, overlay, components)
     objects = build(secure)
     assert problems(objects) == []
     cluster, secrets = Cluster(objects), []
@@ -93,6 +94,15 @@ def test_mutual_tls_is_added_to_an_overlay(tmp_path, overlay, components):
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     for each in objects:
         validate.validate(each, "1.32", strict=True)
+
+
+@pytest.mark.parametrize("components", [["dit"], ["dit", "gpu"], ["gpu", "dit"]])
+def test_a_dit_that_is_added_has_a_gpu(tmp_path, components):
+    objects = build(_with_components(tmp_path, "single-gpu", components))
+    assert problems(objects) == []
+    (container,) = pod_of(Cluster(objects).get("Deployment", "dit"))["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert container["image"].endswith("-cuda")
 
 
 def test_what_is_reached_from_outside_asks_for_keys(rendered):

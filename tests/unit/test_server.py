@@ -14,6 +14,7 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from health_command import healthy
 from shm_support import arena_directory
 from stack import free_port
 
@@ -70,7 +71,9 @@ async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(tiny_checkp
     await producer.start()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(producer.stop, None)
-        process, channel, _ = await stack.enter_async_context(code2wav(tiny_checkpoint))
+        checks = free_port()
+        process, channel, _ = await stack.enter_async_context(code2wav(tiny_checkpoint, f"--metrics-port={checks}"))
+        assert await asyncio.to_thread(healthy, checks, "/ready") == (0, "")
         stub = code2wav_pb2_grpc.Code2WavServiceStub(channel)
         info = await server_info_pb2_grpc.ServerInfoServiceStub(channel).GetServerInfo(
             server_info_pb2.GetServerInfoRequest()
@@ -93,6 +96,8 @@ async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(tiny_checkp
                 while await health(channel, SERVICE) != "NOT_SERVING":
                     await asyncio.sleep(0.02)
             assert await health(channel, "") == "SERVING"
+            assert await asyncio.to_thread(healthy, checks, "/ready") == (1, "/ready: 503 NOT_SERVING")
+            assert await asyncio.to_thread(healthy, checks, "/health") == (0, "")
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.Decode(code2wav_pb2.DecodeRequest(request_id="late", codes=to_message(frame))).read()
             assert refused.value.code() == grpc.StatusCode.UNAVAILABLE

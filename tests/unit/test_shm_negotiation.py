@@ -52,6 +52,7 @@ class Liar(stream_pb2_grpc.TensorStreamServiceServicer):
 
     async def Subscribe(self, request_iterator, context):
         await context.send_initial_metadata(())
+        await anext(request_iterator)  # else the call may have ended before the subscription is written
         yield stream_pb2.SubscribeResponse(header=stream_pb2.StreamHeader())
         yield stream_pb2.SubscribeResponse(chunk=stream_pb2.StreamChunk(rows=[self._rows]))
 

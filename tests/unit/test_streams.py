@@ -10,7 +10,7 @@ import torch
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common import channels
-from services.common.errors import AlreadyExists, InvalidInput, QueueFull, RequestCancelled, Unavailable
+from services.common.errors import AlreadyExists, InvalidInput, QueueFull, RequestCancelled, StageLost
 from services.common.rows import Rows
 from services.common.streams import StreamHub, TensorStreamServicer
 from services.common.subscribe import CREDITS, subscribe
@@ -217,19 +217,22 @@ async def test_an_abandoned_request_cancels_its_stream():
             await asyncio.wait_for(collect(messages), 5)
 
 
-async def test_a_producer_that_dies_or_was_never_there_is_unavailable(monkeypatch):
+async def test_a_producer_that_dies_or_was_never_there_is_named_as_lost(monkeypatch):
     monkeypatch.setattr("services.common.subscribe.CONNECT_TIMEOUT_S", 0.3)
-    async with serving() as (hub, address, server), subscribe(source(address), "r", []) as messages:
+    async with serving() as (hub, address, server), subscribe(source(address), "r", [], producer="talker") as messages:
         with hub.open("s", ["codes"]) as stream:
             stream.start(0)
             reading = asyncio.create_task(collect(messages))
             await stream.subscription(5)
             await server.stop(None)
-            with pytest.raises(Unavailable):
+            with pytest.raises(StageLost) as died:
                 await asyncio.wait_for(reading, 5)
-        async with subscribe(source(address), "r", []) as messages:
-            with pytest.raises(Unavailable):
+        async with subscribe(source(address), "r", [], producer="talker") as messages:
+            with pytest.raises(StageLost) as never_there:
                 await asyncio.wait_for(collect(messages), 5)
+    for lost in (died.value, never_there.value):
+        assert (lost.origin, str(lost)) == ("talker", "the talker went away while it answered")
+    assert address in never_there.value.detail
 
 
 async def test_rows_that_are_not_offered_and_a_second_consumer_are_refused():

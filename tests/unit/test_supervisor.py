@@ -21,6 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
+from cli import ending
+
 REPOSITORY = Path(__file__).parents[2]
 HANG_GUARD_S = 60.0
 
@@ -186,6 +188,18 @@ def test_a_stage_that_dies_is_restarted_on_its_port(run: Run) -> None:
     assert after["address"] == before["address"]
     host, port = after["address"].split(":")
     wait_until(lambda: _connects(host, int(port)))
+    assert "talker    was killed by SIGKILL" in run.errors()
+
+
+def test_what_ended_for_want_of_memory_is_told_from_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ending.describe(1) == "ended with status 1"
+    assert ending.describe(-signal.SIGKILL) == "was killed by SIGKILL"
+    for status in (1, -signal.SIGKILL):  # of one whose child was killed, of one that was killed itself
+        assert "; out of memory" in ending.describe(status, killed=1)
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("nr_free_pages 1665516\noom_kill 3\n")
+    monkeypatch.setattr(ending, "VMSTAT", vmstat)
+    assert ending.oom_kills() == 3
 
 
 def test_what_a_dead_stage_had_started_ends_with_it(run: Run) -> None:

@@ -283,6 +283,7 @@ def _with_few_groups(whole: TalkerModel) -> TalkerModel:
     return model
 
 
+@pytest.mark.long
 async def test_a_compiled_predictor_says_what_an_eager_one_says(tiny_checkpoint: Path) -> None:
     model = _with_few_groups(load_model(str(tiny_checkpoint), torch.device("cpu"), torch.float32))
     spec, slots = model.spec, 5

@@ -50,6 +50,16 @@ def test_greedy_rows_and_sampled_rows_share_a_batch() -> None:
     assert torch.equal(draw(logits, rules.first(2, CODES), torch.tensor([0.99, 0.99])), logits.argmax(dim=-1))
 
 
+def test_a_greedy_row_gets_the_same_of_equal_logits_whoever_shares_the_step() -> None:
+    logits = torch.randint(0, 4, (64, 512), generator=torch.Generator().manual_seed(5)).float()
+    rules = SamplingRows.empty(64, torch.device("cpu"))
+    for slot in range(64):
+        rules.set(slot, 0.0 if slot % 2 else 1.0, 1, 1.0)  # one code is kept in either way
+    alone = draw(logits, rules.first(64, 0), None)
+    for width in (1, 50, 512):
+        torch.testing.assert_close(draw(logits, rules.first(64, width), torch.rand(64)), alone)
+
+
 @pytest.mark.parametrize(("temperature", "penalty"), [(1e-40, 1.0), (1.0, 1e-40), (2.0, 3e38)])
 def test_extreme_rules_still_give_codes(temperature: float, penalty: float) -> None:
     logits = torch.randn(2, CODES, generator=torch.Generator().manual_seed(1))

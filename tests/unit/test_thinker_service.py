@@ -20,7 +20,7 @@ import pytest
 from media import png, wav
 
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
-from services.common.errors import InvalidInput, StageError, Unavailable
+from services.common.errors import ContextTooLong, InvalidInput, StageError, Unavailable
 from services.common.rows import Chunk
 from services.common.status import from_rpc_error
 from services.common.subscribe import subscribe
@@ -240,6 +240,7 @@ async def test_bad_input_is_refused_by_field_while_others_go_on(client: Client) 
         with pytest.raises(InvalidInput) as caught:
             await client.generate(client.start(*parts, **{k: v for k, v in fields.items() if k != "parts"}))
         assert caught.value.field == where, name
+        assert isinstance(caught.value, ContextTooLong) == (name == "long"), name
     assert (await other).token_ids == expected.token_ids
 
 

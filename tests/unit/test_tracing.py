@@ -9,14 +9,18 @@ import sys
 from pathlib import Path
 
 import gateway_stack
+import grpc
 import pytest
 from collector import collecting
 from stack import free_port
 from traced_stages import traced_stages
 
-from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc
+from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2, stream_pb2_grpc
 from services.common import tracing
 from services.common.channels import channel
+from services.common.errors import QueueFull
+from services.common.streams import StreamHub, TensorStreamServicer
+from services.common.subscribe import subscribe
 
 SPOKEN = {
     "model": "scripted",
@@ -79,8 +83,6 @@ async def test_spans_say_whose_they_are_and_where_time_went_but_not_what_was_sai
 
 
 async def test_a_failure_marks_its_span(collector):
-    from services.common.errors import QueueFull
-
     async with gateway_stack.running() as gateway:
         gateway.scripts["talker"].error = QueueFull("the words of somebody")
         response = await gateway.chat(SPOKEN, headers={"x-request-id": "r-3"})
@@ -93,6 +95,24 @@ async def test_a_failure_marks_its_span(collector):
     assert http.attributes["quartet.status"] == 429
     assert http.attributes["quartet.failed_stage"] == "talker"
     assert http.span.status.code == http.span.status.STATUS_CODE_UNSET  # the client may come again
+
+
+async def test_a_stream_that_fails_ends_its_span_with_the_grpc_status(collector):
+    hub, server = StreamHub(), grpc.aio.server()
+    stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "thinker"), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    source = stream_pb2.StreamSource(address=address, stream_id="s")
+    async with subscribe(source, "r-5", []) as messages:
+        with hub.open("s", []) as stream:
+            reading = asyncio.ensure_future(anext(messages))
+            await stream.subscription(5)
+            stream.fail(QueueFull("full"))
+        with pytest.raises(QueueFull):
+            await reading
+    await server.stop(None)
+    await asyncio.to_thread(tracing.shut_down)
+    assert collector.named("thinker to other").attributes["quartet.outcome"] == "RESOURCE_EXHAUSTED"
 
 
 async def test_a_stage_alone_sends_its_spans_before_it_ends(tiny_checkpoint: Path):
