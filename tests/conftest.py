@@ -55,6 +55,14 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def published_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny one in the shape that Qwen3-Omni was published in: old keys, shards of bfloat16, no tokenizer.json."""
+    from published import publish
+
+    return publish(tiny_checkpoint, tmp_path_factory.mktemp("checkpoints") / "published")
+
+
+@pytest.fixture(scope="session")
 def media():
     """Encoded media files: image, audio, video."""
     from media import make

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
@@ -28,7 +29,11 @@ def _words(value: Any) -> Any:
 
 class Settings(BaseSettings):
     """Settings of a process. `max_frames` is `--max-frames`, `<PREFIX>MAX_FRAMES` and `max_frames:` in the YAML file
-    that `--config` names; flags win over the environment, that over the file. Unknown keys and flags are errors."""
+    that `--config` names; flags win over the environment, that over the file. Unknown keys, flags and variables with
+    the prefix are errors."""
+
+    # Variables with the prefix that are for others than this process.
+    for_others: ClassVar[tuple[str, ...]] = ()
 
     # Settings that QUARTET_<NAME> gives to every process, beside the process's own variable, which goes first.
     for_every_process: ClassVar[tuple[str, ...]] = ()
@@ -64,13 +69,32 @@ class Settings(BaseSettings):
                 return flags, env_settings, shared, YamlConfigSettingsSource(settings_cls, yaml_file=config_file)
 
         Loaded.__name__, Loaded.__qualname__, Loaded.__doc__ = cls.__name__, cls.__qualname__, cls.__doc__
+        faults = cls._unknown_variables()
         try:
-            return cast("Self", Loaded())
+            loaded = Loaded()
+            if not faults:
+                return cast("Self", loaded)
         except ValidationError as error:
-            lines = [f"{'.'.join(map(str, e['loc'])) or cls.__name__}: {e['msg']}" for e in error.errors()]
-            raise SystemExit("\n".join(["invalid settings", *lines])) from None
+            faults += [f"{'.'.join(map(str, e['loc'])) or cls.__name__}: {e['msg']}" for e in error.errors()]
         except SettingsError as error:  # a variable that is not even JSON where that is needed
-            raise SystemExit(f"invalid settings\n{error}: {error.__cause__}") from None
+            faults += [f"{error}: {error.__cause__}"]
+        raise SystemExit("\n".join(["invalid settings", *faults]))
+
+    @classmethod
+    def _unknown_variables(cls) -> list[str]:
+        """A line for each variable in the environment that has the prefix and is no setting."""
+        prefix = cls.model_config.get("env_prefix", "")
+        settings = [name.upper() for name in cls.model_fields]
+        lines = []
+        for variable in sorted(os.environ):
+            name = variable.upper().removeprefix(prefix)
+            if name == variable.upper() or name in settings or variable in cls.for_others:
+                continue
+            nearest = get_close_matches(name, settings, n=1)
+            lines.append(
+                f"{variable}: no such setting; {f'is {prefix}{nearest[0]} meant?' if nearest else 'see --help'}"
+            )
+        return lines
 
 
 def _shared_environment(names: Iterable[str]) -> dict[str, Any]:

@@ -1,18 +1,58 @@
 """Finds a checkpoint and reads from it only the files and tensors that a stage needs."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
+import structlog
 import torch
-from huggingface_hub import hf_hub_download
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-OPTIONAL_FILES = ("generation_config.json",)
+CONFIG_FILES = (CONFIG_FILE, "generation_config.json")
+
+log = structlog.get_logger()
+
+
+def local_folder(model: str, wanted: Callable[[str], bool], files: Sequence[str] = CONFIG_FILES) -> Path:
+    """The directory of a checkpoint. Of one on the hub it has what a stage needs, all of one commit.
+
+    The hub is asked once which commit that is; each file that is not here yet is fetched once. A hub that cannot be
+    reached is no error as long as everything is here.
+
+    Args:
+        model: a directory, which is returned, or the id of a repository on the hub.
+        wanted: says of a tensor's name whether the stage needs the file that has it.
+        files: glob patterns of the other files it needs; those without a match are left out.
+
+    Raises:
+        ValueError: there is no such checkpoint, or what is missing of it cannot be fetched.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        folder = Path(snapshot_download(model, allow_patterns=[*files, INDEX_FILE]))
+        missing = [name for name in _weight_files(folder, wanted) if not (folder / name).is_file()]
+        if missing:
+            log.info("fetching weights", model=model, files=missing)
+            snapshot_download(model, revision=folder.name, allow_patterns=missing)
+    except (OSError, httpx.HTTPError, HFValidationError) as error:
+        raise ValueError(f"{model} is neither a directory nor a model that the hub has: {error}") from None
+    return folder
+
+
+def _weight_files(folder: Path, wanted: Callable[[str], bool]) -> list[str]:
+    """Names of the files with wanted tensors. A checkpoint of one file has no index."""
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        return [SINGLE_FILE]
+    return sorted({file for name, file in json.loads(index.read_text())["weight_map"].items() if wanted(name)})
 
 
 class Checkpoint:
@@ -27,37 +67,18 @@ class Checkpoint:
     """
 
     def __init__(self, model: str, wanted: Callable[[str], bool]) -> None:
-        self._repository = None if Path(model).is_dir() else model
-        self._wanted = wanted
-        self.folder = Path(model)
-        self.folder = self._file(CONFIG_FILE).parent
-        for name in OPTIONAL_FILES:
-            self._file(name, required=False)
-        self._files = self._locate()
+        self.folder = local_folder(model, wanted)
+        if not (self.folder / CONFIG_FILE).is_file():
+            raise ValueError(f"{self.folder / CONFIG_FILE} does not exist")
+        self._files: dict[str, Path] = {}
+        """Wanted tensor name -> file."""
+        for path in (self.folder / name for name in _weight_files(self.folder, wanted)):
+            if not path.is_file():
+                raise ValueError(f"{path} does not exist")
+            with safe_open(path, framework="pt") as file:
+                self._files |= {name: path for name in file.keys() if wanted(name)}  # noqa: SIM118, not a dict
         if not self._files:
             raise ValueError(f"{model} has none of the tensors this stage needs")
-
-    def _file(self, name: str, required: bool = True) -> Path:
-        """Path of the checkpoint's file `name`; it may not exist if it is not required."""
-        try:
-            path = self.folder / name if self._repository is None else Path(hf_hub_download(self._repository, name))
-        except OSError as error:
-            if required:
-                raise ValueError(f"{self._repository} is neither a directory nor a model on the hub: {error}") from None
-            return self.folder / name
-        if required and not path.is_file():
-            raise ValueError(f"{path} does not exist")
-        return path
-
-    def _locate(self) -> dict[str, Path]:
-        """Wanted tensor name -> file."""
-        index = self._file(INDEX_FILE, required=False)
-        if not index.is_file():  # a checkpoint of one file has no index
-            path = self._file(SINGLE_FILE)
-            with safe_open(path, framework="pt") as file:
-                return {name: path for name in file.keys() if self._wanted(name)}  # noqa: SIM118, not a dict
-        shards = json.loads(index.read_text())["weight_map"]
-        return {name: self._file(shard) for name, shard in shards.items() if self._wanted(name)}
 
     def stored_dtype(self, name: str) -> torch.dtype:
         """Dtype that the tensor `name` is stored in."""

@@ -54,6 +54,7 @@ class DitSettings(PipelineSettings):
     """Settings of the dit: flags, QUARTET_DIT_* variables, or keys of the file that --config names."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_DIT_")
+    for_others: ClassVar[tuple[str, ...]] = ("QUARTET_DIT_MODEL_NAME",)  # docker-compose.yaml's
     changes_outputs: ClassVar[tuple[str, ...]] = (
         *("cache", "cache_threshold", "cache_interval_steps"),
         *("vae_tiling", "quantization", "encoders"),

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
+_FILES = ("*.json", "*.txt", "*.jinja")  # configurations, tokenizer, chat template
+
 
 @dataclass(frozen=True)
 class Checkpoint:
     """What config.json, the tokenizer and the processor say.
 
     Attributes:
+        folder: where the files are; vLLM is given it, and so asks the hub for nothing.
         dtype: that the weights are stored in, e.g. "bfloat16"; None where config.json does not say.
         hidden_size: elements of a hidden state.
         vocab_size: token ids are below it.
@@ -19,6 +22,7 @@ class Checkpoint:
         processor: transformers' Qwen3OmniMoeProcessor: chat template, tokenizer, media processors.
     """
 
+    folder: str
     dtype: str | None
     hidden_size: int
     vocab_size: int
@@ -35,18 +39,23 @@ class Checkpoint:
         """Reads the checkpoint directory or hub id `model`.
 
         Raises:
-            ValueError: not a Qwen3-Omni checkpoint.
+            ValueError: no such checkpoint, or not a Qwen3-Omni one.
             OSError: files are missing.
         """
         from transformers import AutoConfig, AutoProcessor
 
-        config = AutoConfig.from_pretrained(model)
+        from services.common.weights import local_folder
+
+        # All weights: vLLM refuses a directory that lacks a file which its index names.
+        folder = str(local_folder(model, lambda name: True, _FILES))
+        config = AutoConfig.from_pretrained(folder)
         if config.model_type != "qwen3_omni_moe":
             raise ValueError(f"{model} is a {config.model_type} checkpoint; the thinker serves qwen3_omni_moe")
-        processor = AutoProcessor.from_pretrained(model)
+        processor = AutoProcessor.from_pretrained(folder)
         thinker = config.thinker_config
         dtype = config.dtype or thinker.dtype or thinker.text_config.dtype
         return cls(
+            folder=folder,
             dtype=str(dtype).removeprefix("torch.") if dtype else None,
             hidden_size=thinker.text_config.hidden_size,
             vocab_size=thinker.text_config.vocab_size,

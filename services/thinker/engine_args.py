@@ -36,7 +36,8 @@ def engine_args(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: 
         "block_size": settings.block_size,
     }
     return AsyncEngineArgs(
-        model=settings.model,
+        model=checkpoint.folder,
+        served_model_name=settings.model_name,
         # vLLM's own "auto" would run a float32 checkpoint in bfloat16.
         dtype=checkpoint.dtype or "auto" if settings.dtype == "auto" else settings.dtype,  # type: ignore[arg-type]
         # -1: the model's, or what the KV cache holds if that is less

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from hub import Hub
+from hub import serving as hub_serving
 from media import png, wav
 
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
@@ -84,14 +86,15 @@ def media(kind: int, data: bytes, **fields: Any) -> thinker_pb2.ContentPart:
 
 
 @contextlib.asynccontextmanager
-async def serving(checkpoint: Path) -> AsyncIterator[Client]:
-    """A thinker's process, once it serves."""
+async def serving(model: Path | str, environment: Mapping[str, str] | None = None) -> AsyncIterator[Client]:
+    """A thinker's process, once it serves; with `environment` beside our own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    flags = f"--model {checkpoint} --port {address.rpartition(':')[2]} --dtype float32 --block-size 32"
+    flags = f"--model {model} --port {address.rpartition(':')[2]} --dtype float32 --block-size 32"
     flags += f" --kv-cache-bytes {48 << 20} --max-running-requests 8 --max-context-tokens 1024 --max-audio-s 5"
-    process = subprocess.Popen([sys.executable, "-m", "services.thinker", *flags.split()])
+    command = [sys.executable, "-m", "services.thinker", *flags.split()]
+    process = subprocess.Popen(command, env={**os.environ, **(environment or {})})
     client = Client(address, process)
     try:
         info = server_info_pb2_grpc.ServerInfoServiceStub(client.channel)
@@ -113,9 +116,26 @@ async def serving(checkpoint: Path) -> AsyncIterator[Client]:
 
 
 @pytest.fixture(scope="module")
-async def client(tiny_checkpoint: Path) -> AsyncIterator[Client]:
-    async with serving(tiny_checkpoint) as client:
+def hub(published_checkpoint: Path) -> Iterator[Hub]:
+    with hub_serving("some/omni", published_checkpoint) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+async def client(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    async with serving(hub.model, hub.environment(tmp_path_factory.mktemp("hub"))) as client:
         yield client
+
+
+async def test_a_start_by_id_asks_the_hub_for_no_file_twice(client: Client, hub: Hub) -> None:
+    """vLLM's two processes and the libraries under it included. A file is asked for by HEAD, then by GET."""
+    info = await server_info_pb2_grpc.ServerInfoServiceStub(client.channel).GetServerInfo(
+        server_info_pb2.GetServerInfoRequest()
+    )
+    assert info.model == hub.model
+    requests = hub.about_model(hub.log)
+    assert ("GET", "tokenizer_config.json") in requests
+    assert set(requests.values()) == {1}, requests
 
 
 async def test_an_answer_is_streamed_token_by_token(client: Client) -> None:
