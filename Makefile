@@ -13,7 +13,7 @@ THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test test-long test-v2 up lint format protos bench bench-dit test-compose clean
+.PHONY: setup demo test test-long test-gpu test-v2 up lint format protos bench bench-dit test-compose clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -32,6 +32,10 @@ test: $(READY)  ## what every change has to pass; with a GPU, the gpu-marked tes
 
 test-long: $(READY)  ## the rest: benchmark commands, two hosts, every transport and family through whole systems, compilation
 	$(BIN)/python -m pytest -m long $(TEST_LONG)
+
+test-gpu: $(READY)  ## what this machine is and what will not start on it, then all tests that need a CUDA device
+	$(BIN)/quartet doctor
+	$(BIN)/python -m pytest -m gpu
 
 test-v2: $(READY)  ## the thinker's tests on the model runner that vLLM takes on a GPU, its kernels interpreted: 10 minutes
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/interpreted_triton TRITON_INTERPRET=1 $(BIN)/python -m pytest \

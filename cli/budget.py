@@ -1,51 +1,84 @@
-"""`quartet budget`: how thinker, talker and code2wav share one GPU, computed from the checkpoint, or why they cannot.
+"""`quartet budget`: how thinker, talker and code2wav share GPUs, computed from the checkpoint, or why they cannot.
 
 Weights are the checkpoint's own sizes; key-value memory follows from its config. What cannot be read from a checkpoint
 (CUDA contexts, activations, graphs) is allowed for by the constants below: estimates, on the safe side.
 """
 
-import json
-import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from cli.sizes import BudgetError, Sizes, TooLittleMemory
+
 GIB = 1024**3
-STAGES = ("thinker", "talker", "code2wav")
+MIB = 1024**2
 CONTEXT_BYTES = 3 * GIB // 4  # a process on the GPU: CUDA context, kernels, the allocator's rounding
-WORKING_BYTES = {"thinker": 4 * GIB, "talker": GIB, "code2wav": GIB}  # activations and CUDA graphs
-CODE2WAV_STREAM_BYTES = 8 * 1024**2  # convolutions' and attention's past of one stream
 FREE_SHARE = 0.03  # of the GPU, for nobody
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_BLOCK_TOKENS = 16
 
+# The thinker's largest step: the longest video that its context holds, through the vision tower; vLLM's CUDA graphs.
+THINKER_STEP_BYTES = 5 * GIB
+THINKER_PEER_BYTES = 3 * GIB // 4  # of each GPU of several: NCCL's and all-reduces' buffers
 
-class BudgetError(Exception):
-    """The model does not fit, or its sizes cannot be read; the message says what to change."""
+# Talker: cuBLAS's workspaces; activations of 512 prompt positions, each of which may go through all experts; a graph of
+# about 2,000 kernels for each power of two of rows and of positions.
+TALKER_ENGINE_BYTES = GIB
+TALKER_GRAPH_BYTES = 32 * MIB
+TALKER_SHORTEST_GRAPH = 256  # positions
+# Code2wav: cuBLAS's and cuDNN's workspaces; activations of the longest step of all streams; a graph of some hundred
+# kernels for each power of two of streams and of frames.
+CODE2WAV_ENGINE_BYTES = GIB // 2
+CODE2WAV_GRAPH_BYTES = 8 * MIB
+CODE2WAV_FRAME_SIZES = 5  # 1 to 16 frames a step
+CODE2WAV_STEP_BYTES = 80 * MIB
+CODE2WAV_STREAM_BYTES = 8 * MIB  # convolutions' and attention's past of one stream
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What a checkpoint's stages need. Bytes.
+class Demand:
+    """What shall be served.
 
     Attributes:
-        weights: of each stage.
-        kv_per_token: key-value memory of a token of the thinker's context.
-        states_per_token: hidden states that the thinker keeps of each token of its key-value cache.
-        talker_kv_per_position: key-value memory of a prompt position or frame of the talker.
+        streams: spoken answers at a time.
+        context_tokens: longest prompt plus output; the thinker must hold at least one such request.
+        talker_positions: longest prompt plus frames of a spoken answer.
+        dit_bytes: memory for a dit beside talker and code2wav.
     """
 
-    weights: Mapping[str, int]
-    kv_per_token: int
-    states_per_token: int
-    talker_kv_per_position: int
+    streams: int = 8
+    context_tokens: int = 32_768
+    talker_positions: int = 8192
+    dit_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which stage is on which of several equal GPUs: the thinker on the first `tensor_parallel`, talker and code2wav
+    (and a dit) on the next one if `apart`, else on the first."""
+
+    tensor_parallel: int = 1
+    apart: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """How many are used."""
+        return self.tensor_parallel + self.apart
+
+    @property
+    def speech_gpu(self) -> int:
+        """The GPU of talker and code2wav."""
+        return self.tensor_parallel if self.apart else 0
+
+    def __str__(self) -> str:
+        return f"{self.tensor_parallel} + 1" if self.apart else f"{self.tensor_parallel}"
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one stage gets. Bytes."""
+    """What one stage takes of each of its GPUs. Bytes."""
 
     stage: str
+    gpus: range
     weights: int
     working: int
     requests: int
@@ -58,142 +91,184 @@ class Share:
 
 @dataclass(frozen=True)
 class Budget:
-    """Who gets what of `gpu_bytes`, and the settings that make it so, as lines of .env."""
+    """Who gets what of GPUs of `gpu_bytes`, and the settings that make it so.
+
+    Attributes:
+        context_tokens: what the thinker's key-value cache holds, of all requests together.
+        settings: names are those of .env, for stages on one GPU.
+    """
 
     gpu_bytes: int
+    layout: Layout
     shares: tuple[Share, ...]
     context_tokens: int
     settings: Mapping[str, str]
 
-
-def read_sizes(model: str) -> Sizes:
-    """Sizes of the checkpoint directory or hub id `model`; of one on the hub, only headers are fetched.
-
-    Raises:
-        BudgetError: no such checkpoint, or not a Qwen3-Omni one.
-    """
-    folder = Path(model)
-    try:
-        if folder.is_dir():
-            config = json.loads((folder / "config.json").read_text())
-            tensors = _local_tensors(folder)
-        else:
-            config, tensors = _hub(model)
-        weights: dict[str, int] = dict.fromkeys(STAGES, 0)
-        for name, size in tensors:
-            stage = name.split(".", 1)[0]
-            if stage in weights:
-                weights[stage] += size
-        thinker, talker = config["thinker_config"]["text_config"], config["talker_config"]["text_config"]
-        element = DTYPE_BYTES[config.get("dtype") or config.get("torch_dtype") or "bfloat16"]
-    except KeyError as error:
-        raise BudgetError(f"{model}: config.json has no {error}; budgets are made for Qwen3-Omni checkpoints") from None
-    except (OSError, ValueError) as error:
-        raise BudgetError(f"--model {model}: {error}") from None
-    if missing := [stage for stage, size in weights.items() if not size]:
-        raise BudgetError(f"{model}: has no weights of {', '.join(missing)}")
-    return Sizes(
-        weights=weights,
-        kv_per_token=_kv_bytes(thinker, element),
-        states_per_token=2 * thinker["hidden_size"] * element,
-        talker_kv_per_position=_kv_bytes(talker, element),
-    )
+    def free_bytes(self, gpu: int) -> int:
+        """What is left of a GPU."""
+        return self.gpu_bytes - sum(share.total for share in self.shares if gpu in share.gpus)
 
 
-def share_out(sizes: Sizes, gpu_bytes: int, streams: int, context_tokens: int, talker_positions: int) -> Budget:
-    """Gives talker and code2wav what `streams` at a time need, and the thinker the rest.
+def share_out(sizes: Sizes, gpu_bytes: int, demand: Demand, layout: Layout | None = None) -> Budget:
+    """Gives talker and code2wav what `demand` takes, and the thinker the rest of its GPUs.
 
     Args:
         sizes: of the checkpoint.
-        gpu_bytes: memory of the GPU.
-        streams: spoken answers at a time.
-        context_tokens: longest prompt plus output; the thinker must hold at least one such request.
-        talker_positions: longest prompt plus frames of a spoken answer.
+        gpu_bytes: memory of each GPU.
+        demand: what shall be served.
+        layout: of the stages; default: all on one GPU.
 
     Raises:
-        BudgetError: it does not fit.
+        TooLittleMemory: it does not fit.
     """
-    talker_kv = streams * talker_positions * sizes.talker_kv_per_position
-    code2wav_streams = streams * CODE2WAV_STREAM_BYTES
-    free = int(gpu_bytes * FREE_SHARE)
-    kept = {stage: sizes.weights[stage] + WORKING_BYTES[stage] + CONTEXT_BYTES for stage in STAGES}
-    left = gpu_bytes - free - sum(kept.values()) - talker_kv - code2wav_streams
-    per_token = sizes.kv_per_token + sizes.states_per_token
-    if left < context_tokens * per_token:
-        short = (context_tokens * per_token - left) / GIB
-        raise BudgetError(
-            f"{gpu_bytes / GIB:.1f} GiB are {short:.1f} GiB too few for "
-            f"{', '.join(f'{stage} {kept[stage] / GIB:.1f} GiB' for stage in STAGES)} before any request, {streams} "
-            f"spoken answers at a time ({(talker_kv + code2wav_streams) / GIB:.1f} GiB) and one context of "
-            f"{context_tokens} tokens ({context_tokens * per_token / GIB:.1f} GiB): give the thinker a GPU of its "
-            "own, or lower --streams, --talker-positions or --context-tokens"
-        )
-    tokens = left // per_token
-    kv, states = tokens * sizes.kv_per_token, tokens * sizes.states_per_token
-    # vLLM's share covers weights, activations and KV cache; the kept states come on top of it.
-    utilization = int((kept["thinker"] + kv) / gpu_bytes * 1000) / 1000
-    shares = (
-        _share(sizes, "thinker", kv + states, f"KV cache and states of {tokens} tokens"),
-        _share(sizes, "talker", talker_kv, f"KV cache of {streams} answers of {talker_positions} positions"),
-        _share(sizes, "code2wav", code2wav_streams, f"the past of {streams} streams"),
-    )
+    layout = layout or Layout()
+    usable = gpu_bytes - int(gpu_bytes * FREE_SHARE)
+    speech = _speech(sizes, demand, layout)
+    taken = sum(share.total for share in speech)
+    if layout.apart and taken > usable:
+        raise _too_few(gpu_bytes, taken - usable, speech, demand, "")
+    ranks = layout.tensor_parallel
+    weights = (sizes.weights["thinker"] - sizes.unsplit) // ranks + sizes.unsplit
+    working = THINKER_STEP_BYTES + CONTEXT_BYTES + (THINKER_PEER_BYTES if ranks > 1 else 0)
+    # A KV head is on one GPU, or on several if these are more. The first GPU keeps the states besides.
+    kv_per_token = sizes.kv_per_token // min(ranks, sizes.kv_heads)
+    per_token = kv_per_token + sizes.states_per_token
+    left = usable - weights - working - (0 if layout.apart else taken)
+    tokens = left // per_token // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+    kv, states = tokens * kv_per_token, tokens * sizes.states_per_token
+    thinker = Share("thinker", range(ranks), weights, working, kv + states, f"KV cache and states of {tokens} tokens")
+    if tokens < demand.context_tokens:
+        needed = demand.context_tokens * per_token
+        fixed = Share("thinker", range(ranks), weights, working, 0, "")
+        context = f", and one context of {demand.context_tokens} tokens {needed / GIB:.1f} GiB"
+        raise _too_few(gpu_bytes, needed - left, (fixed, *(() if layout.apart else speech)), demand, context)
+    # Given the cache's size, vLLM only checks at its start that this share is free: its own context is there by then.
+    utilization = int((thinker.total - CONTEXT_BYTES) / gpu_bytes * 1000) / 1000
     settings = {
         "THINKER_GPU_MEMORY_UTILIZATION": f"{utilization:.3f}",
-        "THINKER_MAX_CONTEXT_TOKENS": str(context_tokens),
-        "TALKER_MAX_RUNNING_REQUESTS": str(streams),
-        "TALKER_MAX_CONTEXT_POSITIONS": str(talker_positions),
-        "CODE2WAV_MAX_RUNNING_REQUESTS": str(streams),
+        "THINKER_KV_CACHE_BYTES": str(kv),
+        "THINKER_MAX_CONTEXT_TOKENS": str(demand.context_tokens),
+        "TALKER_MAX_RUNNING_REQUESTS": str(demand.streams),
+        "TALKER_MAX_CONTEXT_POSITIONS": str(demand.talker_positions),
+        "CODE2WAV_MAX_RUNNING_REQUESTS": str(demand.streams),
     }
-    return Budget(gpu_bytes, shares, tokens, settings)
+    return Budget(gpu_bytes, layout, (thinker, *speech), tokens, settings)
+
+
+def layouts(sizes: Sizes, gpus: int, tensor_parallel: int | None = None) -> list[Layout]:
+    """Layouts on at most `gpus` GPUs, the better first: talker and code2wav on a GPU of their own, then the thinker on
+    as many as its heads can be split over; with `tensor_parallel` on that many."""
+    ranks = [1 << n for n in reversed(range(gpus.bit_length())) if sizes.heads % (1 << n) == 0]
+    made = [Layout(n, apart) for apart in (True, False) for n in ranks if n + apart <= gpus]
+    return [layout for layout in made if tensor_parallel in (None, layout.tensor_parallel)]
+
+
+def best(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand, tensor_parallel: int | None = None) -> Budget:
+    """The budget of the first of `layouts` that fits.
+
+    Raises:
+        TooLittleMemory: none does; says what the nearest one lacks.
+        BudgetError: the thinker cannot be split over `tensor_parallel` GPUs.
+    """
+    errors = []
+    for layout in layouts(sizes, gpus, tensor_parallel):
+        try:
+            return share_out(sizes, gpu_bytes, demand, layout)
+        except TooLittleMemory as error:
+            errors.append(error)
+    if not errors:
+        raise BudgetError(
+            f"--tensor-parallel-size {tensor_parallel}: must be a power of two that divides {sizes.heads} attention "
+            f"heads, at most --gpus {gpus}"
+        )
+    raise min(errors, key=lambda error: error.short_bytes)
+
+
+def _speech(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
+    """What is on the GPU of talker and code2wav besides a thinker."""
+    gpus = range(layout.speech_gpu, layout.speech_gpu + 1)
+    streams, positions = demand.streams, demand.talker_positions
+    rows = 1 << (streams - 1).bit_length()  # a step's, rounded up to a power of two
+    row_sizes = rows.bit_length()
+    lengths = max(0, (positions - 1).bit_length() - (TALKER_SHORTEST_GRAPH - 1).bit_length()) + 1
+    talker_working = CONTEXT_BYTES + TALKER_ENGINE_BYTES + row_sizes * lengths * TALKER_GRAPH_BYTES
+    code2wav_graphs = row_sizes * CODE2WAV_FRAME_SIZES * CODE2WAV_GRAPH_BYTES
+    code2wav_working = CONTEXT_BYTES + CODE2WAV_ENGINE_BYTES + code2wav_graphs + rows * CODE2WAV_STEP_BYTES
+    shares = (
+        Share(
+            "talker",
+            gpus,
+            sizes.weights["talker"] + sizes.text_table,
+            talker_working,
+            streams * positions * sizes.talker_kv_per_position,
+            f"KV cache of {streams} answers of {positions} positions",
+        ),
+        Share(
+            "code2wav",
+            gpus,
+            sizes.weights["code2wav"],
+            code2wav_working,
+            streams * CODE2WAV_STREAM_BYTES,
+            f"the past of {streams} streams",
+        ),
+    )
+    return (*shares, Share("dit", gpus, 0, 0, demand.dit_bytes, "as asked for")) if demand.dit_bytes else shares
+
+
+def _too_few(
+    gpu_bytes: int, short_bytes: int, shares: tuple[Share, ...], demand: Demand, context: str
+) -> TooLittleMemory:
+    needs = ", ".join(f"{share.stage} {share.total / GIB:.1f} GiB" for share in shares)
+    return TooLittleMemory(
+        f"{gpu_bytes / GIB:.1f} GiB are {short_bytes / GIB:.1f} GiB too few: {needs} with {demand.streams} spoken "
+        f"answers at a time{context}",
+        "give the thinker a GPU of its own or several (--gpus), or lower --streams, --talker-positions or "
+        "--context-tokens",
+        short_bytes,
+    )
 
 
 def lines(budget: Budget) -> Iterator[str]:
-    """The budget for people, in GiB, then the lines for .env."""
-    yield f"{'stage':<10}{'weights':>9}{'working':>9}{'requests':>10}{'total':>8}  GiB"
+    """The budget for people, and the settings."""
+    yield from share_lines(budget)
+    yield ""
+    if budget.layout.gpus == 1:
+        yield "# for .env"
+        for name, value in budget.settings.items():
+            yield f"{name}={value}"
+    else:
+        yield "# for quartet up"
+        yield from up_flags(budget)
+
+
+def share_lines(budget: Budget) -> Iterator[str]:
+    """Who gets what, in GiB of each GPU."""
+    yield f"{'stage':<10}{'GPU':<6}{'weights':>9}{'working':>9}{'requests':>10}{'total':>8}  GiB"
     for share in budget.shares:
         parts = (share.weights, share.working, share.requests, share.total)
         weights, working, requests, total = (f"{part / GIB:.1f}" for part in parts)
-        yield f"{share.stage:<10}{weights:>9}{working:>9}{requests:>10}{total:>8}  {share.note}"
-    free = budget.gpu_bytes - sum(share.total for share in budget.shares)
-    yield f"{'free':<10}{free / GIB:>36.1f}  of {budget.gpu_bytes / GIB:.1f}"
-    yield ""
-    yield "# for .env"
-    for name, value in budget.settings.items():
-        yield f"{name}={value}"
+        gpus = f"{share.gpus[0]}" if len(share.gpus) == 1 else f"{share.gpus[0]}-{share.gpus[-1]}"
+        yield f"{share.stage:<10}{gpus:<6}{weights:>9}{working:>9}{requests:>10}{total:>8}  {share.note}"
+    for gpu in sorted({0, budget.layout.tensor_parallel - 1, budget.layout.speech_gpu}):
+        yield f"{'free':<10}{gpu:<6}{budget.free_bytes(gpu) / GIB:>36.1f}  of {budget.gpu_bytes / GIB:.1f}"
 
 
-def _share(sizes: Sizes, stage: str, requests: int, note: str) -> Share:
-    return Share(stage, sizes.weights[stage], WORKING_BYTES[stage] + CONTEXT_BYTES, requests, note)
+def to_json(budget: Budget) -> dict[str, Any]:
+    """The budget for programs: sizes in bytes, of each GPU that a share names."""
+    shares = [{**asdict(share), "gpus": list(share.gpus)} for share in budget.shares]
+    return {**asdict(budget), "shares": shares}
 
 
-def _kv_bytes(config: Mapping[str, Any], element: int) -> int:
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head * element
-
-
-def _local_tensors(folder: Path) -> Iterator[tuple[str, int]]:
-    """(name, bytes) of every tensor of the safetensors files in `folder`."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError("there are no safetensors files in it")
-    for path in files:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                yield name, end - begin
-
-
-def _hub(model: str) -> tuple[dict[str, Any], Iterator[tuple[str, int]]]:
-    from huggingface_hub import get_safetensors_metadata, hf_hub_download
-
-    config = json.loads(Path(hf_hub_download(model, "config.json")).read_text())
-    files = get_safetensors_metadata(model).files_metadata.values()
-    tensors = (
-        (name, tensor.data_offsets[1] - tensor.data_offsets[0])
-        for file in files
-        for name, tensor in file.tensors.items()
-    )
-    return config, tensors
+def up_flags(budget: Budget) -> Iterator[str]:
+    """The settings as flags of `quartet up`, with the devices."""
+    thinker = [("tensor-parallel-size", budget.layout.tensor_parallel)]
+    speech = [("device", f"cuda:{budget.layout.speech_gpu}")]
+    flags = {"thinker": thinker, "talker": speech, "code2wav": speech}
+    for stage, extra in flags.items():
+        named = [
+            (name.lower().replace("_", "-").removeprefix(f"{stage}-"), value)
+            for name, value in budget.settings.items()
+            if name.startswith(f"{stage.upper()}_")
+        ]
+        for name, value in (*extra, *named):
+            yield f"--{stage}-arg=--{name}={value}"

@@ -11,6 +11,7 @@ import typer
 
 from cli.create import LOCAL, ApiKey, Url, image, sound, video
 from cli.failure import fail
+from cli.hardware import budget, doctor
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Quartet: omni-modal models as gRPC stages.")
 
@@ -164,7 +165,7 @@ def chat(
         typer.echo(f"wrote {out}: {answer.audio_s:.2f} s", err=True)
 
 
-for command in (image, video, sound):
+for command in (image, video, sound, budget, doctor):
     app.command()(command)
 
 
@@ -207,26 +208,6 @@ def demo(
         run(seed, port, out, picture)
     except (StartError, ApiError, DemoError) as error:
         fail(error)
-
-
-@app.command()
-def budget(
-    model: Annotated[str, typer.Option(help="Qwen3-Omni checkpoint directory or hub id")],
-    gpu_memory_gib: Annotated[float, typer.Option(min=1, help="memory of the GPU that the stages share")],
-    streams: Annotated[int, typer.Option(min=1, help="spoken answers at a time")] = 8,
-    context_tokens: Annotated[int, typer.Option(min=2, help="longest prompt plus output of a request")] = 32_768,
-    talker_positions: Annotated[int, typer.Option(min=16, help="longest prompt plus frames of a spoken answer")] = 8192,
-) -> None:
-    """Say how thinker, talker and code2wav share one GPU, as lines for .env, or why they cannot."""
-    from cli.budget import GIB, BudgetError, lines, read_sizes, share_out
-
-    try:
-        shared = share_out(read_sizes(model), int(gpu_memory_gib * GIB), streams, context_tokens, talker_positions)
-    except BudgetError as error:
-        fail(error)
-    else:
-        for line in lines(shared):
-            typer.echo(line)
 
 
 @app.command()

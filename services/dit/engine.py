@@ -51,6 +51,7 @@ class DitEngine:
         self._inbox: queue.SimpleQueue[Output | _Stop | Exception | None] = queue.SimpleQueue()
         self._waiting: list[Output] = []
         self._running: list[Output] = []
+        self._used: str | None = None  # what the latest call was for, as `Output.waits_for`
         self._stopping = False
         self._broken: Exception | None = None
         models.watch(self._inbox.put, on_fatal)
@@ -89,8 +90,7 @@ class DitEngine:
                     self._drop_cancelled()
                     self._admit()
                     if self._running and not self._stopping:
-                        # of the least served, those first that have yet to begin: they may join the others
-                        self._advance(min(self._running, key=lambda output: (output.served_s, output.call is not None)))
+                        self._advance(self._next())
             self._fail_all(Unavailable("the stage is shutting down"))
         except Exception as error:
             log.exception("dit engine failed")
@@ -127,9 +127,19 @@ class DitEngine:
             output.emit(Started())
         self._count()
 
+    def _next(self) -> Output:
+        """The least served, and of several those first that have yet to begin: they may join the others. But where one
+        model is on the device at a time, those that wait for this one."""
+        stays = self.models.one_at_a_time
+        return min(
+            self._running,
+            key=lambda output: (stays and output.waits_for != self._used, output.served_s, output.call is not None),
+        )
+
     def _advance(self, output: Output) -> None:
         """Starts `output`, or runs what it waits for, with others that wait for the same."""
         call, level_s = output.call, output.served_s
+        self._used = output.waits_for
         if call is None:
             self._resume(output, None)
             # Reading a prompt is paid for after the first step, so that a new request shows its first step soon.

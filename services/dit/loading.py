@@ -13,8 +13,11 @@ from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 from safetensors import safe_open
 
 from services.common.device import engine_device
+from services.common.execution import Accelerator, log_choices
 from services.dit.config import DitSettings
+from services.dit.execution import choices
 from services.dit.hollow import ENCODERS, OTHERS, hollow_models, without
+from services.dit.offload import offload_models
 from services.dit.weave import DENOISERS
 
 _QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,6 +42,10 @@ def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> Diffus
     folder = find_checkpoint(settings.model)
     dtype = checkpoint_dtype(folder, settings.dtype)
     device = engine_device(settings.device)
+    paths = choices(settings, Accelerator.of(device), str(dtype).removeprefix("torch."))
+    if reasons := [choice.reason for choice in paths if choice.fatal]:
+        raise ValueError("; ".join(reasons))
+    log_choices(paths)
     left_out = (*ENCODERS, *OTHERS) if denoisers_only else ENCODERS if settings.encoders == "stream" else ()
     hollow = hollow_models(folder, dtype, left_out.__contains__)
     options: dict[str, Any] = {"dtype": dtype, **hollow}
@@ -118,10 +125,8 @@ def _place(pipeline: Any, device: torch.device, offload: str) -> None:
     """Onto the device, or partly, as `offload` says."""
     if offload == "none":
         pipeline.to(device)
-    elif device.type == "cpu":
-        raise ValueError(f"offload={offload} keeps models off the device; the device is the CPU itself: leave it out")
     elif offload == "model":
-        pipeline.enable_model_cpu_offload(device=device)
+        offload_models(pipeline, device)
     elif offload == "sequential":
         pipeline.enable_sequential_cpu_offload(device=device)
     else:

@@ -67,6 +67,7 @@ class Models(Pipelines):
     Attributes:
         unbatched: why outputs do not share steps; empty if they do.
         denoisers: the models that are called at each step.
+        one_at_a_time: whether calling another model takes loading it.
 
     Raises:
         ValueError: no such checkpoint, a pipeline that is not served, or settings that do not fit it.
@@ -95,6 +96,7 @@ class Models(Pipelines):
             self.pipelines = {task: pipe for task, pipe in self.pipelines.items() if supports_caches(pipe)}
         elif settings.context_parallel_ring > 1 and any(RULES[type(m).__name__].padded for m in self.denoisers):
             self.unbatched = "prompts of several lengths need a mask, and context_parallel_ring takes none"
+        self.one_at_a_time = settings.offload == "model"
         self._loras: tuple[tuple[str, float], ...] | None = None
         self.lora_names = sorted(settings.lora)
         install(self.pipeline)

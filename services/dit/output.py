@@ -125,6 +125,11 @@ class Output:
         """What the pipeline waits for; None before its start and after its end."""
         return self.strand.call if self.strand is not None else None
 
+    @property
+    def waits_for(self) -> str | None:
+        """The name of that call's function; None before the start, which reads the prompt."""
+        return self.call.point.name if self.call is not None else None
+
     def _make(self) -> Done:
         """The strand's body."""
         with view(self.order.pipeline, self._follow) as pipeline:

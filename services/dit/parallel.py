@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from services.common.device import engine_device
 from services.dit.config import DitSettings
+from services.dit.execution import conflict
 from services.dit.weave import DENOISERS
 
 NO_LSE = frozenset({"native", "_native_npu"})  # they do not return what a ring's parts are put together by
@@ -37,9 +38,8 @@ def check(settings: DitSettings, folder: Path) -> None:
     """
     size, ulysses, ring = settings.parallel_devices, settings.context_parallel_ulysses, settings.context_parallel_ring
     asked = f"context_parallel_ulysses={ulysses}, context_parallel_ring={ring}"
-    for name, off in (("cache", "none"), ("compile_blocks", False), ("offload", "none")):
-        if (value := getattr(settings, name)) != off:
-            raise ValueError(f"{asked}: not together with {name}={value}; leave one of them out")
+    if reason := conflict(settings):
+        raise ValueError(f"{asked}: {reason}")
     index = json.loads((folder / "model_index.json").read_text())
     for name in DENOISERS:
         if not (folder / name).is_dir():

@@ -1,0 +1,130 @@
+"""Whether a model fits on a machine, with the settings that its stages would have."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cli.budget import CONTEXT_BYTES, GIB, Budget, Demand, Layout, best, share_lines, share_out, up_flags
+from cli.doctor.judge import Finding, place
+from cli.doctor.machine import Machine
+from cli.sizes import Sizes, TooLittleMemory, read_sizes, stored_dtype, tensor_bytes
+
+HOST_BYTES = 2 * GIB  # without GPUs: the processes themselves, and the thinker's KV cache
+LEAST_CONTEXT_TOKENS = 8192  # where no setting says so, vLLM takes what its cache holds
+DIT_STEP_BYTES = 3 * GIB  # activations of a picture of 1024 x 1024 pixels, and of its decoding
+
+Fit = tuple[tuple[str, ...], tuple[Finding, ...]]  # lines about sizes, what does not fit
+
+
+def is_diffusion(model: str) -> bool:
+    """Whether `model` is the directory of a diffusers checkpoint."""
+    return (Path(model) / "model_index.json").is_file()
+
+
+def model_dtype(model: str) -> str:
+    """The dtype of a checkpoint directory, a diffusers one's of its transformer; of what is on the hub the published
+    one, without asking.
+
+    Raises:
+        ValueError: it is no checkpoint.
+    """
+    folder = Path(model)
+    if is_diffusion(model):
+        return stored_dtype(folder / ("transformer" if (folder / "transformer").is_dir() else "unet"))
+    if not folder.is_dir():
+        return "bfloat16"
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model {model}: {error}") from None
+    return config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+
+
+def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
+    """Of the stages that `settings` has. Raises BudgetError: sizes cannot be read."""
+    if is_diffusion(model):
+        return _dit(machine, settings["dit"], Path(model)) if "dit" in settings else ((), ())
+    if "thinker" not in settings:
+        return (), ()
+    sizes = read_sizes(model)
+    if place(machine, settings["thinker"].device)[0] == "cpu":
+        return _host(machine, sizes.weights)
+    return _omni(machine, settings, sizes)
+
+
+def _omni(machine: Machine, settings: Mapping[str, Any], sizes: Sizes) -> Fit:
+    """Thinker, talker and code2wav on GPUs, of which the smallest counts."""
+    gpu_bytes = min(accelerator.memory_bytes for accelerator in machine.accelerators)
+    thinker, talker = settings["thinker"], settings.get("talker")
+    demand = Demand(context_tokens=thinker.max_context_tokens or LEAST_CONTEXT_TOKENS)
+    if talker is not None:
+        demand = Demand(talker.max_running_requests, demand.context_tokens, talker.max_context_positions)
+    try:
+        budget = share_out(sizes, gpu_bytes, demand, _layout(machine, settings))
+    except TooLittleMemory as error:
+        return (), (Finding(f"as set, {error.lack}: {_remedy(sizes, gpu_bytes, len(machine.devices), demand)}"),)
+    return tuple(share_lines(budget)), tuple(_thinker_share(budget, thinker))
+
+
+def _layout(machine: Machine, settings: Mapping[str, Any]) -> Layout:
+    """Where the stages are by their settings."""
+    ranks = settings["thinker"].tensor_parallel_size
+    first = int(place(machine, settings["thinker"].device)[0].partition(":")[2])
+    thinker = {f"cuda:{index}" for index in range(first, first + ranks)}
+    speech = {place(machine, settings[stage].device)[0] for stage in ("talker", "code2wav") if stage in settings}
+    return Layout(ranks, apart=not thinker & speech)
+
+
+def _remedy(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand) -> str:
+    try:
+        return f"this fits: {' '.join(up_flags(best(sizes, gpu_bytes, gpus, demand)))}"
+    except TooLittleMemory:
+        return (
+            "take more or larger GPUs (docs/gpus.md), or lower --max-context-tokens of the thinker, "
+            "--max-running-requests and --max-context-positions of the talker"
+        )
+
+
+def _thinker_share(budget: Budget, thinker: Any) -> Iterator[Finding]:
+    """What the thinker would take of what the others leave."""
+    kept, share = int(budget.settings["THINKER_KV_CACHE_BYTES"]), budget.settings["THINKER_GPU_MEMORY_UTILIZATION"]
+    flags = f"--kv-cache-bytes={kept} --gpu-memory-utilization={share}"
+    spare = budget.free_bytes(0)  # what a budget leaves to nobody may be just enough
+    asked = thinker.kv_cache_bytes
+    if asked is not None and asked > kept + spare:
+        yield Finding(f"thinker: --kv-cache-bytes={asked} is more than there is: give {flags}")
+    elif thinker.gpu_memory_utilization > float(share) + spare / budget.gpu_bytes:
+        utilization = f"--gpu-memory-utilization={thinker.gpu_memory_utilization:g}"
+        yield Finding(f"thinker: {utilization} is more than the others leave: give {flags}")
+    elif asked is None and not budget.layout.apart:
+        yield Finding(f"thinker: its KV cache depends on which stage starts first: give {flags}", fatal=False)
+
+
+def _host(machine: Machine, weights: Mapping[str, int]) -> Fit:
+    """All on the CPU."""
+    needed = sum(weights.values()) + HOST_BYTES
+    told = ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in weights.items())
+    return (f"weights: {told}",), tuple(_too_much("this machine", needed, machine.memory_bytes))
+
+
+def _dit(machine: Machine, settings: Any, folder: Path) -> Fit:
+    """A diffusers pipeline: each model has a folder of its own."""
+    parts = {path.name: path for path in sorted(folder.iterdir()) if any(path.glob("*.safetensors"))}
+    weights = {name: sum(size for _, size in tensor_bytes(path)) for name, path in parts.items()}
+    device, accelerator = place(machine, settings.device)
+    if accelerator is None:
+        return _host(machine, weights)
+    told = ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in weights.items())
+    if settings.quantization != "none" or settings.offload in ("group", "sequential"):
+        return (f"weights: {told}; on the device only what the settings leave there",), ()
+    there = max(weights.values()) if settings.offload == "model" else sum(weights.values())
+    needed = there + CONTEXT_BYTES + DIT_STEP_BYTES
+    return (f"weights: {told}",), tuple(_too_much(device, needed, accelerator.memory_bytes))
+
+
+def _too_much(where: str, needed: int, there: int) -> list[Finding]:
+    if needed <= there:
+        return []
+    remedy = "take a larger one, or a smaller model" if where == "this machine" else "--offload=model, or another GPU"
+    return [Finding(f"the model needs {needed / GIB:.1f} GiB, {where} has {there / GIB:.1f}: {remedy}")]

