@@ -13,10 +13,7 @@ READY := .venv/ready
 
 .PHONY: setup demo test test-v2 up lint format protos bench bench-dit test-compose clean
 
-settest-v2: $(READY)  ## the thinker's engine on the model runner that vLLM takes on a GPU, its kernels interpreted: 3 minutes
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/interpreted_triton TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/unit/test_thinker_engine.py
-
-up: $(READY)  ## .venv with everything, and the quartet command in it
+setup: $(READY)  ## .venv with everything, and the quartet command in it
 
 $(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(wildcard protos/quartet/v1/*.proto)
 	@echo "setting up .venv (about 3 minutes and 4 GB on the first run)"
@@ -30,6 +27,9 @@ demo: $(READY)  ## the main job on a small random model: no GPU, no hub, no dock
 
 test: $(READY)  ## everything that runs without a GPU; with one, the gpu-marked tests too
 	$(BIN)/python -m pytest
+
+test-v2: $(READY)  ## the thinker's engine on the model runner that vLLM takes on a GPU, its kernels interpreted: 3 minutes
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/interpreted_triton TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/unit/test_thinker_engine.py
 
 up: $(READY)  ## serves MODEL (a directory or hub id) on this machine
 	$(BIN)/quartet up --model "$(or $(MODEL),$(error say which: make up MODEL=directory-or-id))"
