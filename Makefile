@@ -37,10 +37,6 @@ test-gpu: $(READY)  ## what this machine is and what will not start on it, then 
 	$(BIN)/quartet doctor
 	$(BIN)/python -m pytest -m gpu
 
-test-v2: $(READY)  ## the thinker's tests on the model runner that vLLM takes on a GPU, its kernels interpreted: 10 minutes
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/interpreted_triton TRITON_INTERPRET=1 $(BIN)/python -m pytest \
-	  tests/unit/test_thinker_engine.py tests/unit/test_thinker_service.py
-
 test-v2: $(READY)  ## the thinker's engine on the model runner that vLLM takes on a GPU, its kernels interpreted: 3 minutes
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/interpreted_triton TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/unit/test_thinker_engine.py
 

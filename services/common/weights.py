@@ -1,9 +1,12 @@
 """Finds a checkpoint and reads from it only the files and tensors that a stage needs."""
 
+import io
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import structlog
@@ -11,11 +14,13 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
+from tqdm.auto import tqdm
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 CONFIG_FILES = (CONFIG_FILE, "generation_config.json")
+PROGRESS_S = 10.0
 
 log = structlog.get_logger()
 
@@ -37,14 +42,31 @@ def local_folder(model: str, wanted: Callable[[str], bool], files: Sequence[str]
     if Path(model).is_dir():
         return Path(model)
     try:
-        folder = Path(snapshot_download(model, allow_patterns=[*files, INDEX_FILE]))
+        folder = Path(snapshot_download(model, allow_patterns=[*files, INDEX_FILE], tqdm_class=_progress()))
         missing = [name for name in _weight_files(folder, wanted) if not (folder / name).is_file()]
         if missing:
             log.info("fetching weights", model=model, files=missing)
-            snapshot_download(model, revision=folder.name, allow_patterns=missing)
+            snapshot_download(model, revision=folder.name, allow_patterns=missing, tqdm_class=_progress())
     except (OSError, httpx.HTTPError, HFValidationError) as error:
         raise ValueError(f"{model} is neither a directory nor a model that the hub has: {error}") from None
     return folder
+
+
+class _LoggedProgress(tqdm):
+    """How much of a download is here, as lines of the log."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "mininterval": PROGRESS_S, "file": io.StringIO()})
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Called every `PROGRESS_S` at most, and at the end."""
+        if self.unit == "B" and self.n:
+            log.info("fetching", fetched_bytes=int(self.n), all_bytes=int(self.total or 0))
+
+
+def _progress() -> type[tqdm] | None:
+    """What shows the progress of a download: bars on a terminal, else lines of the log."""
+    return None if sys.stderr.isatty() else _LoggedProgress
 
 
 def _weight_files(folder: Path, wanted: Callable[[str], bool]) -> list[str]:

@@ -297,6 +297,7 @@ def test_every_line_of_the_log_is_json(client: Client, log: Path) -> None:
     memory, paths = events["memory of the KV cache"], events["execution paths"]
     assert memory["kv_bytes"] > memory["rows_bytes"] > 0
     assert {"step", "runner", "attention", "sampler"} <= set(paths)
+    assert 0 < events["fetching"]["fetched_bytes"] <= events["fetching"]["all_bytes"]  # it was started by its hub id
 
 
 async def test_a_start_that_is_interrupted_leaves_no_files(tiny_checkpoint: Path, tmp_path: Path) -> None:
