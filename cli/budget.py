@@ -191,7 +191,8 @@ def _speech(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
     rows = 1 << (streams - 1).bit_length()  # a step's, rounded up to a power of two
     row_sizes = rows.bit_length()
     lengths = max(0, (positions - 1).bit_length() - (TALKER_SHORTEST_GRAPH - 1).bit_length()) + 1
-    talker_working = CONTEXT_BYTES + TALKER_ENGINE_BYTES + row_sizes * lengths * TALKER_GRAPH_BYTES
+    talker_graphs = row_sizes * (lengths + 1) * TALKER_GRAPH_BYTES  # one more for requests that keep many codes
+    talker_working = CONTEXT_BYTES + TALKER_ENGINE_BYTES + talker_graphs
     code2wav_graphs = row_sizes * CODE2WAV_FRAME_SIZES * CODE2WAV_GRAPH_BYTES
     code2wav_working = CONTEXT_BYTES + CODE2WAV_ENGINE_BYTES + code2wav_graphs + rows * CODE2WAV_STEP_BYTES
     shares = (

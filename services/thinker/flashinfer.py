@@ -16,15 +16,15 @@ def missing() -> str | None:
     """
     if importlib.util.find_spec("flashinfer_jit_cache"):
         return None
-    if not _nvcc():
+    if not nvcc():
         return "no flashinfer-jit-cache, and no nvcc (CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda)"
     if not shutil.which("ninja"):
         return "no flashinfer-jit-cache, and no ninja on PATH"
     return None
 
 
-def _nvcc() -> str | None:
-    """The compiler that FlashInfer would run: it looks at no other place."""
+def nvcc() -> str | None:
+    """Path of the compiler that FlashInfer would run: it looks at no other place. None: there is none."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if not home:
         on_path = shutil.which("nvcc")

@@ -11,7 +11,7 @@ import pytest
 import typer
 from command import quartet
 from media import png
-from processes import PROCESSES, required_flags
+from settings_of_processes import PROCESSES, required_flags
 from stack import Stack
 
 from cli.main import app

@@ -107,7 +107,7 @@ def test_files_have_the_budget():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(BudgetError, match=r"79.6 GiB are 3.5 GiB too few: thinker.*one context of 32768 tokens.*--st"):
+    with pytest.raises(BudgetError, match=r"79.6 GiB are 3.6 GiB too few: thinker.*one context of 32768 tokens.*--st"):
         share_out(PUBLISHED, int(79.6 * GIB), Demand())
     assert share_out(PUBLISHED, int(79.6 * GIB), SMALL).context_tokens >= 8192
 

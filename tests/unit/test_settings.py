@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from processes import PROCESSES, required_flags
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
+from settings_of_processes import PROCESSES, required_flags
 
 from services.common.settings import Settings, StageSettings
 from services.dit.config import DitSettings
