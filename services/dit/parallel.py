@@ -56,12 +56,12 @@ def check(settings: DitSettings, folder: Path) -> None:
     supported = _AttentionBackendRegistry._supports_context_parallel - (NO_LSE if ring > 1 else set())
     if backend not in supported:
         raise ValueError(f"{asked}: attention_backend={backend} cannot do that; one of {sorted(supported)} can")
-    device = resolve_device(settings, 0)
-    if device == "cpu" and ring > 1:
+    on_cpu = settings.device == "cpu" or (settings.device == "auto" and not torch.cuda.is_available())
+    if on_cpu and ring > 1:
         raise ValueError(f"{asked}: no attention backend can make a ring of CPUs")
-    if device != "cpu" and settings.device not in ("auto", "cuda"):
+    if not on_cpu and settings.device not in ("auto", "cuda"):
         raise ValueError(f"{asked}: device={settings.device} is one device; say cuda, and pick by CUDA_VISIBLE_DEVICES")
-    if device != "cpu" and torch.cuda.device_count() < size:
+    if not on_cpu and torch.cuda.device_count() < size:
         raise ValueError(f"{asked}: {size} CUDA devices are needed, and there are {torch.cuda.device_count()}")
 
 

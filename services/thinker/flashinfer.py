@@ -29,4 +29,4 @@ def nvcc() -> str | None:
     if not home:
         on_path = shutil.which("nvcc")
         home = Path(on_path).parent.parent if on_path else DEFAULT_CUDA_HOME
-    return shutil.which(Path(home) / "bin" / "nvcc")
+    return shutil.which(f"{home}/bin/nvcc")
