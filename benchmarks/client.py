@@ -70,7 +70,7 @@ class Exchange:
                 continue
             chunk = json.loads(event)
             if "error" in chunk:
-                answer.error = chunk["error"]["message"]
+                answer.error = f"{chunk['error']['code']}: {chunk['error']['message']}"
                 return answer
             _add(answer, chunk, came_s)
         if not finished:

@@ -73,7 +73,7 @@ async def ask(gateway: Gateway, question: str, cancel_s: float | None, tally: Ta
         tally.outcomes["answered"] += 1
         if tally.said.setdefault(question, answer.said) != answer.said:
             tally.faults.append(f"{question}: another answer than before")
-    elif "retry" in answer.error:
+    elif answer.error.startswith("stage_unavailable"):
         tally.outcomes["failed, typed"] += 1
     else:
         tally.faults.append(f"{question}: {answer.error}")
