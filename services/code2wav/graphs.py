@@ -6,7 +6,7 @@ import torch
 
 from services.code2wav.decoder import Decoder
 from services.code2wav.state import Batch, StreamStates
-from services.common.cuda_graph import CapturedRun, Capturer
+from services.common.cuda_graph import CapturedRun, Capturer, power_of_two
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class StepGraphs:
         self._decoder = decoder
         self._states = states
         self._captured: dict[tuple[int, int], _Captured] = {}
-        max_rows = _power_of_two(len(states.frames))
+        max_rows = power_of_two(len(states.frames))
         for frames in reversed([1 << n for n in range(max_frames.bit_length())]):
             for rows in reversed([1 << n for n in range(max_rows.bit_length())]):
                 self._captured[rows, frames] = self._capture(capturer, rows, frames)
@@ -41,7 +41,7 @@ class StepGraphs:
     def step(self, codes: torch.Tensor, batch: Batch) -> list[torch.Tensor]:
         """As `Decoder.step`."""
         streams, frames, _ = codes.shape
-        rows = _power_of_two(streams)
+        rows = power_of_two(streams)
         captured = self._captured.get((rows, frames))
         if captured is None:
             return self._decoder.step(codes.to(self._states.memory.device), batch)
@@ -67,8 +67,3 @@ class StepGraphs:
             return wav
 
         return _Captured(capturer.capture(run), where, codes)
-
-
-def _power_of_two(streams: int) -> int:
-    """The least power of two that is at least `streams`."""
-    return 1 << (streams - 1).bit_length()

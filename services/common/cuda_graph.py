@@ -9,6 +9,11 @@ import torch
 _WARM_UP_RUNS = 2  # before a capture: libraries allocate and choose kernels on their first calls
 
 
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least `n`: few sizes are captured, and a step runs as the next one."""
+    return 1 << max(0, n - 1).bit_length()
+
+
 @dataclass(frozen=True)
 class CapturedRun:
     """What was captured of one function.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.common.cuda_graph import CapturedRun, Capturer
+from services.common.cuda_graph import CapturedRun, Capturer, power_of_two
 from services.talker.sampling import USUAL_WIDTH
 
 _SHORTEST_LENGTH = 256  # positions
@@ -71,11 +71,11 @@ class StepGraphs:
         return len(self._captured)
 
     def _covering(self, shape: StepShape) -> StepShape:
-        rows = min(self._slots, _power_of_two(shape.rows))
+        rows = min(self._slots, power_of_two(shape.rows))
         if min(max(shape.width, shape.predictor_width), self._codes) > USUAL_WIDTH:
             return StepShape(rows, self._positions, self._codes, self._codes)
         # A step in which no slot advances is run as one in which some might: their writes go to spare positions.
-        length = min(self._positions, max(_SHORTEST_LENGTH, _power_of_two(shape.length)))
+        length = min(self._positions, max(_SHORTEST_LENGTH, power_of_two(shape.length)))
         return StepShape(rows, length, USUAL_WIDTH, USUAL_WIDTH)
 
     def _shapes(self) -> Iterator[StepShape]:
@@ -88,15 +88,10 @@ class StepGraphs:
                 yield StepShape(rows, length, USUAL_WIDTH, USUAL_WIDTH)
 
 
-def _power_of_two(n: int) -> int:
-    """The least power of two that is at least `n`."""
-    return 1 << max(0, n - 1).bit_length()
-
-
 def _halving(largest: int, least: int) -> Iterator[int]:
     """`largest`, then the powers of two below it, down to `least`."""
     yield largest
-    size = _power_of_two(largest) // 2
+    size = power_of_two(largest) // 2
     while size >= least:
         yield size
         size //= 2
