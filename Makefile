@@ -38,7 +38,7 @@ test-gpu: $(READY)  ## what this machine is and what will not start on it, then 
 	$(BIN)/python -m pytest -m gpu
 
 test-v2: $(READY)  ## the thinker's engine on the model runner that vLLM takes on a GPU, its kernels interpreted: 3 minutes
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/interpreted_triton TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/unit/test_thinker_engine.py
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/interpreted_triton TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/stage/test_thinker_engine.py
 
 up: $(READY)  ## serves MODEL (a directory or hub id) on this machine
 	$(BIN)/quartet up --model "$(or $(MODEL),$(error say which: make up MODEL=directory-or-id))"

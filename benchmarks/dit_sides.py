@@ -24,7 +24,7 @@ from cli.supervisor import free_ports
 from gateway.pipeline.dit import Pieces
 from gateway.pipeline.stages import SERVICE
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2, server_info_pb2_grpc
-from services.common import channels
+from services.common.rpc import channels
 
 START_TIMEOUT_S = 1800.0
 STOP_GRACE_S = 15.0

@@ -22,7 +22,7 @@ from real_sizes import CODE2WAV, random_code2wav, random_talker
 from rich.console import Console
 from rich.table import Table
 
-from services.common.device import disable_cudnn_attention, engine_device, make_current
+from services.common.engine.device import disable_cudnn_attention, engine_device, make_current
 
 FRAMES_PER_S = 12.5  # of one stream in real time
 console = Console(width=None if sys.stdout.isatty() else 120)

@@ -24,13 +24,14 @@ import torch
 import uvloop
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
-from services.common import channels, logs
-from services.common.rows import Chunk, Rows
-from services.common.shm.lender import Lender
-from services.common.streams import StreamHub, TensorStreamServicer
-from services.common.subscribe import read_by, subscribe
-from services.common.ucx.sender import Sender
-from services.common.ucx.worker import Worker
+from services.common.rpc import channels
+from services.common.stream.rows import Chunk, Rows
+from services.common.stream.shm.lender import Lender
+from services.common.stream.streams import StreamHub, TensorStreamServicer
+from services.common.stream.subscribe import read_by, subscribe
+from services.common.stream.ucx.sender import Sender
+from services.common.stream.ucx.worker import Worker
+from services.common.telemetry import logs
 
 KIB, MIB = 2**10, 2**20
 SIZES = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "8 MiB": 8 * MIB, "64 MiB": 64 * MIB}

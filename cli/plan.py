@@ -22,7 +22,7 @@ class StartError(Exception):
 
 @dataclass
 class Tls:
-    """Files and name of the TLS settings that all processes get; see `services.common.settings.TlsSettings`."""
+    """Files and name of the TLS settings that all processes get; see `services.common.rpc.settings.TlsSettings`."""
 
     tls_cert: Path | None = None
     tls_key: Path | None = None

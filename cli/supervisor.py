@@ -17,7 +17,7 @@ from cli.guard import Guard
 from cli.plan import GATEWAY, PIPELINE, Options, PlannedStage, StartError, stages_to_start
 from cli.process import ChildProcess
 from gateway.pipeline.stages import SERVICE
-from services.common import channels, tls
+from services.common.rpc import channels, tls
 
 START_TIMEOUT_S = 1800.0  # a 60 GB checkpoint from a slow disk, and vLLM's compilation
 STOP_GRACE_S = 15.0

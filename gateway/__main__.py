@@ -11,7 +11,8 @@ from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.yaml_source import YamlError
 from gateway.settings import GatewaySettings
 from gateway.videos.store import StoreError, VideoStore
-from services.common import channels, logs, tls, tracing
+from services.common.rpc import channels, tls
+from services.common.telemetry import logs, tracing
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import metrics
 from gateway.openai.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from gateway.openai.errors import ApiError
-from services.common import tracing
+from services.common.telemetry import tracing
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET_PATHS = {"/health", "/ready", "/metrics"}

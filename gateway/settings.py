@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.common.settings import TlsSettings
+from services.common.rpc.settings import TlsSettings
 
 MIB = 1024 * 1024
 

@@ -101,7 +101,7 @@ def _check_tls(system: System) -> Iterator[str]:
         ):
             health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        at = f"python -m services.common.probe --address {stage}:{port} --service {service} --tls-server-name"
+        at = f"python -m services.common.rpc.probe --address {stage}:{port} --service {service} --tls-server-name"
         said = docker("exec", gateway["Id"], "sh", "-c", f"{at} {stage} 2>&1; echo $?; {at} other 2>&1; echo $?")
         by_name, *_, by_another = said.splitlines()
         assert (by_name, by_another) == ("0", "1"), said

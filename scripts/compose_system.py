@@ -104,7 +104,7 @@ class System:
     def probe(self, container: dict[str, Any], service: str = "") -> tuple[int, str]:
         """Exit status and output of the images' health command in `container`, which asks its stage for `service`."""
         port = STAGES[container["Config"]["Labels"]["com.docker.compose.service"]][0]
-        command = ["python", "-m", "services.common.probe", "--address", f"127.0.0.1:{port}", "--service", service]
+        command = ["python", "-m", "services.common.rpc.probe", "--address", f"127.0.0.1:{port}", "--service", service]
         done = subprocess.run(
             ["docker", "exec", container["Id"], *command], capture_output=True, text=True, check=False
         )

@@ -18,8 +18,6 @@ import pytest
 # Started in the background of a shell, this process ignores ctrl-C, and so would those that are tested with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-sys.path.insert(0, str(Path(__file__).parent))  # `import reference`, `import stack`
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
@@ -57,7 +55,7 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def published_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny one in the shape that Qwen3-Omni was published in: old keys, shards of bfloat16, no tokenizer.json."""
-    from published import publish
+    from tests.support.published import publish
 
     return publish(tiny_checkpoint, tmp_path_factory.mktemp("checkpoints") / "published")
 
@@ -65,7 +63,7 @@ def published_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="session")
 def media():
     """Encoded media files: image, audio, video."""
-    from media import make
+    from tests.support.media import make
 
     return make()
 
@@ -73,7 +71,7 @@ def media():
 @pytest.fixture(scope="session")
 def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory):
     """The whole system on the tiny checkpoint, started once."""
-    from stack import running
+    from tests.support.stack import running
 
     with running(tiny_checkpoint, tmp_path_factory.mktemp("run")) as started:
         yield started

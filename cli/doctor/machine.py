@@ -12,7 +12,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from services.common.execution import Accelerator
+from services.common.engine.execution import Accelerator
 from services.thinker.flashinfer import nvcc
 
 TIMEOUT_S = 10.0

@@ -15,8 +15,8 @@ from cli.doctor.fit import fit, model_dtype
 from cli.doctor.judge import Finding, judge_around, judge_machine, judge_vllm, place
 from cli.doctor.machine import Machine
 from cli.sizes import BudgetError
-from services.common.execution import Accelerator, Choice
-from services.common.settings import StageSettings
+from services.common.engine.execution import Accelerator, Choice
+from services.common.rpc.settings import StageSettings
 
 SETTINGS = {
     "thinker": "ThinkerSettings",

@@ -13,7 +13,7 @@ from gateway.access.key_file import ApiKeyEntry, digest, read_key_file
 from gateway.access.usage import Usage
 from gateway.openai.errors import ApiError
 from gateway.pipeline.yaml_source import YamlError
-from services.common.fingerprint import fingerprint
+from services.common.rpc.fingerprint import fingerprint
 
 CHECK_INTERVAL_S = 1.0
 # For probes, Prometheus and `quartet top`; the API's description is the same everywhere. An Ingress leaves them inside.

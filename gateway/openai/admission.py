@@ -11,7 +11,7 @@ from gateway.access.usage import Place
 from gateway.gateway import Gateway
 from gateway.openai.errors import from_failure
 from gateway.pipeline.job import StageFailure
-from services.common.errors import QueueFull
+from services.common.rpc.errors import QueueFull
 
 
 async def admitted(http: Request) -> AsyncIterator[Gateway]:

@@ -26,7 +26,7 @@ from gateway.openai.whole import WholeAnswers
 from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
 from gateway.pipeline.run import run
 from gateway.pipeline.stages import Stage
-from services.common.errors import DeadlineExceeded
+from services.common.rpc.errors import DeadlineExceeded
 
 router = APIRouter(tags=["chat"])
 

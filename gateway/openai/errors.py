@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from gateway.pipeline.job import StageFailure
-from services.common.errors import (
+from services.common.rpc.errors import (
     ContextTooLong,
     DeadlineExceeded,
     InternalError,

@@ -12,7 +12,7 @@ from gateway.openai.errors import ApiError, invalid
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
 from gateway.pipeline.job import Job, Speech
 from quartet.v1 import thinker_pb2
-from services.common.channels import MAX_MESSAGE_BYTES
+from services.common.rpc.channels import MAX_MESSAGE_BYTES
 
 _MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is beyond follows in chunks

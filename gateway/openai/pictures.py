@@ -21,7 +21,7 @@ from gateway.openai.errors import invalid
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stages import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.errors import InternalError, StageError
+from services.common.rpc.errors import InternalError, StageError
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from gateway.openai.sound_request import MEDIA_TYPES, SoundRequest
 from gateway.pipeline.dit import Pieces, generate
 from gateway.pipeline.stages import Stage
 from quartet.v1 import dit_pb2
-from services.common.errors import InternalError, StageError
+from services.common.rpc.errors import InternalError, StageError
 
 router = APIRouter(tags=["sound"])
 

@@ -27,7 +27,7 @@ from gateway.pipeline.stages import Stage
 from gateway.videos.jobs import VideoJobs
 from gateway.videos.store import Video
 from quartet.v1 import dit_pb2
-from services.common.errors import StageError
+from services.common.rpc.errors import StageError
 
 router = APIRouter(tags=["videos"])
 

@@ -13,8 +13,8 @@ from gateway.pipeline.encoding import encoder_of, in_messages, open_encoding
 from gateway.pipeline.route import Lease, Route
 from gateway.pipeline.stages import Stage
 from quartet.v1 import dit_pb2, dit_pb2_grpc, tensor_pb2, thinker_pb2
-from services.common import tracing
-from services.common.errors import InternalError, StageError
+from services.common.rpc.errors import InternalError, StageError
+from services.common.telemetry import tracing
 
 _DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA_TYPE_FLOAT32: np.dtype("<f4")}
 

@@ -10,8 +10,8 @@ import grpc
 from gateway.pipeline.replicas import Replica
 from gateway.pipeline.stages import Stage
 from quartet.v1 import dit_pb2, encoder_pb2, encoder_pb2_grpc, server_info_pb2, thinker_pb2
-from services.common import tracing
-from services.common.errors import StageError, Unavailable
+from services.common.rpc.errors import StageError, Unavailable
+from services.common.telemetry import tracing
 
 _MEDIA_CHUNK_BYTES = 1024 * 1024
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
-from services.common.errors import StageError
+from services.common.rpc.errors import StageError
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.pipeline import metrics
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2
-from services.common import channels
-from services.common.errors import (
+from services.common.rpc import channels
+from services.common.rpc.errors import (
     DeadlineExceeded,
     NotFound,
     RequestCancelled,
@@ -21,7 +21,7 @@ from services.common.errors import (
     StageLost,
     Unavailable,
 )
-from services.common.status import from_rpc_error, said_by_stage
+from services.common.rpc.status import from_rpc_error, said_by_stage
 
 SERVICE = {
     "thinker": "quartet.v1.ThinkerService",

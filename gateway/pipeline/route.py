@@ -10,7 +10,7 @@ import structlog
 from gateway.pipeline import metrics
 from gateway.pipeline.replicas import Replica
 from gateway.pipeline.stage import Stage
-from services.common.errors import NotFound, RequestCancelled, StageError, Unavailable
+from services.common.rpc.errors import NotFound, RequestCancelled, StageError, Unavailable
 
 # What a request hears, from one stage or another, when a replica is lost or drains.
 _LOST = (Unavailable, NotFound, RequestCancelled)

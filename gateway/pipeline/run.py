@@ -23,8 +23,8 @@ from quartet.v1 import (
     thinker_pb2,
     thinker_pb2_grpc,
 )
-from services.common import tracing
-from services.common.errors import DeadlineExceeded, InternalError, StageError
+from services.common.rpc.errors import DeadlineExceeded, InternalError, StageError
+from services.common.telemetry import tracing
 
 # Events that may wait for a slow client. Beyond, the stages' streams are not read, which slows the stages down.
 _MAX_BUFFERED_EVENTS = 64

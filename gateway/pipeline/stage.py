@@ -13,8 +13,8 @@ from gateway.pipeline.identity import Identity, refuse_strangers
 from gateway.pipeline.replicas import Replica
 from gateway.pipeline.resolve import Names, Resolver, resolve_host
 from quartet.v1 import server_info_pb2
-from services.common import channels
-from services.common.errors import Unavailable
+from services.common.rpc import channels
+from services.common.rpc.errors import Unavailable
 
 log = structlog.get_logger()
 

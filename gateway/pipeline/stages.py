@@ -8,7 +8,7 @@ from gateway.pipeline.config import Output, PipelineConfig
 from gateway.pipeline.replicas import LATE_CHECKS, SERVICE
 from gateway.pipeline.resolve import Resolver, resolve_host
 from gateway.pipeline.stage import Stage
-from services.common import channels
+from services.common.rpc import channels
 
 __all__ = ["LATE_CHECKS", "SERVICE", "Stage", "Stages"]
 

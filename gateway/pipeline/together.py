@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from gateway.pipeline.job import StageFailure
-from services.common.errors import (
+from services.common.rpc.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidInput,

@@ -21,7 +21,7 @@ from gateway.pipeline.encoding import Misfit
 from gateway.pipeline.stages import Stage
 from gateway.videos.store import Video, VideoStore
 from quartet.v1 import dit_pb2
-from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
+from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
 
 Result = TypeVar("Result")
 

@@ -16,8 +16,8 @@ from services.code2wav.execution import decide
 from services.code2wav.servicer import Code2WavServicer
 from services.code2wav.spec import Code2WavSpec
 from services.code2wav.stream import Event, Failed, Samples
-from services.common.execution import Accelerator, log_choices
-from services.common.server import StageServer, main
+from services.common.engine.execution import Accelerator, log_choices
+from services.common.rpc.server import StageServer, main
 
 SERVICE = "quartet.v1.Code2WavService"
 WARM_UP_TIMEOUT_S = 120.0

@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.common.settings import StageSettings
+from services.common.rpc.settings import StageSettings
 
 
 class Code2WavSettings(StageSettings):

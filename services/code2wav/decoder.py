@@ -7,8 +7,8 @@ from services.code2wav.layers import CausalConv, CausalTransposedConv, ConvNeXtB
 from services.code2wav.spec import Code2WavSpec, read_spec
 from services.code2wav.state import Batch, StateLayout, StreamStates
 from services.code2wav.transformer import Attention, Transformer
-from services.common.device import disable_cudnn_attention, engine_device, make_current
-from services.common.weights import Checkpoint
+from services.common.engine.device import disable_cudnn_attention, engine_device, make_current
+from services.common.engine.weights import Checkpoint
 
 PREFIX = "code2wav."
 

@@ -13,10 +13,10 @@ from services.code2wav.decoder import Decoder
 from services.code2wav.graphs import StepGraphs
 from services.code2wav.policy import Chunk, ChunkPolicy
 from services.code2wav.stream import Event, Failed, Finished, Samples, Stream
-from services.common.cuda_graph import Capturer
-from services.common.device import make_current
-from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
-from services.common.priority import yield_to_event_loops
+from services.common.engine.cuda_graph import Capturer
+from services.common.engine.device import make_current
+from services.common.engine.priority import yield_to_event_loops
+from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
 
 log = logging.getLogger(__name__)
 

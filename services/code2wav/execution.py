@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from services.code2wav.config import Code2WavSettings
-from services.common.cuda_graph import Capturer, CudaGraphs
-from services.common.execution import Accelerator, Choice
+from services.common.engine.cuda_graph import Capturer, CudaGraphs
+from services.common.engine.execution import Accelerator, Choice
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Prometheus metrics that only code2wav has, and its own of `services.common.metrics`."""
+"""Prometheus metrics that only code2wav has, and its own of `services.common.telemetry.metrics`."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.common import metrics
+from services.common.telemetry import metrics
 
 LEAD = Histogram(
     "quartet_code2wav_lead_seconds",

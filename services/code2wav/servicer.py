@@ -9,12 +9,12 @@ import grpc
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.stream import Event, Failed, Samples, Stream
-from services.common.admission import Admission
-from services.common.call import Call, serve_call
-from services.common.errors import InternalError, InvalidInput, Unavailable
-from services.common.rows import Chunk
-from services.common.subscribe import subscribe
-from services.common.tensors import to_message, to_torch
+from services.common.rpc.admission import Admission
+from services.common.rpc.call import Call, serve_call
+from services.common.rpc.errors import InternalError, InvalidInput, Unavailable
+from services.common.stream.rows import Chunk
+from services.common.stream.subscribe import subscribe
+from services.common.stream.tensors import to_message, to_torch
 
 CODES = stream_pb2.RowSelection(name="codes")
 # The first frames come one by one: the listener has little sound yet. Then half a frame's time (40 ms of 80) is a wait

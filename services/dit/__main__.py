@@ -11,8 +11,8 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
-from services.common.allocator import keep_freed_memory
-from services.common.server import StageServer, main
+from services.common.engine.allocator import keep_freed_memory
+from services.common.rpc.server import StageServer, main
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
 from services.dit.facts import dit_info, warm_up_side

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.common.errors import InvalidInput
+from services.common.rpc.errors import InvalidInput
 
 # Methods of pipelines that run text encoders, and the one that runs GLM-Image's autoregressive model.
 METHODS = ("encode_prompt", "generate_prior_tokens")

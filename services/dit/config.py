@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.common.settings import StageSettings
+from services.common.rpc.settings import StageSettings
 
 Size = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$")]
 

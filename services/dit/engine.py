@@ -10,9 +10,9 @@ from typing import Any
 import structlog
 import torch
 
-from services.common import metrics as common_metrics
-from services.common.errors import InternalError, StageError, Unavailable
-from services.common.priority import yield_to_event_loops
+from services.common.engine.priority import yield_to_event_loops
+from services.common.rpc.errors import InternalError, StageError, Unavailable
+from services.common.telemetry import metrics as common_metrics
 from services.dit import metrics
 from services.dit.batching import join, split
 from services.dit.failure import breaks_the_device, explain

@@ -1,6 +1,6 @@
 """Which paths the dit's computations take."""
 
-from services.common.execution import Accelerator, Choice
+from services.common.engine.execution import Accelerator, Choice
 from services.dit.config import DitSettings
 
 _AMPERE = (8, 0)

@@ -3,7 +3,7 @@
 import structlog
 import torch
 
-from services.common.errors import InternalError, InvalidInput, QueueFull, StageError
+from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
 
 log = structlog.get_logger()
 

@@ -12,8 +12,8 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 from safetensors import safe_open
 
-from services.common.device import engine_device
-from services.common.execution import Accelerator, log_choices
+from services.common.engine.device import engine_device
+from services.common.engine.execution import Accelerator, log_choices
 from services.dit.config import DitSettings
 from services.dit.execution import choices
 from services.dit.hollow import ENCODERS, OTHERS, hollow_models, without

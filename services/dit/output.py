@@ -12,7 +12,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch.nn import functional
 
-from services.common.errors import InternalError, StageError
+from services.common.rpc.errors import InternalError, StageError
 from services.dit.conditioning import Conditioning
 from services.dit.weave import Call, Strand
 

@@ -18,7 +18,7 @@ from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
-from services.common.device import engine_device
+from services.common.engine.device import engine_device
 from services.dit.config import DitSettings
 from services.dit.execution import conflict
 from services.dit.weave import DENOISERS

@@ -18,7 +18,7 @@ import structlog
 import torch
 from torch import distributed
 
-from services.common import logs
+from services.common.telemetry import logs
 from services.dit import parallel_wire
 from services.dit.config import DitSettings
 from services.dit.models import Models

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.errors import InvalidInput
+from services.common.rpc.errors import InvalidInput
 from services.dit.conditioning import Conditioning
 from services.dit.families import default_of
 from services.dit.models import Pipelines

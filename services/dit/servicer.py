@@ -9,10 +9,10 @@ import grpc
 import torch
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
-from services.common.admission import Admission
-from services.common.call import Call, serve_call
-from services.common.errors import InvalidInput
-from services.common.tensors import MAX_INLINE_BYTES, to_message
+from services.common.rpc.admission import Admission
+from services.common.rpc.call import Call, serve_call
+from services.common.rpc.errors import InvalidInput
+from services.common.stream.tensors import MAX_INLINE_BYTES, to_message
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
 from services.dit.inputs import decode_files, read_files

@@ -5,9 +5,9 @@ import asyncio
 import torch
 
 from quartet.v1 import dit_pb2
-from services.common.errors import InvalidInput
-from services.common.rows import Chunk
-from services.common.subscribe import subscribe
+from services.common.rpc.errors import InvalidInput
+from services.common.stream.rows import Chunk
+from services.common.stream.subscribe import subscribe
 from services.dit.conditioning import Conditioning, count_tensors, unpack
 
 LAYOUT = "layout"

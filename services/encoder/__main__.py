@@ -7,7 +7,7 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from quartet.v1 import dit_pb2, encoder_pb2_grpc, server_info_pb2
-from services.common.server import StageServer, main
+from services.common.rpc.server import StageServer, main
 from services.dit.facts import dit_info, warm_up_side
 from services.dit.request import plan
 from services.encoder.config import EncoderSettings

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-from services.common import metrics
-from services.common.device import engine_device
-from services.common.errors import InternalError, RequestCancelled
+from services.common.engine.device import engine_device
+from services.common.rpc.errors import InternalError, RequestCancelled
+from services.common.telemetry import metrics
 from services.dit.conditioning import Conditioning
 from services.dit.failure import explain
 from services.dit.hollow import ENCODERS, hollow_models, without

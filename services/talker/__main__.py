@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
-from services.common import server
-from services.common.device import disable_cudnn_attention, engine_device, make_current
-from services.common.execution import Accelerator, log_choices
+from services.common.engine.device import disable_cudnn_attention, engine_device, make_current
+from services.common.engine.execution import Accelerator, log_choices
+from services.common.rpc import server
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
 from services.talker.execution import decide

@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.common.settings import StageSettings
+from services.common.rpc.settings import StageSettings
 
 
 class TalkerSettings(StageSettings):

@@ -11,10 +11,10 @@ from dataclasses import replace
 import structlog
 import torch
 
-from services.common.device import make_current
-from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
-from services.common.priority import yield_to_event_loops
-from services.common.staging import Staging
+from services.common.engine.device import make_current
+from services.common.engine.priority import yield_to_event_loops
+from services.common.engine.staging import Staging
+from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.talker import metrics
 from services.talker.prompt import answer_head, is_media, prompt_length, prompt_rows, rope_positions
 from services.talker.runner import Advance, PromptChunk, StepInput, TalkerRunner

@@ -2,7 +2,7 @@
 
 import torch
 
-from services.common.weights import Checkpoint
+from services.common.engine.weights import Checkpoint
 from services.talker.layers import Attention
 from services.talker.model import TalkerModel
 from services.talker.moe import Experts, Mlp

@@ -1,8 +1,8 @@
-"""Prometheus metrics that only the talker has, and its own of `services.common.metrics`."""
+"""Prometheus metrics that only the talker has, and its own of `services.common.telemetry.metrics`."""
 
 from prometheus_client import Counter, Gauge
 
-from services.common import metrics
+from services.common.telemetry import metrics
 
 REQUESTS_WAITING = Gauge("quartet_talker_requests_waiting", "Requests that wait for a slot")
 REQUESTS_RUNNING = Gauge("quartet_talker_requests_running", "Requests that have a slot")

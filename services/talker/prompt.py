@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from services.common.errors import InvalidInput
-from services.common.staging import Staging
+from services.common.engine.staging import Staging
+from services.common.rpc.errors import InvalidInput
 from services.talker.model import TalkerModel
 from services.talker.spec import TalkerSpec
 

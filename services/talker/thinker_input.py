@@ -2,7 +2,7 @@
 
 import torch
 
-from services.common.errors import InvalidInput
+from services.common.rpc.errors import InvalidInput
 from services.talker.prompt import ThinkerPrompt, is_media
 from services.talker.spec import TalkerSpec
 

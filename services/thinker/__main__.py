@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from services.common.server import main
+from services.common.rpc.server import main
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
 

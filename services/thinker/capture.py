@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from quartet.v1 import stream_pb2
-from services.common.output_stream import OutputStream
-from services.common.rows import Rows
+from services.common.stream.output_stream import OutputStream
+from services.common.stream.rows import Rows
 from services.thinker.engine import Tap
 from services.thinker.plugin.rows import ROPE_POSITIONS, Range, hidden_states
 from services.thinker.plugin.shipping import ShippedRows

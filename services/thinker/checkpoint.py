@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
-from services.common import logs
+from services.common.telemetry import logs
 
 _FILES = ("*.json", "*.txt", "*.jinja")  # configurations, tokenizer, chat template
 
@@ -46,7 +46,7 @@ class Checkpoint:
         """
         from transformers import AutoConfig, AutoProcessor
 
-        from services.common.weights import local_folder
+        from services.common.engine.weights import local_folder
 
         logs.adopt("transformers")
         # All weights: vLLM refuses a directory that lacks a file which its index names.

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.common.settings import StageSettings
+from services.common.rpc.settings import StageSettings
 
 
 class ThinkerSettings(StageSettings):

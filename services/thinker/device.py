@@ -3,7 +3,7 @@
 import importlib.metadata
 from functools import cache
 
-from services.common.execution import Accelerator
+from services.common.engine.execution import Accelerator
 
 INSTALL = "pip install 'quartet[{}]'"
 

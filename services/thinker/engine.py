@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
-from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
-from services.common.execution import log_choices
+from services.common.engine.execution import log_choices
+from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.thinker import device, execution
 from services.thinker.checkpoint import Checkpoint
 from services.thinker.config import ThinkerSettings

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from services.common.execution import Accelerator
+from services.common.engine.execution import Accelerator
 from services.thinker import execution
 from services.thinker.checkpoint import Checkpoint
 from services.thinker.config import ThinkerSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from services.common import logs
+from services.common.telemetry import logs
 from services.thinker import device, flashinfer
 from services.thinker.config import ThinkerSettings
 

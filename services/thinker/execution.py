@@ -3,7 +3,7 @@
 import importlib.metadata
 import os
 
-from services.common.execution import Accelerator, Choice
+from services.common.engine.execution import Accelerator, Choice
 from services.thinker import flashinfer
 from services.thinker.config import ThinkerSettings
 

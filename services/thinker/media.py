@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from services.common.errors import InvalidInput
+from services.common.rpc.errors import InvalidInput
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 

@@ -1,8 +1,8 @@
-"""Prometheus metrics that only the thinker has, and its own of `services.common.metrics`; vLLM adds its own."""
+"""Prometheus metrics that only the thinker has, beside those of `services.common.telemetry.metrics` and vLLM."""
 
 from prometheus_client import Counter, Gauge
 
-from services.common import metrics
+from services.common.telemetry import metrics
 
 REQUESTS_RUNNING = Gauge("quartet_thinker_requests_running", "Requests in the engine's steps")
 REQUESTS_WAITING = Gauge("quartet_thinker_requests_waiting", "Requests that wait for the engine to begin with them")

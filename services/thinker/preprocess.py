@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from services.common.errors import ContextTooLong, InvalidInput
+from services.common.rpc.errors import ContextTooLong, InvalidInput
 from services.thinker.checkpoint import Checkpoint
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import thinker_pb2
-from services.common.errors import InvalidInput
+from services.common.rpc.errors import InvalidInput
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 
 from quartet.v1 import server_info_pb2, thinker_pb2, thinker_pb2_grpc
-from services.common.errors import Unavailable
-from services.common.server import StageServer
+from services.common.rpc.errors import Unavailable
+from services.common.rpc.server import StageServer
 from services.thinker.capture import offered_rows
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Message

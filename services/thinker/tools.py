@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from services.common.errors import InvalidInput
+from services.common.rpc.errors import InvalidInput
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 """What Qwen's chat template puts around a call (the Hermes format)."""

@@ -10,8 +10,8 @@ import os
 import shutil
 import threading
 
-from services.common import logs
-from services.common.priority import yield_to_event_loops
+from services.common.engine.priority import yield_to_event_loops
+from services.common.telemetry import logs
 from services.thinker.device import vllm_is_for_cpus
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"

@@ -1,0 +1,1 @@
+"""What engines share: devices, captured graphs, staging copies, checkpoints. Knows no gRPC."""

@@ -1,0 +1,180 @@
+"""Everything around the body of a request's RPC: admission, errors, timings, one log line, metrics, a span."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+import structlog
+
+from quartet.v1 import timings_pb2
+from services.common.rpc.admission import Admission
+from services.common.rpc.errors import InternalError, InvalidInput, StageError
+from services.common.rpc.status import abort, to_rpc_status
+from services.common.telemetry import metrics, tracing
+
+# gRPC metadata by which a stage says who it is, for its peer's metrics.
+STAGE_KEY = "quartet-stage"
+_stage: ContextVar[str] = ContextVar("stage", default="")
+_at_end: ContextVar[ExitStack | None] = ContextVar("at_end", default=None)
+
+log = structlog.get_logger()
+
+
+def outgoing_metadata() -> tuple[tuple[str, str], ...]:
+    """Metadata of a call that is made for the request being served: who calls, and the trace it belongs to."""
+    caller = _stage.get()
+    return (*(((STAGE_KEY, caller),) if caller else ()), *(tracing.metadata() or ()))
+
+
+def at_end_of_request(callback: Callable[[], object]) -> None:
+    """Has `callback` called when the request that is being served has ended, however it does; outside of one, never."""
+    if (stack := _at_end.get()) is not None:
+        stack.callback(callback)
+
+
+class Stopwatch:
+    """Marks the moments of a request. Each mark keeps its first time, save `mark_output`, which also keeps the last.
+
+    Marks may be set from an engine's thread: each is one assignment of a `time.monotonic()` value.
+    """
+
+    def __init__(self) -> None:
+        self.accepted = time.monotonic()
+        self.started: float | None = None
+        self.prefilled: float | None = None
+        self.first_output: float | None = None
+        self.last_output: float | None = None
+
+    def mark_started(self) -> None:
+        """The engine begins to work on the request."""
+        self.started = self.started or time.monotonic()
+
+    def mark_prefilled(self) -> None:
+        """Prefill is done."""
+        self.prefilled = self.prefilled or time.monotonic()
+
+    def mark_output(self) -> None:
+        """A token, frame or sample leaves the stage."""
+        self.last_output = time.monotonic()
+        self.first_output = self.first_output or self.last_output
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the request was accepted."""
+        return (time.monotonic() - self.accepted) * 1000
+
+    def to_message(self) -> timings_pb2.Timings:
+        """The timings up to now. Marks that were never set count as zero-length phases."""
+        started = self.started or self.accepted
+        prefilled = self.prefilled or started
+        message = timings_pb2.Timings(
+            queue_ms=(started - self.accepted) * 1000,
+            prefill_ms=(prefilled - started) * 1000,
+            decode_ms=max(0.0, (self.last_output or prefilled) - prefilled) * 1000,
+            total_ms=self.elapsed_ms(),
+        )
+        if self.first_output:
+            message.first_output_ms = (self.first_output - self.accepted) * 1000
+        return message
+
+
+class Call:
+    """A request being served.
+
+    Args:
+        stage: name of the stage.
+        request_id: names the request in every stage.
+        span: of the request in this stage, if there are traces.
+    """
+
+    def __init__(self, stage: str, request_id: str, span: tracing.Span | None = None) -> None:
+        self.stage = stage
+        self.request_id = request_id
+        self.timings = Stopwatch()
+        self._span = span
+        self._fields: dict[str, Any] = {}
+
+    def set(self, **fields: Any) -> None:
+        """Adds fields to the request's log line. Never content of the user."""
+        self._fields.update(fields)
+
+    def end(self, outcome: str) -> None:
+        """Writes the log line and the metrics, and ends the span."""
+        timings = self.timings
+        metrics.REQUESTS.labels(self.stage, outcome).inc()
+        metrics.DURATION.labels(self.stage).observe(timings.elapsed_ms() / 1000)
+        first_output_ms = None
+        if timings.first_output:
+            metrics.FIRST_OUTPUT.labels(self.stage).observe(timings.first_output - timings.accepted)
+            first_output_ms = round((timings.first_output - timings.accepted) * 1000, 1)
+        if self._span:
+            self._trace(self._span, outcome)
+            self._fields["trace_id"] = self._span.trace_id
+        log.info(
+            "request",
+            request_id=self.request_id,
+            outcome=outcome,
+            total_ms=round(timings.elapsed_ms(), 1),
+            first_output_ms=first_output_ms,
+            **self._fields,
+        )
+
+    def _trace(self, span: tracing.Span, outcome: str) -> None:
+        """The moments are known only now: some of them come from the engine's clock."""
+        span.event("started", self.timings.started)  # the wait before it is the queue's
+        span.event("prefilled", self.timings.prefilled)
+        span.event("first output", self.timings.first_output)
+        fields = {name: value for name, value in self._fields.items() if name != "error"}  # it may quote the user
+        span.set(stage=self.stage, outcome=outcome, **fields)
+        span.end("" if outcome == "OK" else outcome)
+
+
+@asynccontextmanager
+async def serve_call(
+    stage: str, request_id: str, context: grpc.aio.ServicerContext, admission: Admission
+) -> AsyncIterator[Call]:
+    """Wraps the body of an RPC that serves one request.
+
+    A StageError raised inside becomes the call's status, any other exception INTERNAL with its traceback in the log.
+    A cancelled call (client gone, deadline, transport broken) is logged as such and stays cancelled.
+    """
+    span = tracing.begin(stage, request_id, tracing.as_headers(context.invocation_metadata()))
+    _stage.set(stage)
+    at_end = ExitStack()
+    _at_end.set(at_end)
+    call = Call(stage, request_id, span)
+    outcome = "OK"
+    in_flight = metrics.IN_FLIGHT.labels(stage)
+    in_flight.inc()
+    try:
+        if not request_id:
+            raise InvalidInput("request_id", "is required")
+        with admission.admit():
+            yield call
+    except StageError as error:
+        outcome = grpc_status_name(error)
+        call.set(error=str(error), **({"detail": error.detail} if error.detail else {}))
+        await abort(context, error)
+    except (asyncio.CancelledError, GeneratorExit):
+        outcome = "CANCELLED"
+        raise
+    except grpc.aio.AbortError:
+        outcome = "ABORTED"
+        raise
+    except Exception:
+        outcome = "INTERNAL"
+        log.exception("request failed", request_id=request_id)
+        await abort(context, InternalError(f"{stage} failed; its log has the details of request {request_id}"))
+    finally:
+        in_flight.dec()
+        at_end.close()
+        call.end(outcome)
+
+
+def grpc_status_name(error: StageError) -> str:
+    """Name of the gRPC status of `error`, e.g. "INVALID_ARGUMENT"."""
+    code = to_rpc_status(error).code
+    return next(status.name for status in grpc.StatusCode if status.value[0] == code)

@@ -1,0 +1,81 @@
+"""Digests by which a gateway tells whether processes serve the same model in the same way."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from google.protobuf.json_format import MessageToDict
+
+from quartet.v1 import server_info_pb2
+from services.common.rpc.settings import StageSettings
+
+# Those that every stage of a checkpoint reads: other files need not be on every machine.
+_CONFIG_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model_index.json",
+    "scheduler/scheduler_config.json",
+    "transformer/config.json",
+    "vae/config.json",
+)
+# Who wrote the file, not what the model is.
+_NOTES = ("_name_or_path", "transformers_version", "_diffusers_version")
+# What a process can take in, by its memory: not what it makes of a request.
+_LIMITS = ("max_context_tokens", "max_context_positions")
+
+
+def checkpoint_digest(model: str) -> str:
+    """Digest of the config files of `model`, a directory or the id of a cached model of the hub; "" if it has none.
+
+    Spaces, the order of keys and notes on the program that wrote a file do not count.
+    """
+    found = {}
+    for name in _CONFIG_FILES:
+        path = Path(model) / name if Path(model).is_dir() else _cached(model, name)
+        if path is not None and path.is_file():
+            found[name] = _meaning(path)
+    return _digest(found) if found else ""
+
+
+def config_digest(info: server_info_pb2.GetServerInfoResponse, settings: StageSettings) -> str:
+    """Digest of what a stage's outputs depend on beside the request.
+
+    Args:
+        info: complete, but for this digest.
+        settings: of the stage.
+    """
+    kind = info.WhichOneof("details")
+    facts = MessageToDict(getattr(info, kind), preserving_proto_field_name=True) if kind else {}
+    return _digest(
+        {
+            "stage": info.stage,
+            "dtype": info.dtype,
+            "facts": {name: value for name, value in facts.items() if name not in _LIMITS},
+            "settings": {name: getattr(settings, name) for name in settings.changes_outputs},
+            "checkpoint": info.checkpoint_digest,
+        }
+    )
+
+
+def _cached(repository: str, name: str) -> Path | None:
+    try:
+        path = huggingface_hub.try_to_load_from_cache(repository, name)
+    except ValueError:  # no id of the hub
+        return None
+    return Path(path) if isinstance(path, str) else None  # else not cached, or known not to exist
+
+
+def _meaning(path: Path) -> Any:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return {key: value[key] for key in value if key not in _NOTES} if isinstance(value, dict) else value
+
+
+def _digest(value: Any) -> str:
+    """16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,207 @@
+"""Mutual TLS between processes: this one's certificate, key and CAs, read from files and again when those change."""
+
+import datetime
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+import structlog
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from services.common.rpc.fingerprint import Fingerprint, fingerprint
+from services.common.telemetry import metrics
+
+CHECK_INTERVAL_S = 1.0  # a file that has changed is noticed within this time, by the next connection
+
+log = structlog.get_logger()
+
+
+class TlsError(Exception):
+    """The files cannot be used; the message names the flag, the file and the fix."""
+
+
+class Flags(Protocol):
+    """What of a process's settings says how its connections are made; see `settings.TlsSettings`."""
+
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_ca: Path | None
+    tls_server_name: str | None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the files held at one time, checked.
+
+    Attributes:
+        certificate: PEM, the chain of this process's certificate.
+        key: PEM, the private key of its first certificate.
+        authorities: PEM, those that peers' certificates must be signed by.
+        names: host names and IP addresses that the certificate is for.
+        expires_at: Unix time in seconds.
+    """
+
+    certificate: bytes
+    key: bytes
+    authorities: bytes
+    names: tuple[str, ...]
+    expires_at: float
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For connections to others."""
+        return grpc.ssl_channel_credentials(self.authorities, self.key, self.certificate)
+
+    def server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        """For connections from others."""
+        return grpc.ssl_server_certificate_configuration([(self.key, self.certificate)], self.authorities)
+
+
+class Credentials:
+    """The identity of a process, kept up to date. May be used from any thread.
+
+    Args:
+        certificate, key, authorities: PEM files.
+        server_name: that peers' certificates must have; None: the host by which each is addressed.
+
+    Raises:
+        TlsError: the files cannot be used. Later, when they have changed, that is logged, and the identity stays.
+    """
+
+    def __init__(self, certificate: Path, key: Path, authorities: Path, server_name: str | None = None) -> None:
+        self.server_name = server_name
+        self._files = (certificate, key, authorities)
+        self._lock = threading.Lock()
+        self._checked_s = time.monotonic()
+        self._seen = self._fingerprint()
+        self._identity = self._load()
+
+    @property
+    def identity(self) -> Identity:
+        """The newest that could be used; the same object until the files change."""
+        with self._lock:
+            if time.monotonic() - self._checked_s >= CHECK_INTERVAL_S:
+                self._checked_s = time.monotonic()
+                seen = self._fingerprint()
+                if seen != self._seen:
+                    self._seen = seen
+                    self._reload()
+            return self._identity
+
+    def for_server(self) -> grpc.ServerCredentials:
+        """Has every client show a certificate. Files that have changed count from the next connection on."""
+        given = self.identity
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given
+            if (newest := self.identity) is given:
+                return None
+            given = newest
+            return newest.server_configuration()
+
+        # None says that nothing has changed, which grpc's types do not know
+        return grpc.dynamic_ssl_server_credentials(given.server_configuration(), changed, True)  # pyright: ignore[reportArgumentType]
+
+    def _load(self) -> Identity:
+        identity = read_identity(*self._files)
+        metrics.TLS_EXPIRES.set(identity.expires_at)
+        return identity
+
+    def _reload(self) -> None:
+        try:
+            self._identity = self._load()
+        except TlsError as error:
+            log.error("changed TLS files cannot be used; those before stay in use", error=str(error))
+        else:
+            log.info("TLS files read again", names=self._identity.names, expires=_text(self._identity.expires_at))
+
+    def _fingerprint(self) -> list[Fingerprint]:
+        return [fingerprint(file) for file in self._files]
+
+
+def load(settings: Flags) -> Credentials | None:
+    """The credentials that `settings` name; None if they name none.
+
+    Raises:
+        SystemExit: the files cannot be used.
+    """
+    if settings.tls_cert is None or settings.tls_key is None or settings.tls_ca is None:
+        return None
+    try:
+        return Credentials(settings.tls_cert, settings.tls_key, settings.tls_ca, settings.tls_server_name)
+    except TlsError as error:
+        raise SystemExit(str(error)) from None
+
+
+def read_identity(certificate: Path, key: Path, authorities: Path) -> Identity:
+    """Reads and checks the files.
+
+    Raises:
+        TlsError: one is missing or no PEM, the key is another certificate's, or a certificate is not valid now.
+    """
+    chain_pem, key_pem, authorities_pem = (
+        _read(flag, file) for flag, file in (("--tls-cert", certificate), ("--tls-key", key), ("--tls-ca", authorities))
+    )
+    chain = _certificates("--tls-cert", certificate, chain_pem)
+    _check_key(key, key_pem, certificate, chain[0])
+    _check_time("--tls-cert", certificate, chain[:1])
+    _check_time("--tls-ca", authorities, _certificates("--tls-ca", authorities, authorities_pem))
+    return Identity(chain_pem, key_pem, authorities_pem, _names(chain[0]), chain[0].not_valid_after_utc.timestamp())
+
+
+def _read(flag: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise TlsError(f"{flag}: {file}: {error.strerror}") from None
+
+
+def _certificates(flag: str, file: Path, pem: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise TlsError(f"{flag}: {file} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)") from None
+
+
+def _check_key(file: Path, pem: bytes, certificate_file: Path, certificate: x509.Certificate) -> None:
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except TypeError:
+        raise TlsError(f"--tls-key: {file} is encrypted: name one without a passphrase (openssl pkey)") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise TlsError(f"--tls-key: {file} holds no private key in PEM (-----BEGIN PRIVATE KEY-----)") from None
+    keys = [
+        each.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        for each in (key.public_key(), certificate.public_key())
+    ]
+    if keys[0] != keys[1]:
+        raise TlsError(f"--tls-key: {file} is not the key of the first certificate in {certificate_file}")
+
+
+def _check_time(flag: str, file: Path, certificates: Sequence[x509.Certificate]) -> None:
+    """One that is valid is enough: bundles keep old CAs."""
+    now = datetime.datetime.now(datetime.UTC)
+    newest = max(certificates, key=lambda each: each.not_valid_after_utc)
+    if newest.not_valid_after_utc < now:
+        raise TlsError(f"{flag}: {file} expired at {_text(newest.not_valid_after_utc.timestamp())}; renew it")
+    if all(each.not_valid_before_utc > now for each in certificates):
+        begin = _text(newest.not_valid_before_utc.timestamp())
+        raise TlsError(f"{flag}: {file} is not valid before {begin}; is this machine's clock right?")
+
+
+def _names(certificate: x509.Certificate) -> tuple[str, ...]:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    hosts = found.get_values_for_type(x509.DNSName)
+    return (*hosts, *map(str, found.get_values_for_type(x509.IPAddress)))
+
+
+def _text(unix_s: float) -> str:
+    return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(timespec="seconds")

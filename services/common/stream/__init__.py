@@ -1,0 +1,1 @@
+"""Tensor streams between stages: producer, consumer, and what carries tensors beside gRPC. Knows no stage."""

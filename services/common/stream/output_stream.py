@@ -1,0 +1,284 @@
+"""The producer's side of a tensor stream: buffers what an engine makes, sends what the consumer has credit for."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from quartet.v1 import stream_pb2
+from services.common.rpc.errors import InvalidInput, RequestCancelled, StageError, Unavailable
+from services.common.stream.carriers import Carrier, Carriers
+from services.common.stream.chunks import Selection, end_position, take_inline
+from services.common.stream.rows import Rows
+from services.common.stream.tensors import data_type
+
+DEFAULT_CHUNK_BYTES = 64 * 1024
+
+
+class OutputStream:
+    """One request's rows on their way to one consumer. For the event loop's thread only.
+
+    `put` never blocks: an engine's step must not wait for a network. What is buffered is bounded by the request itself
+    (its context length, its most frames), and where the producer can stand still by `room`; what is in flight by the
+    consumer's credit.
+
+    Attributes:
+        consumer_gone: its call has ended.
+        pending_positions: positions put and not sent, of all kinds of rows.
+        credits: chunks that the consumer has granted and not got.
+        oldest_put: when the oldest row was put of the chunk that `responses` gave last (time.monotonic() seconds).
+        fell_back: why that chunk is inline although large enough for other transports, by transport; empty if it is not
+            both.
+
+    As a context manager: leaving without `finish` fails the stream with the StageError that is being raised, or else
+    with RequestCancelled.
+    """
+
+    def __init__(self, stream_id: str, offered: Sequence[str], on_exit: Callable[["OutputStream"], None]) -> None:
+        self.stream_id = stream_id
+        self.offered = tuple(offered)
+        self.consumer_gone = False
+        self.pending_positions = 0
+        self.credits = 0
+        self.oldest_put = 0.0
+        self.fell_back: dict[str, str] = {}
+        self._positions_put = 0
+        self._put_times: deque[tuple[int, float]] = deque()  # (positions put up to then, when)
+        self._on_exit = on_exit
+        self._subscribed: asyncio.Future[stream_pb2.Subscription] = asyncio.get_running_loop().create_future()
+        self._changed = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._header: stream_pb2.StreamHeader | None = None
+        self._pending: deque[Rows] = deque()
+        self._end: stream_pb2.StreamEnd | None = None
+        self._error: StageError | None = None
+        self._credit_closed = False
+        self._carrier: Carrier | None = None
+        self._carrier_name = ""
+        self._carried_from_bytes = math.inf
+        self._obstacles: dict[str, str] = {}  # by transport: why there is no carrier
+
+    async def subscription(self, timeout_s: float) -> list[stream_pb2.RowSelection]:
+        """What the consumer wants; a subscription to everything is spelled out.
+
+        Raises:
+            Unavailable: no consumer came within `timeout_s`.
+        """
+        try:
+            subscription = await asyncio.wait_for(asyncio.shield(self._subscribed), timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"nobody subscribed to stream {self.stream_id} within {timeout_s:g} s") from None
+        if subscription.rows:
+            return list(subscription.rows)
+        return [stream_pb2.RowSelection(name=name) for name in self.offered]
+
+    def start(self, prompt_positions: int) -> None:
+        """Sends the header."""
+        self._header = stream_pb2.StreamHeader(prompt_positions=prompt_positions)
+        self._changed.set()
+
+    def put(self, rows: Sequence[Rows]) -> None:
+        """Appends rows, on the CPU. Those the consumer did not ask for must not be put, except as a whole kind. Their
+        tensors are read until they are sent: they must not be written to any more.
+
+        Raises:
+            ValueError: a dtype that has no DataType.
+        """
+        for row in rows:
+            data_type(row.tensor.dtype)
+        if not self.consumer_gone:
+            rows = [row.compact() for row in rows if len(row.tensor)]
+            self._pending.extend(rows)
+            positions = sum(len(row.tensor) for row in rows)
+            self.pending_positions += positions
+            self._positions_put += positions
+            self._put_times.append((self._positions_put, time.monotonic()))
+            self._changed.set()
+
+    async def room(self, positions: int) -> None:
+        """Waits while a consumer leaves `positions` or more pending. One that has yet to come is not waited for."""
+        while self.pending_positions >= positions and self.taken and not self.consumer_gone:
+            self._sent.clear()
+            await self._sent.wait()
+
+    def finish(self, end_position: int) -> None:
+        """Completes the stream: what is pending is still delivered."""
+        if self._error is None:
+            self._end = stream_pb2.StreamEnd(end_position=end_position)
+            self._ended.set()
+            self._changed.set()
+
+    def fail(self, error: StageError) -> None:
+        """Ends the stream with `error`; what is pending is dropped. After `finish` this does nothing."""
+        if self._end is None:
+            self._break(error)
+
+    def _break(self, error: StageError) -> None:
+        if self._error is None:
+            self._error = error
+            self._pending.clear()
+            self.pending_positions = 0
+            self._ended.set()
+            self._changed.set()
+            self._sent.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        gave_up = RequestCancelled(f"the request behind stream {self.stream_id} ended early")
+        self.fail(error if isinstance(error, StageError) else gave_up)
+        self._on_exit(self)
+
+    # The consumer's side, used by StreamHub and TensorStreamServicer.
+
+    def accept(self, subscription: stream_pb2.Subscription) -> None:
+        """Binds the consumer.
+
+        Raises:
+            InvalidInput: rows that are not offered, or no credit.
+        """
+        for i, row in enumerate(subscription.rows):
+            if row.name not in self.offered:
+                raise InvalidInput(f"rows[{i}].name", f"'{row.name}' is not offered; there is {list(self.offered)}")
+        self.credits = subscription.initial_credits
+        self._subscribed.set_result(subscription)
+
+    def carry_by(self, transports: Sequence[Carriers]) -> None:
+        """Large tensors go by the first of `transports` that this consumer can have, or inline. After `accept`."""
+        capabilities = self._subscribed.result().capabilities
+        self._carried_from_bytes = min((each.from_bytes for each in transports), default=math.inf)
+        for each in transports:
+            carrier, obstacle = each.terms(capabilities, self._carried)
+            if carrier:
+                self._carrier, self._carrier_name, self._carried_from_bytes = carrier, each.transport, each.from_bytes
+                return
+            self._obstacles[each.transport] = obstacle
+
+    def _carried(self, error: StageError | None) -> None:
+        if error:
+            self._break(error)
+        self._changed.set()
+
+    def consumer_left(self) -> None:
+        """Its call has ended; what is put from now on is dropped."""
+        self.consumer_gone = True
+        if self._carrier is not None:
+            self._carrier.end()
+        self._sent.set()
+
+    @property
+    def taken(self) -> bool:
+        """Whether a consumer has subscribed."""
+        return self._subscribed.done()
+
+    def grant(self, chunks: int) -> None:
+        """Adds credit."""
+        self.credits += chunks
+        self._changed.set()
+
+    def release(self, lease_ids: Sequence[int]) -> None:
+        """The consumer reads these no more.
+
+        Raises:
+            InvalidInput: one of them is not a lease of this stream.
+        """
+        if self._carrier is None:
+            raise InvalidInput("credit.released", "this stream lends nothing")
+        self._carrier.release(lease_ids)
+
+    async def released(self) -> None:
+        """Returns when the consumer has all that was sent beside this stream, or can no longer say so.
+
+        Raises:
+            StageError: it will not get all of it.
+        """
+        while self._carrier and self._carrier.outstanding and not self._credit_closed and not self._error:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._error:
+            raise self._error
+
+    def close_credit(self) -> None:
+        """The consumer will grant no more, and release no more."""
+        self._credit_closed = True
+        self._changed.set()
+
+    async def responses(self) -> AsyncIterator[stream_pb2.SubscribeResponse]:
+        """What goes out, as credit allows.
+
+        Raises:
+            StageError: the error the stream failed with; InvalidInput when credit ran out for good.
+        """
+        subscription = self._subscribed.result()
+        limit_bytes = subscription.capabilities.max_chunk_bytes or DEFAULT_CHUNK_BYTES
+        selection = Selection({row.name: row.positions for row in subscription.rows})
+        gathering = subscription.gathering
+        header_sent = False
+        while True:
+            self._changed.clear()
+            if self._error:
+                raise self._error
+            if self._header and not header_sent:
+                header_sent = True
+                selection.prompt_positions = self._header.prompt_positions
+                yield stream_pb2.SubscribeResponse(header=self._header)
+            while self._has_wanted(selection) and self.credits:
+                self._note_oldest()
+                chunk = await self._take(limit_bytes, selection)
+                self.credits -= 1
+                self._sent.set()
+                yield stream_pb2.SubscribeResponse(chunk=chunk)
+                if gathering.delay_ms and end_position(chunk) > gathering.from_position:
+                    await self._gather(gathering.delay_ms / 1000)
+                if self._error:
+                    raise self._error
+            if self._end and not self._pending:
+                yield stream_pb2.SubscribeResponse(end=self._end)
+                return
+            if self._pending and self._credit_closed:
+                raise InvalidInput("credit.chunks", "the stream has more chunks than were ever granted")
+            await self._changed.wait()
+
+    async def _take(self, limit_bytes: int, selection: Selection) -> stream_pb2.StreamChunk:
+        """The next chunk: one large tensor beside the stream, or what fits into a message."""
+        rows = self._pending[0]
+        self.fell_back = {}
+        if rows.tensor.nbytes >= self._carried_from_bytes:
+            if self._carrier is not None and (place := self._carrier.reserve(rows.tensor.nbytes)):
+                self._pending.popleft()
+                self.pending_positions -= len(rows.tensor)
+                chunk = stream_pb2.StreamChunk()
+                chunk.rows.add(name=rows.name, first_position=rows.first_position)
+                chunk.rows[0].tensor.CopyFrom(await self._carrier.carry(place, rows.tensor))
+                return chunk
+            self.fell_back = {self._carrier_name: self._carrier.obstacle} if self._carrier else self._obstacles
+        chunk, passed = take_inline(self._pending, limit_bytes, selection, self._carried_from_bytes)
+        self.pending_positions -= passed
+        return chunk
+
+    def _note_oldest(self) -> None:
+        """Rows leave in the order they came, so positions tell which was put when."""
+        passed = self._positions_put - self.pending_positions
+        while self._put_times[0][0] <= passed:
+            self._put_times.popleft()
+        self.oldest_put = self._put_times[0][1]
+
+    async def _gather(self, delay_s: float) -> None:
+        """Lets `delay_s` pass, or less if the stream ends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._ended.wait()
+
+    def _has_wanted(self, selection: Selection) -> bool:
+        """Whether a chunk can be made. Drops what nobody asked for: it must neither cost credit nor wait for some."""
+        while self._pending and not selection.wants(self._pending[0]):
+            self.pending_positions -= len(self._pending.popleft().tensor)
+        return bool(self._pending)

@@ -1,0 +1,137 @@
+"""torch tensors as `quartet.v1.Tensor` messages, and back."""
+
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from quartet.v1 import tensor_pb2
+from services.common.rpc.errors import InvalidInput
+
+MAX_INLINE_BYTES = 4 * 1024 * 1024
+
+_DTYPES = {
+    tensor_pb2.DATA_TYPE_FLOAT32: torch.float32,
+    tensor_pb2.DATA_TYPE_FLOAT16: torch.float16,
+    tensor_pb2.DATA_TYPE_BFLOAT16: torch.bfloat16,
+    tensor_pb2.DATA_TYPE_INT16: torch.int16,
+    tensor_pb2.DATA_TYPE_INT32: torch.int32,
+    tensor_pb2.DATA_TYPE_INT64: torch.int64,
+    tensor_pb2.DATA_TYPE_UINT8: torch.uint8,
+}
+_DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
+
+Handle = tensor_pb2.SharedMemory | tensor_pb2.Ucx
+
+# Bytes of a handle and the field it is in; not to be written to.
+Resolve = Callable[[Handle, str], memoryview | np.ndarray]
+
+# torch has no read-only tensors; that these must not be written to is in the docstrings.
+warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+
+
+def data_type(dtype: torch.dtype) -> tensor_pb2.DataType:
+    """What `dtype` is in messages.
+
+    Raises:
+        ValueError: it has no DataType.
+    """
+    if dtype not in _DATA_TYPES:
+        raise ValueError(f"no DataType for {dtype}")
+    return _DATA_TYPES[dtype]
+
+
+def describe(tensor: torch.Tensor) -> tensor_pb2.Tensor:
+    """A message with the dtype and shape of `tensor`, and no payload.
+
+    Raises:
+        ValueError: a dtype that has no DataType.
+    """
+    return tensor_pb2.Tensor(dtype=data_type(tensor.dtype), shape=tensor.shape)
+
+
+def as_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """The elements of `tensor` (any shape, on any device): (bytes,) uint8; where they can be, not a copy."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def to_message(tensor: torch.Tensor) -> tensor_pb2.Tensor:
+    """`tensor` (any shape, on any device, a dtype of `DataType`) as an inline message.
+
+    Raises:
+        ValueError: a dtype that has no DataType.
+    """
+    message = tensor_pb2.Tensor()
+    fill(message, tensor)
+    return message
+
+
+def fill(message: tensor_pb2.Tensor, tensor: torch.Tensor) -> None:
+    """Makes the empty `message` what `to_message` gives: a message that is part of another need not be copied there.
+
+    Raises:
+        ValueError: a dtype that has no DataType.
+    """
+    message.dtype = data_type(tensor.dtype)
+    message.shape.extend(tensor.shape)
+    message.inline = as_bytes(tensor).tobytes()
+
+
+def elements_bytes(message: tensor_pb2.Tensor) -> int:
+    """Size of the elements of a message of ours, by dtype and shape: to look at an inline payload copies it."""
+    return math.prod(message.shape) * _DTYPES[message.dtype].itemsize
+
+
+def handle_of(message: tensor_pb2.Tensor) -> Handle | None:
+    """Where its elements are, if they are not in it."""
+    payload = message.WhichOneof("payload")
+    return None if payload in ("inline", None) else getattr(message, payload)
+
+
+def check(message: tensor_pb2.Tensor, size_bytes: int, field: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    """dtype and shape of the message's tensor, whose elements take `size_bytes`.
+
+    Raises:
+        InvalidInput: names the part of `field` at fault, when the three do not fit together.
+    """
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None:
+        raise InvalidInput(f"{field}.dtype", "must be one of the DataTypes")
+    shape = tuple(message.shape)
+    if any(size < 0 for size in shape):
+        raise InvalidInput(f"{field}.shape", f"has a negative dimension: {list(shape)}")
+    needed_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes != needed_bytes:
+        payload = message.WhichOneof("payload") or "inline"
+        at = f"{field}.{payload}" if payload == "inline" else f"{field}.{payload}.size_bytes"
+        raise InvalidInput(at, f"has {size_bytes} bytes, but shape {list(shape)} of {dtype} needs {needed_bytes}")
+    return dtype, shape
+
+
+def to_torch(message: tensor_pb2.Tensor, field: str = "tensor", resolve: Resolve | None = None) -> torch.Tensor:
+    """The message's tensor on the CPU, over the payload itself: it must not be written to.
+
+    Args:
+        message: from a peer.
+        field: path of it, for errors.
+        resolve: finds what is not in the message; None where it must be.
+
+    Raises:
+        InvalidInput: names the part of `field` at fault, when dtype, shape and payload do not fit together.
+    """
+    handle = handle_of(message)
+    data: bytes | memoryview | np.ndarray = b"" if handle else message.inline  # each access is a copy
+    dtype, shape = check(message, handle.size_bytes if handle else len(data), field)
+    if handle:
+        payload = f"{field}.{message.WhichOneof('payload')}"
+        if resolve is None:
+            raise InvalidInput(payload, "is taken in tensor streams only: send the elements inline")
+        data = resolve(handle, payload)
+    try:
+        if not len(data):
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype).view(shape)
+    except RuntimeError as error:  # no elements, but dimensions that torch cannot count
+        raise InvalidInput(f"{field}.shape", f"{list(shape)}: {error}") from None

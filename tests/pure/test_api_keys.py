@@ -1,0 +1,353 @@
+"""API keys over HTTP: who is let in, limits of each key, a file that changes, and what happens without keys."""
+
+import asyncio
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import structlog
+from prometheus_client import REGISTRY
+
+from gateway.access.key_file import digest, new_key, read_key_file
+from gateway.access.keys import OPEN_PATHS, RequireKey
+from gateway.pipeline.yaml_source import YamlError
+from tests.support.gateway_stack import Running, running
+from tests.support.stack import free_port
+from tests.support.video_stack import MODEL as VIDEO_MODEL
+from tests.support.video_stack import VIDEO_INFO, gateway_before, scripted_dit
+
+PIPELINE = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+ALICE, BOB = new_key(), new_key()
+
+
+def entry(name: str, key: str, **limits: int) -> str:
+    members = {"name": name, "sha256": f'"{digest(key)}"', **limits}
+    return "  - " + "\n    ".join(f"{field}: {value}" for field, value in members.items()) + "\n"
+
+
+def write(file: Path, *entries: str) -> Path:
+    file.write_text("keys:\n" + "".join(entries))
+    return file
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def chat(gateway: Running, key: str, **members) -> httpx.Response:
+    return await gateway.chat(ASK | members, headers=bearer(key))
+
+
+def counted(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    return write(tmp_path / "keys.yaml", entry("alice", ALICE), entry("bob", BOB))
+
+
+async def test_each_key_is_let_in_and_no_other(key_file: Path):
+    before = {name: counted("quartet_gateway_key_requests_total", key=name) for name in ("alice", "bob")}
+    async with running(api_keys_file=key_file) as gateway:
+        answers = await asyncio.gather(chat(gateway, ALICE), chat(gateway, BOB))
+        assert [answer.status_code for answer in answers] == [200, 200]
+        for headers in ({}, bearer(new_key()), bearer(ALICE[:-1]), {"authorization": f"Basic {ALICE}"}, bearer("\xff")):
+            encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+            for path in ("/v1/models", "/v1/models/scripted", "/v1/nothing", "/HEALTH", "/health/"):
+                refused = await gateway.http.get(path, headers=encoded)
+                assert refused.status_code == 401
+                error = refused.json()["error"]
+                assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+                assert refused.headers["www-authenticate"] == "Bearer"
+                assert refused.headers["x-request-id"]
+        assert gateway.scripts["thinker"].ended == ["done", "done"]
+        for path in OPEN_PATHS:
+            assert (await gateway.http.get(path)).status_code == 200
+    for name, was in before.items():
+        assert counted("quartet_gateway_key_requests_total", key=name) == was + 1
+
+
+async def test_openais_client_knows_the_errors(tmp_path: Path):
+    file = write(tmp_path / "keys.yaml", entry("alice", ALICE, requests_per_minute=1))
+    async with running(api_keys_file=file) as gateway:
+        options = {"base_url": f"{gateway.url}/v1", "max_retries": 0}
+        async with openai.AsyncOpenAI(api_key=BOB, **options) as stranger:
+            with pytest.raises(openai.AuthenticationError, match="not known here"):
+                await stranger.models.list()
+        async with openai.AsyncOpenAI(api_key=ALICE, **options) as alice:
+            await alice.chat.completions.create(**ASK)
+            with pytest.raises(openai.RateLimitError) as refused:
+                await alice.chat.completions.create(**ASK)
+            assert refused.value.code == "rate_limit_exceeded"
+            assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
+            await alice.models.list()  # looking is not counted
+
+
+async def test_a_request_has_its_keys_name_in_the_log_and_never_the_key(key_file: Path):
+    with structlog.testing.capture_logs() as logs:
+        async with running(api_keys_file=key_file) as gateway:
+            await chat(gateway, ALICE)
+            await chat(gateway, "sk-wrong")
+    lines = [line for line in logs if line["event"] == "request" and line["log_level"] == "info"]
+    assert [(line["status"], line.get("key"), line.get("code")) for line in lines] == [
+        (200, "alice", None),
+        (401, None, "invalid_api_key"),
+    ]
+    for secret in (ALICE, "sk-wrong", digest(ALICE)):
+        assert secret not in str(logs)
+
+
+async def test_places_of_a_key(tmp_path: Path):
+    """A stream holds its place until it ends, or until its client is gone; other keys are not held up."""
+    file = write(tmp_path / "keys.yaml", entry("alice", ALICE, max_concurrent_requests=1), entry("bob", BOB))
+    running_now = {"name": "quartet_gateway_key_running_requests", "key": "alice"}
+    async with running(api_keys_file=file) as gateway:
+        thinker = gateway.scripts["thinker"]
+        thinker.hold, thinker.after = True, 2
+        streaming = asyncio.create_task(chat(gateway, ALICE, stream=True))
+        await thinker.holding.wait()
+        assert counted(**running_now) == 1
+        refused = await chat(gateway, ALICE)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        assert "'alice' has 1 requests in progress" in error["message"]
+        assert ALICE not in error["message"]
+        assert counted("quartet_gateway_key_refused_total", key="alice", limit="concurrency") >= 1
+
+        holding = asyncio.create_task(chat(gateway, BOB))
+        await gateway.until(lambda: thinker.running == 2)
+
+        streaming.cancel()  # the client goes
+        await gateway.until(lambda: counted(**running_now) == 0)
+        thinker.hold = False
+        assert (await chat(gateway, ALICE)).status_code == 200
+        thinker.release.set()
+        assert (await holding).status_code == 200
+
+
+async def test_a_refused_request_takes_nothing_of_the_rate(tmp_path: Path):
+    file = write(tmp_path / "keys.yaml", entry("alice", ALICE, max_concurrent_requests=1, requests_per_minute=2))
+    async with running(api_keys_file=file) as gateway:
+        thinker = gateway.scripts["thinker"]
+        thinker.hold = True
+        first = asyncio.create_task(chat(gateway, ALICE))
+        await thinker.holding.wait()
+        for _ in range(3):
+            assert "at a time" in (await chat(gateway, ALICE)).json()["error"]["message"]
+        thinker.release.set()
+        assert (await first).status_code == 200
+        assert (await chat(gateway, ALICE)).status_code == 200
+        assert "a minute" in (await chat(gateway, ALICE)).json()["error"]["message"]
+
+
+async def test_a_video_counts_until_it_ends(tmp_path: Path):
+    file = write(tmp_path / "keys.yaml", entry("alice", ALICE, max_concurrent_requests=1))
+    body = {"model": VIDEO_MODEL, "prompt": "a boat"}
+    async with (
+        scripted_dit(VIDEO_INFO) as stage,
+        gateway_before(
+            stage, tmp_path / "jobs", api_keys_file=file, max_running_videos=1, max_queued_videos=0
+        ) as client,
+    ):
+        client.http.headers.update(bearer(ALICE))
+        stage.script.hold = True
+        video = (await client.http.post("/v1/videos", json=body)).json()["id"]
+        assert (await client.http.post("/v1/videos", json=body)).json()["error"]["code"] == "rate_limit_exceeded"
+        assert (await client.video(video))["id"] == video  # looking takes no place
+        await client.http.delete(f"/v1/videos/{video}")
+
+        stage.script.hold = False
+        video = (await client.http.post("/v1/videos", json=body)).json()["id"]
+        await client.reaches(video, "completed")
+        await client.until(lambda: counted("quartet_gateway_key_running_requests", key="alice") == 0)
+
+        # one that the gateway refuses holds no place
+        assert (await client.http.post("/v1/videos", json=body | {"num_frames": 9999})).status_code == 400
+        assert counted("quartet_gateway_key_running_requests", key="alice") == 0
+
+
+async def test_a_key_sees_its_own_videos_only(key_file: Path, tmp_path: Path):
+    body = {"model": VIDEO_MODEL, "prompt": "a boat"}
+    async with scripted_dit(VIDEO_INFO) as stage:
+        async with gateway_before(stage, tmp_path / "jobs", api_keys_file=key_file) as client:
+            made = {}
+            for key in (ALICE, BOB):
+                client.http.headers.update(bearer(key))
+                made[key] = (await client.http.post("/v1/videos", json=body)).json()["id"]
+                await client.reaches(made[key], "completed")
+            for key, other in ((ALICE, BOB), (BOB, ALICE)):
+                client.http.headers.update(bearer(key))
+                listed = (await client.http.get("/v1/videos")).json()["data"]
+                assert [video["id"] for video in listed] == [made[key]]
+                path = f"/v1/videos/{made[other]}"
+                for refused in (
+                    await client.http.get(path),
+                    await client.http.get(f"{path}/content"),
+                    await client.http.delete(path),
+                ):
+                    assert refused.status_code == 404
+                assert (await client.http.get("/v1/videos", params={"after": made[other]})).status_code == 400
+                assert (await client.http.get(f"/v1/videos/{made[key]}/content")).status_code == 200
+        async with gateway_before(stage, tmp_path / "jobs") as client:  # without keys: the operator alone
+            assert len((await client.http.get("/v1/videos")).json()["data"]) == 2
+            await client.http.post("/v1/videos", json=body)
+        async with gateway_before(stage, tmp_path / "jobs", api_keys_file=key_file) as client:
+            client.http.headers.update(bearer(ALICE))
+            listed = (await client.http.get("/v1/videos")).json()["data"]
+            assert [video["id"] for video in listed] == [made[ALICE]]  # nobody's is not everybody's
+
+
+async def test_a_changed_file_counts_within_seconds(key_file: Path):
+    carol = new_key()
+    async with running(api_keys_file=key_file) as gateway:
+        thinker = gateway.scripts["thinker"]
+        thinker.hold = True
+        answering = asyncio.create_task(chat(gateway, BOB))
+        await thinker.holding.wait()
+
+        write(key_file, entry("alice", ALICE), entry("carol", carol))
+        await until_status(gateway, carol, 200)
+        assert await status(gateway, BOB) == 401
+        assert await status(gateway, ALICE) == 200
+        thinker.release.set()
+        assert (await answering).status_code == 200  # of a key that is gone: what it began goes on
+        page = (await gateway.http.get("/metrics")).text
+        assert 'key="alice"' in page
+        assert 'key="bob"' not in page
+
+        with structlog.testing.capture_logs() as logs:
+            key_file.write_text("keys:\n  - name: alice\n    sha: x\n")
+            await gateway.until(lambda: any(line["log_level"] == "error" for line in logs))
+        [line] = [line for line in logs if line["log_level"] == "error"]
+        assert line["error"].startswith(f"{key_file}:3: keys.0.sha: unknown")
+        assert await status(gateway, carol) == 200
+
+
+async def status(gateway: Running, key: str) -> int:
+    return (await gateway.http.get("/v1/models", headers=bearer(key))).status_code
+
+
+async def until_status(gateway: Running, key: str, wanted: int) -> None:
+    async with asyncio.timeout(5):
+        while await status(gateway, key) != wanted:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_websocket_needs_a_key_too():
+    """There is none yet: one that is added is not open by default."""
+    reached, sent = [], []
+
+    async def app(scope, receive, send):
+        reached.append(scope)
+
+    class NoKeys:
+        def find(self, presented):
+            return None
+
+    async def send(message):
+        sent.append(message)
+
+    await RequireKey(app, NoKeys())({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)
+    assert (reached, sent) == ([], [{"type": "websocket.close", "code": 1008}])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", ":1: must be a mapping with the key `keys`"),
+        ("keys: []", ":1: keys: "),
+        ("keys:\n  - name: a b\n    sha256: x", ":2: keys.0.name: must be 1 to 64 letters"),
+        ("keys:\n  - name: a\n    sha256: sk-quartet-secret", ":3: keys.0.sha256: must be 64 hexadecimal digits"),
+        ("keys:\n  - name: a\n    sha256: 12", ":3: keys.0.sha256: must be 64 hexadecimal digits"),
+        (f"keys:\n{entry('a', ALICE)}{entry('b', ALICE)}", ":5: keys.1.sha256: is that of keys.0 too"),
+        (f"keys:\n{entry('a', ALICE)}{entry('a', BOB)}", ":4: keys.1.name: is that of keys.0 too"),
+        (f"keys:\n{entry('a', ALICE, requests_per_minute=0)}", ":4: keys.0.requests_per_minute: "),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, message: str):
+    file = tmp_path / "keys.yaml"
+    file.write_text(text)
+    with pytest.raises(YamlError) as error:
+        read_key_file(file)
+    assert f"{file}{message}" in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+# What a user of compose can set; tests/pure/test_compose_files.py checks that it is read.
+COMPOSE_FIXES = ("deploy/docker/keys.yaml in COMPOSE_FILE", "QUARTET_BIND=127.0.0.1", "QUARTET_ALLOW_ANONYMOUS=true")
+
+
+def start(*flags: str, **environment: str) -> subprocess.CompletedProcess:
+    """A gateway that is expected to end at once."""
+    command = [sys.executable, "-m", "gateway", f"--pipeline={PIPELINE}", "--port=0", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+
+
+def test_without_keys_others_are_not_let_near(tmp_path: Path):
+    for flags in (["--host=0.0.0.0"], ["--host=::"], ["--host="], ["--host=10.0.0.1"], ["--published-host=0.0.0.0"]):
+        refused = start(*flags)
+        assert refused.returncode == 1, flags
+        for fix in ("--api-keys-file", "--host 127.0.0.1", "--allow-anonymous=true", *COMPOSE_FIXES):
+            assert fix in refused.stderr
+    missing = start("--host=0.0.0.0", f"--api-keys-file={tmp_path}/none.yaml")
+    assert missing.returncode == 1
+    assert f"{tmp_path}/none.yaml:1: cannot be read" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment"),
+    [
+        (["--host=127.0.0.2"], {}),
+        (["--host=0.0.0.0"], {"QUARTET_GATEWAY_ALLOW_ANONYMOUS": "true"}),
+        (["--host=0.0.0.0", "--published-host=127.0.0.1"], {}),
+        (["--host=0.0.0.0", "--api-keys-file={keys}"], {}),
+    ],
+)
+def test_what_lets_a_gateway_start(key_file: Path, flags: list[str], environment: dict[str, str]):
+    port = free_port()
+    flags = [flag.format(keys=key_file) for flag in flags]
+    command = [sys.executable, "-m", "gateway", f"--pipeline={PIPELINE}", f"--port={port}", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            host = "127.0.0.2" if flags[0].endswith("127.0.0.2") else "127.0.0.1"
+            while process.poll() is None:
+                with contextlib.suppress(httpx.TransportError):
+                    assert httpx.get(f"http://{host}:{port}/health", timeout=5).json() == {"status": "ok"}
+                    break
+                time.sleep(0.05)
+            assert process.poll() is None, process.stderr.read()
+        finally:
+            process.terminate()
+
+
+async def test_quartet_key_and_the_commands_that_send_it(tmp_path: Path):
+    command = [sys.executable, "-m", "cli.main", "key", "carol", "--max-concurrent-requests", "3"]
+    made = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    key = re.search(r"sk-quartet-[A-Za-z0-9_-]{43}", made.stderr)[0]
+    assert key not in made.stdout
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys:\n" + made.stdout)
+    [read] = read_key_file(file)
+    assert (read.name, read.sha256, read.max_concurrent_requests) == ("carol", digest(key), 3)
+
+    async with running(api_keys_file=file) as gateway:
+        ask = [sys.executable, "-m", "cli.main", "chat", "hi", "--url", gateway.url]
+        for flags, environment, worked in (
+            (["--api-key", key], {}, True),
+            ([], {"QUARTET_API_KEY": key, "OPENAI_API_KEY": "sk-other"}, True),
+            ([], {"OPENAI_API_KEY": key}, True),
+            ([], {}, False),
+        ):
+            options = {"capture_output": True, "text": True, "env": environment, "check": False}
+            done = await asyncio.to_thread(subprocess.run, [*ask, *flags], **options)
+            assert (done.returncode == 0) is worked, done.stderr
+            assert worked or "an API key is required" in done.stderr

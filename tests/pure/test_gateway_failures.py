@@ -1,0 +1,141 @@
+"""What clients hear of a stage that is gone, whoever tells the gateway first, and what only the log does."""
+
+import asyncio
+import json
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from services.common.rpc.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    NotFound,
+    RequestCancelled,
+    StageLost,
+    Unavailable,
+)
+from tests.support.gateway_stack import NOT_FOR_CLIENTS, running
+
+ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+SPEAK = ASK | {"modalities": ["text", "audio"]}
+GONE = "the thinker went away while it answered; try again in 1 s"
+ADDRESS = "10.1.2.3:50052"
+
+Code = grpc.StatusCode
+RAW = [
+    (Code.UNAVAILABLE, "Socket closed"),
+    (Code.UNAVAILABLE, f"recvmsg:Connection reset by peer; ipv4:{ADDRESS}"),
+    (Code.UNAVAILABLE, "GOAWAY received; Error code: 2; Debug Text: "),
+    (Code.UNAVAILABLE, f"failed to connect to all addresses; last error: ipv4:{ADDRESS}: Connection refused"),
+    (Code.UNKNOWN, "Stream removed (Socket closed)"),
+    (Code.UNKNOWN, "Stream removed (recvmsg:Connection reset by peer (104))"),
+]
+
+
+@pytest.fixture
+async def gateway():
+    async with running() as started:
+        yield started
+
+
+def only(gateway, reporter: str, error) -> None:
+    """Of all stages `reporter` alone ends its call; the others never do."""
+    for name, script in gateway.scripts.items():
+        script.hold, script.after = name != reporter, 1
+    gateway.scripts[reporter].error = error
+
+
+async def log_line(gateway, logs: list[dict]) -> dict:
+    """Of the one request: it is written when the client has its answer already."""
+    await gateway.until(lambda: any(line["event"] == "request" for line in logs))
+    (line,) = [line for line in logs if line["event"] == "request"]
+    return line
+
+
+@pytest.mark.parametrize("raw", RAW, ids=[text[:14] for _, text in RAW])
+async def test_what_grpc_says_of_a_lost_stage_is_not_what_clients_hear(gateway, raw):
+    only(gateway, "thinker", raw)
+    with capture_logs() as logs:
+        response = await gateway.chat(SPEAK, headers={"x-request-id": "r-1"})
+        line = await log_line(gateway, logs)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"] == {
+        "message": GONE,
+        "type": "service_unavailable_error",
+        "param": None,
+        "code": "stage_unavailable",
+    }
+    assert (line["request_id"], line["failed_stage"]) == ("r-1", "thinker")
+    assert gateway.stages.addresses["thinker"] in line["detail"]
+    assert raw[1] in line["detail"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reporter", ["thinker", "talker", "code2wav"])
+async def test_the_stage_that_died_is_named_whichever_error_is_first(gateway, reporter, stream):
+    """The gateway has no other word than this one: the two other stages stand still."""
+    found = StageLost("thinker", f"{ADDRESS}: Stream removed (Socket closed)")
+    only(gateway, reporter, (Code.UNAVAILABLE, "Socket closed") if reporter == "thinker" else found)
+    with capture_logs() as logs:
+        response = await gateway.chat(SPEAK | {"stream": stream})
+        line = await log_line(gateway, logs)
+    error = json.loads(response.text.split("data: ")[-1])["error"]
+    assert (error["code"], error["message"]) == ("stage_unavailable", GONE)
+    assert (line["failed_stage"], line["code"]) == ("thinker", "stage_unavailable")
+    assert "Socket closed" in line["detail"]
+
+
+@pytest.mark.parametrize("order", [("talker", "thinker"), ("code2wav", "talker"), ("thinker", "code2wav")])
+async def test_the_stage_that_died_is_named_in_any_order(gateway, order):
+    for script in gateway.scripts.values():
+        script.hold, script.after = True, 1
+    for name in ("talker", "code2wav"):
+        gateway.scripts[name].error = StageLost("thinker", f"{ADDRESS}: Socket closed")
+    gateway.scripts["thinker"].error = (Code.UNKNOWN, "Stream removed (Socket closed)")
+    asking = asyncio.create_task(gateway.chat(SPEAK))
+    await asyncio.gather(*(script.holding.wait() for script in gateway.scripts.values()))
+    for name in order:
+        gateway.scripts[name].release.set()
+    assert (await asking).json()["error"]["message"] == GONE
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (Unavailable(f"UCX: {ADDRESS}: Connection reset by remote peer"), 503, "the talker cannot answer now"),
+        (NotFound(f"stream at {ADDRESS}"), 503, "the talker gave the request up"),
+        (RequestCancelled(f"peer {ADDRESS}"), 503, "the talker gave the request up"),
+        ((Code.CANCELLED, f"CANCELLED by {ADDRESS}"), 503, "the talker gave the request up"),
+        (DeadlineExceeded(f"no answer of {ADDRESS}"), 504, "the talker took longer than the request's time"),
+        (InvalidInput("source.token_ids.arena", f"cannot be opened: {ADDRESS}"), 500, "talker: internal error"),
+        ((Code.INTERNAL, f"Received RST_STREAM of {ADDRESS}"), 500, "talker: internal error"),
+        ((Code.RESOURCE_EXHAUSTED, f"message larger than max at {ADDRESS}"), 500, "talker: internal error"),
+    ],
+    ids=["unavailable", "not found", "given up", "cancelled", "deadline", "stream", "reset", "too large"],
+)
+async def test_no_address_and_no_socket_s_words_are_in_a_body(gateway, error, status, message):
+    only(gateway, "talker", error)
+    response = await gateway.chat(SPEAK)
+    assert response.status_code == status
+    assert response.json()["error"]["message"].startswith(message)
+    assert not NOT_FOR_CLIENTS.search(response.text)
+    assert ("retry-after" in response.headers) == (status == 503)
+
+
+async def test_a_refusal_that_comes_by_the_talker_is_in_the_names_of_the_stage_that_refused(gateway):
+    refused = InvalidInput("sampling.top_p", "too low")
+    refused.origin = "thinker"
+    only(gateway, "talker", refused)
+    assert (await gateway.refusal(SPEAK))[1]["param"] == "top_p"
+
+
+async def test_a_stage_that_does_not_serve_is_named_without_its_address(gateway):
+    await gateway.stages.servers["thinker"].stop(grace=None)
+    await gateway.until(lambda: not gateway.app.state.gateway.stages.ready)
+    with capture_logs() as logs:
+        response = await gateway.chat(ASK)
+        line = await log_line(gateway, logs)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["message"] == "the thinker is not serving; try again in 1 s"
+    assert gateway.stages.addresses["thinker"] in line["detail"]

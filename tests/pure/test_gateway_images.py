@@ -1,0 +1,624 @@
+"""Pictures over HTTP, with a scripted stage and OpenAI's own client."""
+
+import asyncio
+import base64
+import io
+import json
+import struct
+import zlib
+
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, Unavailable
+from tests.support.gateway_stack import SPEECH, running
+from tests.support.scripted_stages import DIT_STEPS, DRAWN_SEED, PICTURES, PIECES, picture_of
+
+DIT = SPEECH.with_name("dit.yaml")
+MODEL = "scripted-dit"
+GENERATE, EDIT, CHAT = "/v1/images/generations", "/v1/images/edits", "/v1/chat/completions"
+ASK = {"prompt": "a boat", "model": MODEL}
+TEXT = "".join(PIECES)
+BOTH = """\
+stages:
+  thinker: {kind: thinker, address: 'h:1'}
+  dit: {kind: dit, address: 'h:2'}
+outputs: {text: thinker, image: dit}
+"""
+
+
+def png(seed: int = 0, width: int = 32, height: int = 32) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(picture_of(seed, width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def noise(seed: int) -> bytes:
+    """A PNG of 3 MB."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (1000, 1000, 3), np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def bomb(side: int = 20_000) -> bytes:
+    """A PNG of 50 kB that unpacks to 400 million pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    pixels = zlib.compress(bytes((side // 8 + 1) * side), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def pixels(b64_json: str, file_format: str = "PNG") -> np.ndarray:
+    with Image.open(io.BytesIO(base64.b64decode(b64_json))) as image:
+        assert image.format == file_format
+        return np.asarray(image.convert("RGB"))
+
+
+def events(text: str) -> list[dict]:
+    """The events of a stream; each is named by its type."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def same(picture: np.ndarray, seed: int, width: int = 64, height: int = 48) -> None:
+    np.testing.assert_array_equal(picture, picture_of(seed, width, height))
+
+
+@pytest.fixture
+async def gateway(tmp_path):
+    async with running(DIT, jobs_dir=tmp_path) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+async def refusing(tmp_path_factory):
+    """A gateway for requests that must not reach the stage."""
+    async with running(DIT, jobs_dir=tmp_path_factory.mktemp("jobs")) as started:
+        yield started
+        assert started.scripts["dit"].requests == []
+
+
+@pytest.fixture
+async def both(tmp_path):
+    """A thinker and a dit behind one gateway."""
+    file = tmp_path / "both.yaml"
+    file.write_text(BOTH)
+    async with running(file) as started:
+        yield started
+
+
+async def test_a_picture(gateway):
+    body = await gateway.openai.images.generate(**ASK)
+    (picture,) = body.data
+    same(pixels(picture.b64_json), DRAWN_SEED)
+    assert (body.size, body.output_format, body.background, body.quality) == ("64x48", "png", "opaque", "auto")
+    assert body.usage is None
+    assert body.model_extra["quartet"]["seed"] == DRAWN_SEED
+    assert body.model_extra["quartet"]["num_inference_steps"] == DIT_STEPS
+    assert body.model_extra["quartet"]["timings"]["dit"]["prefill_ms"] == 2
+    (start,) = gateway.scripts["dit"].requests
+    assert (start.prompt, start.count, start.width, start.previews) == ("a boat", 1, 0, 0)
+    assert not any(map(start.HasField, ("seed", "negative_prompt", "num_inference_steps", "guidance_scale", "mask")))
+
+
+async def test_every_member_reaches_the_stage(gateway):
+    body = await gateway.openai.images.generate(
+        **ASK,
+        n=3,
+        size="96x32",
+        quality="high",
+        background="opaque",
+        moderation="low",
+        response_format="b64_json",
+        user="u",
+        extra_body={
+            "negative_prompt": "rain",
+            "num_inference_steps": 7,
+            "guidance_scale": 2.5,
+            "seed": 5,
+            "lora": [{"name": "ink", "weight": 0.5}, {"name": "oil"}],
+            "safety_identifier": "s",
+        },
+        extra_headers={"x-request-id": "mine"},
+    )
+    for i, picture in enumerate(body.data):
+        same(pixels(picture.b64_json), 5 + i, 96, 32)
+    assert len(body.data) == 3
+    assert body.size == "96x32"
+    (start,) = gateway.scripts["dit"].requests
+    assert (start.request_id, start.count, start.width, start.height, start.seed) == ("mine", 3, 96, 32, 5)
+    assert (start.negative_prompt, start.num_inference_steps, start.guidance_scale) == ("rain", 7, 2.5)
+    assert [(lora.name, lora.weight) for lora in start.loras] == [("ink", 0.5), ("oil", 1.0)]
+    metrics = (await gateway.http.get("/metrics")).text
+    assert "quartet_gateway_images_total" in metrics
+
+
+@pytest.mark.parametrize("lora", ["ink", {"ink": 1}, ["ink"], [{"name": "ink"}]])
+async def test_the_spellings_of_lora(gateway, lora):
+    assert (await gateway.http.post(GENERATE, json=ASK | {"lora": lora})).status_code == 200
+    (start,) = gateway.scripts["dit"].requests
+    assert [(lora.name, lora.weight) for lora in start.loras] == [("ink", 1.0)]
+
+
+async def test_the_model_need_not_be_named_and_auto_is_its_size(gateway):
+    body = await gateway.openai.images.generate(prompt="a boat", size="auto")
+    same(pixels(body.data[0].b64_json), DRAWN_SEED)
+
+
+@pytest.mark.parametrize("file_format", ["jpeg", "webp"])
+async def test_other_formats(gateway, file_format):
+    sizes = []
+    for quality in (None, 0, 60):
+        options = {} if quality is None else {"output_compression": quality}
+        body = await gateway.openai.images.generate(**ASK, output_format=file_format, **options)
+        picture = pixels(body.data[0].b64_json, file_format.upper())
+        assert picture.shape == (48, 64, 3)
+        assert body.output_format == file_format
+        sizes.append(len(body.data[0].b64_json))
+        if quality is None:
+            np.testing.assert_allclose(picture.astype(int), picture_of(DRAWN_SEED), atol=12)
+    assert sizes[0] > sizes[2] > sizes[1]
+
+
+async def test_a_stream_with_partial_images(gateway):
+    stream = await gateway.openai.images.generate(**ASK, stream=True, partial_images=2, extra_body={"seed": 3})
+    first, second, last = [event async for event in stream]
+    for i, event in enumerate((first, second)):
+        assert event.type == "image_generation.partial_image"
+        assert (event.partial_image_index, event.size) == (i, "16x12")
+        same(pixels(event.b64_json), 1001 + i, 16, 12)
+    assert last.type == "image_generation.completed"
+    assert (last.size, last.output_format, last.background, last.quality) == ("64x48", "png", "opaque", "auto")
+    same(pixels(last.b64_json), 3)
+    assert last.model_extra["quartet"]["seed"] == 3
+    assert last.model_extra["quartet"]["timings"]["dit"]["total_ms"] == 5
+
+
+async def test_a_stream_of_several_pictures_with_progress(gateway):
+    ask = ASK | {"stream": True, "n": 2, "seed": 3, "quartet": {"progress": True}}
+    response = await gateway.http.post(GENERATE, json=ask)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    found = events(response.text)
+    progress = [event for event in found if event["type"] == "quartet.progress"]
+    assert [(event["step"], event["output"]) for event in progress] == [
+        (step, output) for step in range(1, DIT_STEPS + 1) for output in range(2)
+    ]
+    assert progress[0]["num_inference_steps"] == DIT_STEPS
+    one, two = [event for event in found if event["type"] == "image_generation.completed"]
+    for event, output in ((one, 1), (two, 0)):  # as they are done
+        assert (event["quartet"]["output"], event["quartet"]["seed"]) == (output, 3 + output)
+        same(pixels(event["b64_json"]), 3 + output)
+    assert found[-1] == two
+    assert "timings" in two["quartet"]
+    assert "timings" not in one["quartet"]
+
+
+async def test_no_more_previews_than_steps_leave_room_for(gateway):
+    ask = ASK | {"stream": True, "partial_images": 3, "num_inference_steps": 2}
+    found = events((await gateway.http.post(GENERATE, json=ask)).text)
+    assert [event["type"].split(".")[1] for event in found] == ["partial_image", "completed"]
+
+
+async def test_an_edit(gateway):
+    files = [png(1), png(2)]
+    body = await gateway.openai.images.edit(
+        **ASK, image=files, n=2, size="64x64", output_format="png", extra_body={"seed": 8, "guidance_scale": 1.5}
+    )
+    assert len(body.data) == 2
+    for i, picture in enumerate(body.data):
+        same(pixels(picture.b64_json), 8 + i, 64, 64)
+    (start,) = gateway.scripts["dit"].requests
+    assert [(image.field, image.size_bytes) for image in start.images] == [
+        ("image[0]", len(files[0])),
+        ("image[1]", len(files[1])),
+    ]
+    assert not start.HasField("mask")
+    assert (start.count, start.seed, start.guidance_scale, start.width) == (2, 8, 1.5, 64)
+    assert bytes(gateway.scripts["dit"].media) == b"".join(files)
+
+
+async def test_an_edit_of_a_large_picture_with_a_mask(gateway):
+    image, mask = noise(1), noise(2)  # several chunks each
+    body = await gateway.openai.images.edit(
+        **ASK, image=("i.png", image), mask=mask, extra_body={"lora": '[{"name": "oil", "weight": 2}]'}
+    )
+    same(pixels(body.data[0].b64_json), DRAWN_SEED)
+    (start,) = gateway.scripts["dit"].requests
+    assert (start.images[0].field, start.mask.field, start.width) == ("image", "mask", 0)
+    assert [(lora.name, lora.weight) for lora in start.loras] == [("oil", 2.0)]
+    assert bytes(gateway.scripts["dit"].media) == image + mask
+
+
+async def test_a_streamed_edit(gateway):
+    stream = await gateway.openai.images.edit(**ASK, image=png(), stream=True, partial_images=1)
+    partial, completed = [event async for event in stream]
+    assert (partial.type, completed.type) == ("image_edit.partial_image", "image_edit.completed")
+    same(pixels(completed.b64_json), DRAWN_SEED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "param"),
+    [
+        ({"model": "other"}, 404, "model"),
+        ({"prompt": None}, 400, "prompt"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": "x" * 200_000}, 400, "prompt"),
+        ({"style": "vivid"}, 400, "style"),
+        ({"n": 0}, 400, "n"),
+        ({"n": PICTURES.max_count + 1}, 400, "n"),
+        ({"size": "big"}, 400, "size"),
+        ({"size": "0x64"}, 400, "size"),
+        ({"size": "64x50"}, 400, "size"),
+        ({"size": "512x512"}, 400, "size"),
+        ({"size": "99999x99999"}, 400, "size"),
+        ({"quality": "best"}, 400, "quality"),
+        ({"response_format": "url"}, 400, "response_format"),
+        ({"output_format": "gif"}, 400, "output_format"),
+        ({"output_compression": 50}, 400, "output_compression"),
+        ({"output_format": "jpeg", "output_compression": 101}, 400, "output_compression"),
+        ({"background": "transparent"}, 400, "background"),
+        ({"partial_images": 2}, 400, "partial_images"),
+        ({"stream": True, "partial_images": 4}, 400, "partial_images"),
+        ({"quartet": {"progress": True}}, 400, "quartet.progress"),
+        ({"num_inference_steps": 0}, 400, "num_inference_steps"),
+        ({"num_inference_steps": 51}, 400, "num_inference_steps"),
+        ({"guidance_scale": -1}, 400, "guidance_scale"),
+        ({"seed": -1}, 400, "seed"),
+        ({"seed": 2**64}, 400, "seed"),
+        ({"lora": "chalk"}, 400, "lora"),
+        ({"lora": [{"name": "ink", "strength": 1}]}, 400, "lora"),
+        ({"lora": ["ink", {"name": "ink"}]}, 400, "lora"),
+    ],
+)
+async def test_bad_requests_name_the_field(refusing, changes, status, param):
+    response = await refusing.http.post(GENERATE, json=ASK | changes)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["type"]) == (status, param, "invalid_request_error")
+    assert error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("member", "param"), [({"guidance_scale": "N"}, "guidance_scale"), ({"lora": {"ink": "N"}}, "lora.ink")]
+)
+@pytest.mark.parametrize("number", ["1e999", "NaN"])
+async def test_numbers_that_are_none(refusing, member, param, number):
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "quartet": {"dit": member}}
+    for path, body, named in ((GENERATE, ASK | member, param), (CHAT, chat, f"quartet.dit.{param}")):
+        response = await refusing.http.post(path, content=json.dumps(body).replace('"N"', number))
+        assert (response.status_code, response.json()["error"]["param"]) == (400, named)
+
+
+@pytest.mark.parametrize(("file_format", "most"), [("webp", 16_383), ("jpeg", 65_500)])
+async def test_sizes_that_a_format_has_not(gateway, monkeypatch, file_format, most):
+    gateway.app.state.gateway.stages.output("image").info.dit.max_pixels = 2**24
+    size = f"16x{most // 16 * 16 + 16}"
+    response = await gateway.http.post(GENERATE, json=ASK | {"size": size, "output_format": file_format})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "size")
+    assert f"{file_format} has at most {most} pixels" in error["message"]
+    options = {"dit": {"size": size, "output_format": file_format}}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+    assert (await gateway.refusal(chat | {"quartet": options}))[1]["param"] == "quartet.dit.size"
+    assert gateway.scripts["dit"].requests == []
+
+    body = await gateway.openai.images.generate(**ASK, size=f"16x{most // 16 * 16}", output_format=file_format)
+    assert pixels(body.data[0].b64_json, file_format.upper()).shape == (most // 16 * 16, 16, 3)
+    assert (await gateway.http.post(GENERATE, json=ASK | {"size": size})).status_code == 200  # png
+
+    # a size that the model chose is known at the end only
+    monkeypatch.setattr("tests.support.scripted_stages.picture_of", lambda *_: picture_of(0, 8, most + 1))
+    response = await gateway.http.post(GENERATE, json=ASK | {"output_format": file_format})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "size")
+    status, error = await gateway.refusal(chat | {"quartet": {"dit": {"output_format": file_format}}})
+    assert (status, error["param"]) == (400, "quartet.dit.size")
+
+
+async def test_the_pixels_of_all_images_together(tmp_path):
+    async with running(DIT, jobs_dir=tmp_path, media_max_image_pixels=3000) as gateway:
+
+        async def refused(*files) -> tuple[str, str]:
+            error = (await gateway.http.post(EDIT, data=ASK, files=files)).json()["error"]
+            return error["param"], error["code"]
+
+        assert await refused(*[("image[]", png())] * 3) == ("image[2]", "invalid_media")
+        assert await refused(("image", png(width=50, height=50)), ("mask", png())) == ("mask", "invalid_media")
+        ask = {"model": MODEL, "messages": [said(spoken("x"), *[shown(png())] * 3)]}
+        assert (await gateway.refusal(ask))[1]["param"] == "messages[0].content[3]"
+        assert gateway.scripts["dit"].requests == []
+        assert (await gateway.http.post(EDIT, data=ASK, files=[("image[]", png())] * 2)).status_code == 200
+
+
+async def test_running_requests_are_counted(gateway):
+    script = gateway.scripts["dit"]
+    script.hold = True
+    asking = asyncio.create_task(gateway.http.post(GENERATE, json=ASK))
+    await script.holding.wait()
+    assert "quartet_gateway_running_requests 1.0" in (await gateway.http.get("/metrics")).text
+    script.release.set()
+    await asking
+    assert "quartet_gateway_running_requests 0.0" in (await gateway.http.get("/metrics")).text
+
+
+async def test_bodies_that_are_none(gateway):
+    assert (await gateway.http.post(GENERATE, content=b"{")).json()["error"]["code"] == "invalid_json"
+    response = await gateway.http.post(EDIT, json=ASK)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_form")
+    response = await gateway.http.post(EDIT, content=b"x", headers={"content-type": "multipart/form-data"})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_form")
+
+
+@pytest.mark.parametrize(
+    ("files", "fields", "param"),
+    [
+        ([], {}, "image"),
+        ([("image", b"nonsense")], {}, "image"),
+        ([("image", png()[:60])], {}, "image"),
+        ([("image", b"")], {}, "image"),
+        ([("image", b"GIF89a" + bytes(100))], {}, "image"),
+        ([("image", b"<svg xmlns='http://www.w3.org/2000/svg'/>")], {}, "image"),
+        ([("image", bomb())], {}, "image"),
+        ([("image[]", png()), ("image[]", b"nonsense")], {}, "image[1]"),
+        ([("image[]", png())] * 4, {}, "image"),
+        ([("image", png()), ("mask", b"nonsense")], {}, "mask"),
+        ([("image", png()), ("mask", png()), ("mask", png())], {}, "mask"),
+        ([("image[]", png()), ("image[]", png()), ("mask", png())], {}, "mask"),
+        ([("image", png()), ("photo", png())], {}, "photo"),
+        ([("image", png())], {"n": "many"}, "n"),
+        ([("image", png())], {"size": "7x7"}, "size"),
+        ([("image", png())], {"num_inference_steps": "0"}, "num_inference_steps"),
+        ([("image", png())], {"stream": "perhaps"}, "stream"),
+        ([("image", png())], {"lora": "chalk"}, "lora"),
+        ([("image", png())], {"lora": "[" * 100_000}, "lora"),
+        ([("image", png())], {"lora": '{"ink": 1e999}'}, "lora.ink"),
+        ([("image", png())], {"guidance_scale": "inf"}, "guidance_scale"),
+        ([("image", png())], {"foo": "1"}, "foo"),
+    ],
+)
+async def test_bad_edits_name_the_field(refusing, files, fields, param):
+    parts = [(name, (None, value)) for name, value in (ASK | fields).items()]
+    parts += [(name, ("a.png", content, "image/png")) for name, content in files]
+    response = await refusing.http.post(EDIT, files=parts)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
+    assert error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "param"),
+    [
+        (InvalidInput("prompt", "has 99 tokens; at most 77 are read: shorten it"), 400, "prompt"),
+        (InvalidInput("width", "too wide"), 400, "size"),
+        (InvalidInput("count", "too many"), 400, "n"),
+        (InvalidInput("loras[0].name", "unknown"), 400, "lora"),
+        (InvalidInput("images", "at least one is required"), 400, "image"),
+        (InvalidInput("mask", "is 3 x 3, the picture 4 x 4"), 400, "mask"),
+        (InvalidInput("previews", "too many"), 400, "partial_images"),
+        (QueueFull("full", retry_after_s=3), 429, None),
+        (Unavailable("draining"), 503, None),
+        (InternalError("oh"), 500, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stage_errors_reach_the_client(gateway, error, status, param, stream):
+    gateway.scripts["dit"].error = error
+    response = await gateway.http.post(GENERATE, json=ASK | {"stream": stream})
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+    if status == 429:
+        assert response.headers["retry-after"] == "3"
+    if status == 500:
+        assert response.json()["error"]["code"] == "internal_error"
+    if param:
+        assert response.json()["error"]["message"].startswith(f"{param}: ")
+
+
+async def test_an_error_in_mid_stream_is_an_event(gateway):
+    gateway.scripts["dit"].error, gateway.scripts["dit"].after = InternalError("oh"), 3
+    stream = await gateway.openai.images.generate(**ASK, stream=True, partial_images=2)
+    assert (await anext(stream)).type == "image_generation.partial_image"
+    with pytest.raises(openai.APIError, match="internal error"):
+        await anext(stream)
+
+
+async def test_a_lost_stage_is_down_until_it_is_back(gateway):
+    script = gateway.scripts["dit"]
+    script.hold, script.after = True, 1
+    asking = asyncio.create_task(gateway.http.post(GENERATE, json=ASK))
+    await script.holding.wait()
+    await gateway.stages.servers["dit"].stop(grace=None)
+    response = await asking
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "stage_unavailable")
+    assert response.json()["error"]["message"] == "the dit went away while it answered; try again in 1 s"
+    response = await gateway.http.post(GENERATE, json=ASK)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["message"] == "the dit is not serving; try again in 1 s"
+    assert (await gateway.http.get("/ready")).status_code == 503
+    script.hold = False
+    await gateway.stages.start("dit")
+    await gateway.until(lambda: gateway.app.state.gateway.stages.ready)
+    assert (await gateway.http.post(GENERATE, json=ASK)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [GENERATE, EDIT, CHAT])
+async def test_a_disconnect_cancels_the_call(gateway, path, stream):
+    script = gateway.scripts["dit"]
+    script.hold, script.after = True, 3
+    if path == EDIT:
+        form = {"prompt": "a boat", "stream": str(stream).lower()}
+        sending = gateway.http.post(path, data=form, files={"image": png()})
+    elif path == CHAT:
+        messages = [{"role": "user", "content": "a boat"}]
+        sending = gateway.http.post(path, json={"model": MODEL, "messages": messages, "stream": stream})
+    else:
+        sending = gateway.http.post(path, json=ASK | {"stream": stream})
+    asking = asyncio.create_task(sending)
+    await script.holding.wait()
+    asking.cancel()
+    await gateway.until(lambda: script.ended == ["cancelled"])
+    await gateway.until(lambda: gateway.app.state.gateway.admission.in_flight == 0)
+
+
+async def test_limits_of_the_gateway(tmp_path):
+    async with running(DIT, jobs_dir=tmp_path, request_timeout_s=0.5, max_running_requests=1) as gateway:
+        script = gateway.scripts["dit"]
+        script.hold = True
+        asking = asyncio.create_task(gateway.http.post(GENERATE, json=ASK))
+        await script.holding.wait()
+        response = await gateway.http.post(GENERATE, json=ASK)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        response = await asking
+        assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+        await gateway.until(lambda: script.ended == ["cancelled"])
+    async with running(DIT, jobs_dir=tmp_path, media_max_bytes=100, max_body_bytes=20_000) as gateway:
+        response = await gateway.http.post(EDIT, data=ASK, files={"image": png()})
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_media")
+        response = await gateway.http.post(EDIT, data=ASK, files={"image": noise(1)})
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def said(*content, role: str = "user") -> dict:
+    return {"role": role, "content": list(content)}
+
+
+def shown(file: bytes) -> dict:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(file).decode()}"}}
+
+
+def spoken(text: str) -> dict:
+    return {"type": "text", "text": text}
+
+
+async def test_chat_answers_with_a_picture(gateway):
+    body = await gateway.openai.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "system", "content": "x"}, said(spoken("a boat"), spoken("at sea"))],
+        seed=4,
+        n=2,
+        temperature=0.5,
+        extra_body={"quartet": {"dit": {"size": "32x32", "num_inference_steps": 6, "lora": "ink"}}},
+    )
+    for i, choice in enumerate(body.choices):
+        (part,) = choice.message.content
+        assert part["type"] == "image_url"
+        same(pixels(part["image_url"]["url"].removeprefix("data:image/png;base64,")), 4 + i, 32, 32)
+        assert choice.finish_reason == "stop"
+    assert len(body.choices) == 2
+    assert body.model_extra["quartet"]["seed"] == 4
+    (start,) = gateway.scripts["dit"].requests
+    assert (start.prompt, start.num_inference_steps, start.loras[0].name) == ("a boat\nat sea", 6, "ink")
+
+
+async def test_chat_edits_the_pictures_of_the_last_message(gateway):
+    earlier = [said(spoken("a boat")), said(shown(png(7)), role="assistant")]
+    stream = await gateway.openai.chat.completions.create(
+        model=MODEL,
+        modalities=["image"],
+        messages=[*earlier, said(spoken("in red"), shown(png(1)), shown(png(2)))],
+        stream=True,
+        extra_body={"quartet": {"dit": {"output_format": "webp"}}},
+    )
+    first, last = [chunk async for chunk in stream]
+    (part,) = first.choices[0].delta.content
+    assert part["image_url"]["url"].startswith("data:image/webp;base64,")
+    assert last.choices[0].finish_reason == "stop"
+    assert last.model_extra["quartet"]["seed"] == DRAWN_SEED
+    (start,) = gateway.scripts["dit"].requests
+    assert [image.field for image in start.images] == ["messages[2].content[1]", "messages[2].content[2]"]
+    assert bytes(gateway.scripts["dit"].media) == png(1) + png(2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
+        ({"messages": [said(shown(png()))]}, "messages[0].content"),
+        ({"messages": [said(spoken("x"), shown(b"nonsense"))]}, "messages[0].content[1]"),
+        ({"messages": [said(spoken("x"), shown(bomb()))]}, "messages[0].content[1]"),
+        ({"messages": [said(spoken("x"), *[shown(png())] * 4)]}, "messages[0].content[4]"),
+        (
+            {"messages": [said(spoken("x"), {"type": "audio_url", "audio_url": {"url": "data:,x"}})]},
+            "messages[0].content[1]",
+        ),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True}, "logprobs"),
+        ({"n": 5}, "n"),
+        ({"seed": -1}, "seed"),
+        ({"quartet": {"dit": {"size": "7x7"}}}, "quartet.dit.size"),
+        ({"quartet": {"dit": {"size": "x"}}}, "quartet.dit.size"),
+        ({"quartet": {"dit": {"num_inference_steps": 99}}}, "quartet.dit.num_inference_steps"),
+        ({"quartet": {"dit": {"foo": 1}}}, "quartet.dit.foo"),
+    ],
+)
+async def test_bad_chats_name_the_field(refusing, changes, param):
+    ask = {"model": MODEL, "messages": [{"role": "user", "content": "a boat"}]}
+    status, error = await refusing.refusal(ask | changes)
+    assert (status, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param}: ")
+
+
+async def test_stage_errors_of_a_chat(gateway):
+    ask = {"model": MODEL, "messages": [{"role": "user", "content": "a boat"}]}
+    gateway.scripts["dit"].error = InvalidInput("prompt", "is too long")
+    assert (await gateway.refusal(ask))[1]["param"] == "messages[0].content"
+    gateway.scripts["dit"].error = InvalidInput("width", "is too much")
+    assert (await gateway.refusal(ask))[1]["param"] == "quartet.dit.size"
+    gateway.scripts["dit"].error = QueueFull("full")
+    assert (await gateway.refusal(ask))[0] == 429
+
+
+async def test_a_thinker_and_a_dit_have_a_name_each(both):
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    assert (await both.chat(chat | {"model": "scripted"})).json()["choices"][0]["message"]["content"] == TEXT
+    (part,) = (await both.chat(chat | {"model": MODEL})).json()["choices"][0]["message"]["content"]
+    assert part["type"] == "image_url"
+    assert (await both.refusal(chat | {"model": "other"}))[0] == 404
+    response = await both.http.post(GENERATE, json=ASK | {"model": "scripted"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
+    for refused in ({"modalities": ["image"]}, {"quartet": {"dit": {}}}):
+        status, error = await both.refusal(chat | refused | {"model": "scripted"})
+        assert (status, error["param"]) == (400, "quartet.dit" if "quartet" in refused else "modalities")
+    history = [said(spoken("x")), said(shown(png()), role="assistant"), said(spoken("y"))]
+    status, error = await both.refusal({"model": "scripted", "messages": history})
+    assert (status, error["param"]) == (400, "messages[1].content[0]")
+    assert [model.id for model in (await both.openai.models.list()).data] == ["scripted", MODEL]
+
+
+async def test_models(gateway, both):
+    (model,) = (await gateway.http.get("/v1/models")).json()["data"]
+    assert model["id"] == MODEL
+    facts = model["quartet"]
+    assert facts["tasks"] == ["text_to_image", "image_edit"]
+    assert (facts["input_modalities"], facts["output_modalities"]) == (["text", "image"], ["image"])
+    assert (facts["default_width"], facts["default_height"], facts["size_multiple"]) == (64, 48, 16)
+    assert (facts["max_pixels"], facts["default_inference_steps"], facts["loras"]) == (65536, DIT_STEPS, ["ink", "oil"])
+    assert (facts["mask"], facts["default_guidance_scale"]) == (True, 4)
+    assert "sample_rate_hz" not in facts
+    assert (await gateway.http.get(f"/v1/models/{MODEL}")).json() == model
+    assert (await gateway.http.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
+    thinker, dit = (await both.http.get("/v1/models")).json()["data"]
+    assert thinker["quartet"]["output_modalities"] == ["text"]
+    assert dit["quartet"] == facts
+
+
+async def test_what_the_server_does_not_make(tmp_path):
+    async with running() as gateway:
+        response = await gateway.http.post(GENERATE, json=ASK)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
+        assert "this server makes: text, audio" in response.json()["error"]["message"]
+    async with running(DIT, jobs_dir=tmp_path) as gateway:
+        stage = gateway.app.state.gateway.stages.output("image")
+        del stage.info.dit.tasks[1]
+        response = await gateway.http.post(EDIT, data=ASK, files={"image": png()})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
+        assert (await gateway.http.get("/openapi.json")).text.count("output_compression") >= 2

@@ -1,0 +1,218 @@
+"""deploy/k8s: every overlay is valid by the API's schemas and its objects fit each other, the code and the images."""
+
+import copy
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.k8s_breaks import BREAKS, break_it
+from tests.support.k8s_checks import amount, problems
+from tests.support.k8s_objects import PORTS, ROOT, Cluster, Object, pod_of
+from tests.support.kustomize import build
+
+K8S = ROOT / "deploy/k8s"
+OVERLAYS = ("cpu-demo", "single-gpu", "scaled")
+DIRECTORIES = (*(f"overlays/{name}" for name in OVERLAYS), "monitoring")
+
+
+@pytest.fixture(scope="session")
+def rendered() -> dict[str, list[Object]]:
+    return {name: build(K8S / "overlays" / name) for name in OVERLAYS}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_objects_fit_each_other(rendered, overlay):
+    assert problems(rendered[overlay]) == []
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_objects_are_valid_by_the_schemas(rendered, overlay):
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for each in rendered[overlay]:
+        validate.validate(each, "1.32", strict=True)  # raises; for a kind that it does not know, too
+
+
+@pytest.mark.parametrize("directory", DIRECTORIES)
+def test_kubectl_renders_the_same(directory):
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    command = ["kubectl", "kustomize", str(K8S / directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert _by_name(build(K8S / directory)) == _by_name(list(yaml.safe_load_all(done.stdout)))
+
+
+def _with_components(tmp_path: Path, overlay: str, components: list[str]) -> Path:
+    """An overlay of a user's own: `overlay`, and `components` added to it."""
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    own = tmp_path / "deploy/k8s/overlays/own"
+    own.mkdir()
+    added = [f"../../components/{name}" for name in components]
+    kustomization = {"namespace": "quartet", "resources": [f"../{overlay}"], "components": added}
+    (own / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return own
+
+
+@pytest.mark.parametrize("overlay", ["cpu-demo", "single-gpu", "scaled"])
+def test_ucx_is_added_to_an_overlay(tmp_path, overlay):
+    objects = build(_with_components(tmp_path, overlay, ["ucx"]))
+    assert problems(objects) == []
+    cluster = Cluster(objects)
+    (policy,) = [each for each in cluster.of("NetworkPolicy") if each["metadata"]["name"] == "ucx"]
+    (ports,) = {(rule["ports"][0]["port"], rule["ports"][0]["endPort"]) for rule in policy["spec"]["ingress"]}
+    for stage in ("thinker", "talker", "code2wav"):
+        assert cluster.settings(stage).transports == ["inline", "ucx"]
+        (container,) = pod_of(cluster.get("Deployment", stage))["containers"]
+        (port_range,) = [each["value"] for each in container["env"] if each["name"] == "UCX_TCP_PORT_RANGE"]
+        assert port_range == f"{ports[0]}-{ports[1]}"
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for each in objects:
+        validate.validate(each, "1.32", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("overlay", "components"), [("cpu-demo", ["keys", "tls"]), ("single-gpu", ["tls"]), ("scaled", ["tls", "dit-tls"])]
+)
+def test_mutual_tls_is_added_to_an_overlay(tmp_path, overlay, components):
+    secure = _with_components(tmp_path, overlay, components)
+    objects = build(secure)
+    assert problems(objects) == []
+    cluster, secrets = Cluster(objects), []
+    for each in cluster.of("Deployment"):
+        name = each["metadata"]["name"]
+        assert cluster.settings(name).tls_cert is not None
+        secrets += [v["secret"]["secretName"] for v in pod_of(each)["volumes"] if "secret" in v]
+    names = ["gateway", "thinker", "talker", "code2wav", *(["dit"] if overlay == "scaled" else [])]
+    assert sorted(secrets) == sorted(["gateway-keys", *(f"{name}-tls" for name in names)])
+    if shutil.which("kubectl"):
+        command = ["kubectl", "kustomize", str(secure)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert _by_name(objects) == _by_name(list(yaml.safe_load_all(done.stdout)))
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for each in objects:
+        validate.validate(each, "1.32", strict=True)
+
+
+@pytest.mark.parametrize("components", [["dit"], ["dit", "gpu"], ["gpu", "dit"]])
+def test_a_dit_that_is_added_has_a_gpu(tmp_path, components):
+    objects = build(_with_components(tmp_path, "single-gpu", components))
+    assert problems(objects) == []
+    (container,) = pod_of(Cluster(objects).get("Deployment", "dit"))["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert container["image"].endswith("-cuda")
+
+
+def test_what_is_reached_from_outside_asks_for_keys(rendered):
+    for name, objects in rendered.items():
+        cluster = Cluster(objects)
+        gateway = cluster.settings("gateway")
+        assert (gateway.api_keys_file is None) == (not cluster.of("Ingress")), name
+        assert gateway.allow_anonymous == (not cluster.of("Ingress")), name
+
+
+def _by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
+    """By kind and name, without the hashes in the names of generated ConfigMaps, which the two compute differently."""
+    text = yaml.safe_dump(objects, default_flow_style=False, width=10_000)
+    for each in objects:
+        if each["kind"] == "ConfigMap":
+            text = text.replace(each["metadata"]["name"], each["metadata"]["name"].rsplit("-", 1)[0])
+    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load(text)}
+
+
+def test_each_overlay_has_what_it_is_for(rendered):
+    kinds = {name: {each["kind"] for each in objects} for name, objects in rendered.items()}
+    assert {"HorizontalPodAutoscaler", "PersistentVolumeClaim", "Ingress"} <= kinds["scaled"]
+    assert {"PersistentVolumeClaim", "Ingress"} <= kinds["single-gpu"]
+    # neither a volume, an Ingress controller nor a GPU: any cluster will do
+    assert not {"HorizontalPodAutoscaler", "PersistentVolumeClaim", "Ingress"} & kinds["cpu-demo"]
+    assert "nvidia.com/gpu" not in str(rendered["cpu-demo"])
+    for name in ("single-gpu", "scaled"):
+        for each in Cluster(rendered[name]).of("Deployment"):
+            limits = pod_of(each)["containers"][0]["resources"]["limits"]
+            assert limits.get("nvidia.com/gpu") == (None if each["metadata"]["name"] == "gateway" else 1)
+    assert Cluster(rendered["scaled"]).get("PersistentVolumeClaim", "models")["spec"]["accessModes"] == [
+        "ReadWriteMany"
+    ]
+
+
+def test_one_gpu_counts_as_many_as_stages_want(rendered):
+    plugin = yaml.safe_load((K8S / "overlays/single-gpu/device-plugin.yaml").read_text())
+    [resource] = plugin["sharing"]["timeSlicing"]["resources"]
+    wanted = [
+        pod_of(each)["containers"][0]["resources"]["limits"]
+        for each in Cluster(rendered["single-gpu"]).of("Deployment")
+    ]
+    assert resource["replicas"] == sum(limits.get(resource["name"], 0) for limits in wanted)
+
+
+def test_every_process_rolls_when_its_settings_change(rendered, tmp_path):
+    copied = tmp_path / "deploy"
+    shutil.copytree(ROOT / "deploy", copied)
+    file = copied / "pipelines/qwen3-omni.yaml"
+    file.write_text(file.read_text() + "\n# changed\n")
+    changed = Cluster(build(copied / "k8s/overlays/cpu-demo"))
+    for name in ("gateway", "thinker"):
+        is_same = changed.get("Deployment", name) == Cluster(rendered["cpu-demo"]).get("Deployment", name)
+        assert is_same == (name != "gateway")
+
+
+def test_service_monitors_find_the_services(rendered):
+    monitors = build(K8S / "monitoring")
+    found: dict[str, list[str]] = {}
+    for monitor in monitors:
+        assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "ServiceMonitor")
+        assert set(monitor["spec"]) == {"selector", "endpoints"}
+        [endpoint] = monitor["spec"]["endpoints"]
+        assert set(endpoint) <= {"port", "path", "interval", "scrapeTimeout"}
+        for service in Cluster(rendered["scaled"]).of("Service"):
+            assert service["metadata"]["namespace"] == monitor["metadata"]["namespace"]
+            if _selects(monitor["spec"]["selector"], service["metadata"]["labels"]):
+                assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+                found.setdefault(service["metadata"]["name"], []).append(endpoint.get("path", "/metrics"))
+    assert found == {name: ["/metrics"] for name in PORTS}
+
+
+def _selects(selector: Object, labels: dict[str, str]) -> bool:
+    expressions = selector.get("matchExpressions", [])
+    return selector["matchLabels"].items() <= labels.items() and all(
+        labels.get(each["key"]) in each["values"] for each in expressions
+    )
+
+
+def test_quantities():
+    assert (amount("500m"), amount("4"), amount(1), amount("2Gi")) == (0.5, 4, 1, 2 * 2**30)
+    for wrong in ("2GB", "1 Gi", "4cores", "", "-1"):
+        with pytest.raises(ValueError, match="no quantity"):
+            amount(wrong)
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_what_is_broken_is_found(rendered, what):
+    objects = copy.deepcopy(rendered["scaled"])
+    break_it(objects, *BREAKS[what])
+    assert problems(objects) != []
+
+
+def test_the_renderer_refuses_what_it_does_not_know(tmp_path: Path):
+    (tmp_path / "kustomization.yaml").write_text("namePrefix: x-\n")
+    with pytest.raises(ValueError, match="namePrefix"):
+        build(tmp_path)
+
+
+def test_one_gpu_is_shared_as_in_compose(rendered):
+    compose = dict(re.findall(r"(QUARTET_\w+): \$\{\w+:-([^}]+)\}", (ROOT / "deploy/docker/gpu.yaml").read_text()))
+    cluster = Cluster(rendered["single-gpu"])
+    here = {**cluster.environment("thinker"), **cluster.environment("talker"), **cluster.environment("code2wav")}
+    assert compose
+    assert {name: here.get(name) for name in compose} == compose
+
+
+def test_the_metrics_that_the_sizing_page_names_exist():
+    named = set(re.findall(r"quartet_[a-z0-9_]+", (ROOT / "docs/scaling.md").read_text()))
+    source = "".join(file.read_text() for file in ROOT.glob("services/*/metrics.py"))
+    assert named
+    assert {name for name in named if f'"{name}"' not in source} == set()

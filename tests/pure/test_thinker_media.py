@@ -1,0 +1,88 @@
+"""Decoding with limits: what is wrong with a file is said in the words of its field."""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from services.common.rpc.errors import InvalidInput
+from services.thinker.config import ThinkerSettings
+from services.thinker.conversation import MediaFile
+from services.thinker.media import decode_audio, decode_image, decode_video
+from tests.support.media import mp4, png, wav
+
+LIMITS = ThinkerSettings(model="unused", max_image_pixels=10_000, max_audio_s=2.0, max_video_s=2.0)
+RATE_HZ = 16000
+
+
+def file(data: bytes, kind: str = "image") -> MediaFile:
+    return MediaFile(kind, data, "messages[0].content[1]")  # pyright: ignore[reportArgumentType]
+
+
+def every_other(total: int, rate: float) -> np.ndarray:
+    return np.arange(0, total, 2)
+
+
+def test_an_image_is_decoded() -> None:
+    assert decode_image(file(png(40, 30)), LIMITS).size == (40, 30)
+
+
+def test_an_image_is_turned_upright() -> None:
+    out = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: turned by 90 degrees
+    Image.new("RGB", (40, 30)).save(out, "JPEG", exif=exif)
+    assert decode_image(file(out.getvalue()), LIMITS).size == (30, 40)
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", png()[:-40], png(200, 200), png(1, 1)])
+def test_a_bad_image_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        decode_image(file(data), LIMITS)
+    assert caught.value.field == "messages[0].content[1]"
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 16000, 44100])
+def test_audio_is_resampled(rate_hz: int) -> None:
+    samples = decode_audio(file(wav(1.5, rate_hz), "audio"), RATE_HZ, LIMITS)
+    assert samples.dtype == np.float32
+    assert abs(len(samples) - 1.5 * RATE_HZ) <= 2
+    spectrum = np.abs(np.fft.rfft(samples))
+    assert abs(spectrum.argmax() / 1.5 - 330) < 1  # the tone kept its pitch
+
+
+def three_hours() -> bytes:
+    """A WAV file whose header promises three hours, with hardly any data."""
+    size_bytes = 3 * 3600 * RATE_HZ * 2
+    head = b"RIFF" + struct.pack("<I", size_bytes + 36) + b"WAVEfmt "
+    return (
+        head
+        + struct.pack("<IHHIIHH", 16, 1, 1, RATE_HZ, 2 * RATE_HZ, 2, 16)
+        + b"data"
+        + struct.pack("<I", size_bytes)
+        + bytes(3200)
+    )
+
+
+@pytest.mark.parametrize("data", [b"", b"no audio", wav(0.0), wav(2.5), three_hours(), mp4(1.0, sound=False)])
+def test_bad_audio_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        decode_audio(file(data, "audio"), RATE_HZ, LIMITS)
+    assert caught.value.field == "messages[0].content[1]"
+
+
+def test_a_video_gives_the_frames_asked_for_and_its_sound() -> None:
+    video = decode_video(file(mp4(2.0, fps=8), "video"), RATE_HZ, every_other, LIMITS)
+    assert video.frames.shape == (8, 64, 64, 3)
+    assert video.sound is not None
+    assert abs(len(video.sound) - 2.0 * RATE_HZ) < 0.1 * RATE_HZ
+    assert decode_video(file(mp4(1.0, sound=False), "video"), RATE_HZ, every_other, LIMITS).sound is None
+
+
+@pytest.mark.parametrize("data", [b"", b"no video", wav(1.0), mp4(3.0), mp4(1.0)[:600]])
+def test_a_bad_video_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        decode_video(file(data, "video"), RATE_HZ, every_other, LIMITS)
+    assert caught.value.field == "messages[0].content[1]"

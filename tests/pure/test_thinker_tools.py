@@ -1,0 +1,70 @@
+"""Finding tool calls in an answer, however it is cut into pieces."""
+
+import json
+
+import pytest
+
+from services.common.rpc.errors import InvalidInput
+from services.thinker.tools import ToolCallParser, ToolChoice
+
+ANSWER = (
+    'Let me see.<tool_call>\n{"name": "weather", "arguments": {"city": "S\\u00e3o {Paulo}", "days": [1, {"n": 2}]}}\n'
+    '</tool_call>\n<tool_call>{"name":"time","arguments":{}}</tool_call> Done < 3.'
+)
+BAD_NAME = r'<tool_call>{"name": "\q", "arguments": {}}</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}]
+
+
+def parse(answer: str, piece: int, forced: bool = False) -> tuple[str, list[tuple[str, str]]]:
+    """The text, and name and arguments of each call, of an answer that arrives `piece` characters at a time."""
+    parser = ToolCallParser(forced)
+    text, names, arguments = "", {}, {}
+    for at in range(0, len(answer), piece):
+        parsed = parser.feed(answer[at : at + piece])
+        text += parsed.text
+        for call in parsed.calls:
+            if call.name:
+                assert call.id
+                names[call.index] = call.name
+            arguments[call.index] = arguments.get(call.index, "") + call.arguments_json
+    text += parser.finish().text
+    return text, [(names[i], arguments[i]) for i in sorted(names)]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
+def test_calls_are_separated_from_text(piece: int) -> None:
+    text, calls = parse(ANSWER, piece)
+    assert text == "Let me see.\n Done < 3."
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [
+        ("weather", {"city": "São {Paulo}", "days": [1, {"n": 2}]}),
+        ("time", {}),
+    ]
+
+
+@pytest.mark.parametrize("piece", [1, 5, 1000])
+@pytest.mark.parametrize(
+    "answer", ["a < b, <tool", "<tool_call>nonsense</tool_call> and on", "<tool_call>cut", BAD_NAME]
+)
+def test_what_is_no_call_stays_text(answer: str, piece: int) -> None:
+    assert parse(answer, piece) == (answer, [])
+
+
+@pytest.mark.parametrize("piece", [1, 4, 1000])
+def test_a_forced_answer_is_one_call(piece: int) -> None:
+    assert parse('{"name":"weather","arguments":{"city":"Rome"}}', piece, forced=True) == (
+        "",
+        [("weather", '{"city":"Rome"}')],
+    )
+
+
+def test_choices_impose_schemas() -> None:
+    assert ToolChoice("auto").output_schema(TOOLS) is None
+    schema = json.loads(ToolChoice("function", "weather").output_schema(TOOLS) or "")
+    assert schema["properties"]["name"] == {"const": "weather"}
+    assert "weather" in (ToolChoice("required").output_schema(TOOLS) or "")
+
+
+@pytest.mark.parametrize("choice", [ToolChoice("function", "other"), ToolChoice("required")])
+def test_a_choice_of_what_is_not_there_is_refused(choice: ToolChoice) -> None:
+    with pytest.raises(InvalidInput, match="tool_choice"):
+        choice.output_schema(TOOLS if choice.name else [])

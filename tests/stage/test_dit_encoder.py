@@ -1,0 +1,223 @@
+"""A dit whose prompts are read by an encoder of its own process makes the same as one that reads them itself."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from PIL import Image
+from prometheus_client import REGISTRY
+
+from cli.tiny.diffusion import make_diffusion_checkpoint
+from quartet.v1 import (
+    dit_pb2,
+    dit_pb2_grpc,
+    encoder_pb2,
+    encoder_pb2_grpc,
+    stream_pb2,
+    stream_pb2_grpc,
+    thinker_pb2,
+)
+from services.common.rpc import channels
+from services.common.rpc.admission import Admission
+from services.common.rpc.errors import InvalidInput
+from services.common.rpc.status import from_rpc_error
+from services.common.stream.shm.lender import Lender
+from services.common.stream.streams import StreamHub, TensorStreamServicer
+from services.common.stream.tensors import to_torch
+from services.dit.config import DitSettings
+from services.dit.servicer import DitServicer
+from services.encoder.config import EncoderSettings
+from services.encoder.engine import EncoderEngine
+from services.encoder.servicer import EncoderServicer
+from tests.support.dit_engine import Bench, bench
+from tests.support.families import SYSTEMS
+from tests.support.shm_support import MIB, arena_directory, reading
+
+GUARD_S = 60.0
+TAKES_IMAGE = ("qwen-image-edit", "wan-i2v")
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_diffusion_checkpoint(tmp_path_factory.mktemp(family), family, seed=3, size="tiny")
+
+
+class Pair:
+    """An encoder's server and a dit's."""
+
+    def __init__(self, encoder: str, dit: str, admission: Admission) -> None:
+        self.encoder, self.dit, self.admission = encoder, dit, admission
+
+    def encode(self, start: dit_pb2.DitStart, stream_id: str) -> Any:
+        async def requests() -> AsyncIterator[encoder_pb2.EncodeRequest]:
+            yield encoder_pb2.EncodeRequest(start=encoder_pb2.EncodeStart(request=start, output_stream_id=stream_id))
+
+        return encoder_pb2_grpc.EncoderServiceStub(channels.channel(self.encoder)).Encode(requests())
+
+    def generate(self, start: dit_pb2.DitStart, stream_id: str) -> Any:
+        sourced = dit_pb2.DitStart()
+        sourced.CopyFrom(start)
+        sourced.source.CopyFrom(stream_pb2.StreamSource(address=self.encoder, stream_id=stream_id))
+
+        async def requests() -> AsyncIterator[dit_pb2.DitServiceGenerateRequest]:
+            yield dit_pb2.DitServiceGenerateRequest(start=sourced)
+
+        return dit_pb2_grpc.DitServiceStub(channels.channel(self.dit)).Generate(requests())
+
+
+@asynccontextmanager
+async def serving(checkpoint: Path, dit: Bench, lender: Lender | None = None) -> AsyncIterator[Pair]:
+    engine = EncoderEngine(EncoderSettings(model=str(checkpoint)))
+    admissions = [Admission(4, 4), Admission(4, 4)]
+    hub, servers = StreamHub(), [grpc.aio.server(options=channels.SERVER_OPTIONS) for _ in range(2)]
+    hub.carriers += [lender] if lender else []
+    encoder = EncoderServicer(admissions[0], hub, EncoderSettings(model=str(checkpoint)))
+    encoder.use(engine)
+    servicer = DitServicer(admissions[1], DitSettings(model="x"))
+    servicer.use(dit.engine, dit.info)
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(encoder, servers[0])
+    stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "encoder"), servers[0])
+    dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, servers[1])
+    ports = [server.add_insecure_port("127.0.0.1:0") for server in servers]
+    for admission, server in zip(admissions, servers, strict=True):
+        admission.open()
+        await server.start()
+    yield Pair(*(f"127.0.0.1:{port}" for port in ports), admissions[0])
+    for server in servers:
+        await server.stop(None)
+    await channels.close_all()
+    engine.close()
+
+
+def start_of(family: str, **fields: Any) -> dit_pb2.DitStart:
+    start = dit_pb2.DitStart(request_id="r", prompt="a red fox", seed=5, num_inference_steps=3, guidance_scale=2.5)
+    if family in ("wan", "wan-i2v"):
+        start.num_frames = 5
+    if family == "stable-audio":
+        start.audio_s = 0.2
+    else:
+        start.width = start.height = 64
+    if family in TAKES_IMAGE:
+        file = io.BytesIO()
+        Image.linear_gradient("L").resize((64, 64)).convert("RGB").save(file, "PNG")
+        start.images.add(kind=thinker_pb2.MEDIA_KIND_IMAGE, data=file.getvalue())
+    for key, value in fields.items():
+        setattr(start, key, value)
+    return start
+
+
+async def outputs(call: Any) -> list[torch.Tensor]:
+    made: dict[int, list[torch.Tensor]] = {}
+    async with asyncio.timeout(GUARD_S):
+        async for response in call:
+            if response.HasField("piece"):
+                made.setdefault(response.piece.output, []).append(to_torch(response.piece.data))
+    return [torch.cat(pieces) for _, pieces in sorted(made.items())]
+
+
+@contextmanager
+def shared_memory() -> Iterator[Lender]:
+    """An arena for every tensor, which this process reads."""
+    with arena_directory() as directory, reading(directory, "inline", "shared_memory"):
+        lender = Lender(directory, 64 * MIB, 1)
+        yield lender
+        lender.arena.close()
+
+
+async def test_shared_memory_makes_the_same_to_the_bit(glm: Path) -> None:
+    start = start_of("glm-image", pixel_format=dit_pb2.PIXEL_FORMAT_FLOAT32)
+    with bench(glm, encoders="stream") as dit, shared_memory() as lender:
+        made: list[list[torch.Tensor]] = []
+        for with_lender in (None, lender):
+            async with serving(glm, dit, with_lender) as pair:
+                encoding = asyncio.create_task(collect(pair.encode(start, "s")))
+                made.append(await outputs(pair.generate(start, "s")))
+                await encoding
+        assert all(torch.equal(inline, shared) for inline, shared in zip(*made, strict=True))
+        sent = "quartet_stream_bytes_total"
+        labels = {"stage": "encoder", "consumer": "dit", "rows": "tensors", "transport": "shared_memory"}
+        assert REGISTRY.get_sample_value(sent, labels)
+        assert not lender.arena.used_bytes
+
+
+async def test_two_processes_make_what_one_makes(family: str, checkpoint: Path) -> None:
+    start = start_of(family, count=2, pixel_format=dit_pb2.PIXEL_FORMAT_FLOAT32)
+    with bench(checkpoint) as whole:
+        pictures = [Image.open(io.BytesIO(media.data)).convert("RGB") for media in start.images]
+        wanted = whole.make(whole.orders(start, pictures))
+    with bench(checkpoint, encoders="stream") as dit:
+        assert dit.info.needs_source
+        async with serving(checkpoint, dit) as pair:
+            encoding = asyncio.create_task(collect(pair.encode(start, "s")))
+            made = await outputs(pair.generate(start, "s"))
+            (summary,) = await encoding
+            assert summary.summary.tensors > 0
+            for mine, theirs in zip(made, wanted, strict=True):
+                torch.testing.assert_close(mine, theirs.clamp(-1, 1), atol=1e-4, rtol=0)
+
+
+async def collect(call: Any) -> list[Any]:
+    async with asyncio.timeout(GUARD_S):
+        return [response async for response in call]
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_diffusion_checkpoint(tmp_path_factory.mktemp("glm"), "glm-image", seed=3, size="tiny")
+
+
+async def test_what_goes_wrong_reaches_both(glm: Path) -> None:
+    with bench(glm, encoders="stream") as dit:
+        async with serving(glm, dit) as pair:
+            start = start_of("glm-image")
+            # the encoder refuses the prompt: its stream fails with the same words
+            empty = start_of("glm-image", prompt="fox " * 5000)
+            encoding = asyncio.create_task(collect(pair.encode(empty, "a")))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await outputs(pair.generate(start, "a"))
+            error = from_rpc_error(caught.value)
+            assert isinstance(error, InvalidInput)
+            assert error.field == "prompt"
+            await asyncio.gather(encoding, return_exceptions=True)
+            for bad, field in (({"count": 11}, "count"), ({"num_inference_steps": 0}, "num_inference_steps")):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await collect(pair.encode(start_of("glm-image", **bad), field))
+                error = from_rpc_error(caught.value)
+                assert isinstance(error, InvalidInput)
+                assert error.field == field
+            # no source at all
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await outputs(dit_pb2_grpc.DitServiceStub(channels.channel(pair.dit)).Generate(one(start)))
+            error = from_rpc_error(caught.value)
+            assert isinstance(error, InvalidInput)
+            assert error.field == "source"
+            # a cancelled encoding ends within a second, and the next one works
+            slow = start_of("glm-image", width=1024, height=1024)
+            call = pair.encode(slow, "b")
+            generating = asyncio.create_task(outputs(pair.generate(slow, "b")))
+            await asyncio.sleep(0.5)
+            assert not generating.done()
+            call.cancel()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await asyncio.wait_for(generating, 1)
+            async with asyncio.timeout(1):
+                while pair.admission.in_flight:
+                    await asyncio.sleep(0.01)
+            encoding = asyncio.create_task(collect(pair.encode(start, "c")))
+            assert len(await outputs(pair.generate(start, "c"))) == 1
+            await encoding
+
+
+async def one(start: dit_pb2.DitStart) -> AsyncIterator[dit_pb2.DitServiceGenerateRequest]:
+    yield dit_pb2.DitServiceGenerateRequest(start=start)

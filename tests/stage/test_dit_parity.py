@@ -1,0 +1,96 @@
+"""What the dit makes equals what diffusers' own pipeline makes, alone and among others, for every family."""
+
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from PIL import Image
+
+from cli.tiny.diffusion import FAMILIES, make_diffusion_checkpoint
+from quartet.v1 import dit_pb2
+from tests.support.dit_engine import Bench, bench, fresh, reference
+
+TOLERANCE = 1e-4
+PROMPTS = ("a red fox", "a much longer prompt about a blue house by the sea, at night, in the rain", "x")
+EXTRA: dict[str, dict[str, Any]] = {
+    "wan": {"num_frames": 5},
+    "wan-i2v": {"num_frames": 5},
+    "stable-audio": {"audio_s": 0.2},
+}
+TAKES_IMAGE = ("qwen-image-edit", "wan-i2v")
+
+
+def picture(seed: int, size: tuple[int, int] = (64, 64)) -> Image.Image:
+    torch.manual_seed(seed)
+    coarse = torch.randint(0, 255, (8, 8, 3), dtype=torch.uint8).numpy()
+    return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_diffusion_checkpoint(tmp_path_factory.mktemp(family), family, seed=3, size="tiny")
+
+
+@pytest.fixture(scope="module")
+def dit(checkpoint: Path):
+    with bench(checkpoint) as started:
+        yield started
+
+
+def orders(dit: Bench, family: str) -> list[Any]:
+    """Three requests that differ in prompt, seed, guidance and steps; the last has two outputs."""
+    made = []
+    for i, prompt in enumerate(PROMPTS):
+        start = dit_pb2.DitStart(prompt=prompt, seed=i, num_inference_steps=3 + i % 2, guidance_scale=1.5 + i)
+        start.count = 2 if i == 2 else 1
+        for key, value in EXTRA.get(family, {}).items():
+            setattr(start, key, value)
+        if family != "stable-audio":
+            start.width = start.height = 64
+        if dit.info.negative_prompt and i == 1:
+            start.negative_prompt = "fog"
+        made += dit.orders(start, [picture(i)] if family in TAKES_IMAGE else [])
+    return made
+
+
+def test_alone_and_among_others(dit: Bench, family: str, checkpoint: Path) -> None:
+    wanted_orders = orders(dit, family)
+    pipeline = fresh(checkpoint)
+    wanted = [reference(pipeline, order) for order in wanted_orders]
+    assert all(data.std() > 0.01 for data in wanted)
+    assert (wanted[2] - wanted[3]).abs().max() > 0.01  # another seed
+
+    alone = [dit.make([order])[0] for order in wanted_orders]
+    for mine, theirs in zip(alone, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+
+    watched = [dit.submit(order) for order in wanted_orders]
+    for mine, theirs in zip(dit.finish(watched), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+    assert max(max(w.batches) for w in watched) >= 2, "no step was shared"
+
+
+def test_edits_and_masks(dit: Bench, checkpoint: Path) -> None:
+    for kind in {"edit", "inpaint"} & dit.engine.models.pipelines.keys():
+        check_edit(dit, checkpoint, kind)
+
+
+def check_edit(dit: Bench, checkpoint: Path, kind: str) -> None:
+    start = dit_pb2.DitStart(prompt="a red fox", seed=5, num_inference_steps=4, width=64, height=64, count=2)
+    mask = None
+    if kind == "inpaint":
+        mask = Image.new("L", (64, 64), 0)
+        mask.paste(255, (0, 0, 32, 64))
+    wanted_orders = dit.orders(start, [picture(9)], mask)
+    cls = getattr(diffusers, type(wanted_orders[0].pipeline).__name__)
+    pipeline = cls.from_pipe(fresh(checkpoint))
+    wanted = [reference(pipeline, order) for order in wanted_orders]
+    for mine, theirs in zip(dit.make(wanted_orders), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)

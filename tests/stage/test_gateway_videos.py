@@ -1,0 +1,543 @@
+"""`/v1/videos` over HTTP, with a scripted stage and OpenAI's own client."""
+
+import asyncio
+import base64
+import contextlib
+import io
+import pwd
+import sqlite3
+import time
+
+import av
+import numpy as np
+import openai
+import pytest
+from openai.types import Video
+from PIL import Image
+from structlog.testing import capture_logs
+
+from gateway.openai.videos import explain
+from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.stages import Stage
+from gateway.settings import GatewaySettings
+from gateway.videos.jobs import Limits, VideoJobs
+from gateway.videos.store import StoreError, VideoStore
+from gateway.videos.store import Video as StoredVideo
+from quartet.v1 import dit_pb2, server_info_pb2
+from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, Unavailable
+from tests.support.video_stack import (
+    DRAWN_SEED,
+    FPS,
+    MODEL,
+    PIPELINE,
+    SOUND_INFO,
+    STEPS,
+    VIDEO_INFO,
+    frames_of,
+    gateway_before,
+    gateway_process,
+    scripted_dit,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # OpenAI's client about its own videos
+PATH = "/v1/videos"
+ASK = {"model": MODEL, "prompt": "a boat"}
+
+
+def png(width: int = 32, height: int = 32) -> bytes:
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def decode(file: bytes) -> tuple[np.ndarray, float]:
+    """Frames (n, height, width, 3) of an H.264 MP4, and its frames a second."""
+    with av.open(io.BytesIO(file)) as container:
+        stream = container.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+        return frames, float(stream.average_rate)
+
+
+@pytest.fixture
+async def stage():
+    async with scripted_dit(VIDEO_INFO) as started:
+        yield started
+
+
+@pytest.fixture
+async def gateway(stage, tmp_path):
+    async with gateway_before(stage, tmp_path / "jobs") as client:
+        yield client
+
+
+async def create(gateway, **more) -> str:
+    """Id of a new video."""
+    response = await gateway.http.post(PATH, json=ASK | more)
+    assert response.status_code == 200, response.text
+    return response.json()["id"]
+
+
+async def test_official_client_from_creation_to_file(gateway):
+    videos = gateway.openai.videos
+    video = await videos.create_and_poll(
+        prompt="a boat", model=MODEL, seconds="1", size="96x64", poll_interval_ms=20, extra_body={"seed": 7}
+    )
+    assert isinstance(video, Video)
+    assert (video.status, video.progress, video.object, video.model) == ("completed", 100, "video", MODEL)
+    assert (video.prompt, video.size, video.seconds, video.error) == ("a boat", "96x64", "1.062", None)
+    assert video.created_at <= video.completed_at <= time.time()
+    assert video.expires_at - video.completed_at == pytest.approx(86400, abs=1)
+    assert video.quartet == {"seed": 7, "num_frames": 17, "frames_per_second": FPS}
+
+    content = await (await videos.download_content(video.id)).aread()
+    assert content.find(b"moov") < content.find(b"mdat")  # plays while it loads
+    frames, rate = decode(content)
+    (start,) = gateway.script.requests
+    assert (start.width, start.height, start.num_frames, start.seed, start.count) == (96, 64, 17, 7, 1)
+    assert frames.shape == (17, 64, 96, 3)
+    assert rate == FPS
+    assert np.abs(frames.astype(int) - frames_of(start)).mean() < 4
+
+    assert [listed.id async for listed in videos.list()] == [video.id]
+    deleted = await videos.delete(video.id)
+    assert (deleted.id, deleted.deleted, deleted.object) == (video.id, True, "video.deleted")
+    with pytest.raises(openai.NotFoundError):
+        await videos.retrieve(video.id)
+
+
+async def test_defaults_are_the_model_s(gateway):
+    created = (await gateway.http.post(PATH, json={"prompt": "a boat"})).json()
+    assert (created["status"], created["progress"], created["size"]) == ("queued", 0, "64x48")
+    assert (created["completed_at"], created["expires_at"], created["error"]) == (None, None, None)
+    video = await gateway.reaches(created["id"], "completed")
+    assert video["quartet"] == {"seed": DRAWN_SEED, "num_frames": 9, "frames_per_second": FPS}
+    (start,) = gateway.script.requests
+    fields = {field.name for field, _ in start.ListFields()}
+    assert fields == {"request_id", "prompt", "count", "num_frames", "pixel_format", "progress_interval_ms"}
+    assert start.request_id == created["id"]
+
+
+async def test_ranges_of_the_file(gateway):
+    video_id = await create(gateway)
+    await gateway.reaches(video_id, "completed")
+    path = f"{PATH}/{video_id}/content"
+    whole = await gateway.http.get(path)
+    assert (whole.status_code, whole.headers["content-type"]) == (200, "video/mp4")
+    part = await gateway.http.get(path, headers={"range": "bytes=100-199"})
+    assert (part.status_code, part.content) == (206, whole.content[100:200])
+    assert part.headers["content-range"] == f"bytes 100-199/{len(whole.content)}"
+    assert (await gateway.http.get(path, headers={"range": "bytes=9999999-"})).status_code == 416
+
+
+@pytest.mark.parametrize("how", ["form", "object in a form", "json"])
+async def test_a_first_frame(gateway, how):
+    picture = png()
+    url = "data:image/png;base64," + base64.b64encode(picture).decode()
+    more = {"seed": 3, "lora": {"film": 0.5}, "num_inference_steps": 4, "guidance_scale": 2.5, "negative_prompt": "fog"}
+    if how == "json":
+        await create(gateway, input_reference={"image_url": url}, **more)
+    else:
+        # the client's own argument takes files only
+        file = {"input_reference": ("boat.png", picture, "image/png")} if how == "form" else {}
+        body = more if how == "form" else more | {"input_reference": {"image_url": url}}
+        await gateway.openai.videos.create(prompt="a boat", model=MODEL, **file, extra_body=body)
+    await gateway.until(lambda: gateway.script.ended == ["done"])
+    (start,) = gateway.script.requests
+    assert bytes(gateway.script.media) == picture
+    assert (start.seed, start.num_inference_steps, start.guidance_scale) == (3, 4, 2.5)
+    assert (start.negative_prompt, start.loras[0].name, start.loras[0].weight) == ("fog", "film", 0.5)
+
+
+async def test_progress_follows_the_steps(gateway):
+    gateway.script.hold, gateway.script.after = True, 3  # started, and two steps of five
+    video_id = await create(gateway)
+    await gateway.reaches(video_id, "in_progress")
+
+    async def two_fifths() -> bool:
+        return (await gateway.video(video_id))["progress"] == 99 * 2 // STEPS
+
+    await gateway.until(two_fifths)
+    response = await gateway.http.get(f"{PATH}/{video_id}/content")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "video_not_completed"
+
+
+@pytest.mark.parametrize("after", [0, 3, STEPS + 2])  # before it starts, at step two, while frames come
+async def test_deleting_cancels(gateway, tmp_path, after):
+    gateway.script.hold, gateway.script.after = True, after
+    video_id = await create(gateway)
+    await gateway.until(gateway.script.holding.is_set)
+    deleted = await asyncio.gather(*(gateway.http.delete(f"{PATH}/{video_id}") for _ in range(2)))
+    assert 200 in {response.status_code for response in deleted}
+    await gateway.until(lambda: gateway.script.ended == ["cancelled"])
+    assert (await gateway.http.get(f"{PATH}/{video_id}")).status_code == 404
+    assert list((tmp_path / "jobs").glob("video_*")) == []
+
+
+async def test_so_many_at_a_time_and_no_more_than_may_wait(stage, tmp_path):
+    stage.script.hold = True
+    async with gateway_before(stage, tmp_path, max_running_videos=2, max_queued_videos=1, drain_timeout_s=1) as gateway:
+        ids = [await create(gateway) for _ in range(3)]
+        await gateway.until(lambda: stage.running == 2)
+        refused = await gateway.http.post(PATH, json=ASK)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await gateway.video(ids[2]))["status"] == "queued"
+        stage.script.hold = False
+        await gateway.http.delete(f"{PATH}/{ids[0]}")  # makes room
+        await gateway.reaches(ids[2], "completed")
+        assert stage.most == 2
+
+
+async def test_pages_of_the_list(gateway):
+    ids = [await create(gateway) for _ in range(5)]
+    newest = (await gateway.http.get(PATH, params={"limit": 2})).json()
+    assert [video["id"] for video in newest["data"]] == [ids[4], ids[3]]
+    assert (newest["object"], newest["has_more"], newest["last_id"]) == ("list", True, ids[3])
+    last = (await gateway.http.get(PATH, params={"limit": 2, "after": ids[1]})).json()
+    assert [video["id"] for video in last["data"]] == [ids[0]]
+    assert last["has_more"] is False
+    listed = [video.id async for video in gateway.openai.videos.list(limit=2, order="asc")]
+    assert listed == ids
+    limits = [{"limit": limit} for limit in ("0", "101", "x", "1" * 5000)]
+    for params in (*limits, {"order": "up"}, {"after": "video_none"}):
+        response = await gateway.http.get(PATH, params=params)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, next(iter(params)))
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"seconds": 0}, "seconds"),
+        ({"seconds": "soon"}, "seconds"),
+        ({"seconds": "nan"}, "seconds"),
+        ({"seconds": 4}, "seconds"),
+        ({"seconds": 1, "num_frames": 17}, "num_frames"),
+        ({"num_frames": 18}, "num_frames"),
+        ({"num_frames": 37}, "num_frames"),
+        ({"size": "big"}, "size"),
+        ({"size": "65x48"}, "size"),
+        ({"size": "0x48"}, "size"),
+        ({"size": "4096x4096"}, "size"),
+        ({"num_inference_steps": 0}, "num_inference_steps"),
+        ({"num_inference_steps": 51}, "num_inference_steps"),
+        ({"guidance_scale": -1}, "guidance_scale"),
+        ({"lora": {"none": 1}}, "lora"),
+        ({"lora": 3}, "lora"),
+        ({"input_reference": {"file_id": "f"}}, "input_reference"),
+        ({"input_reference": {"image_url": "data:image/png;base64,AAAA"}}, "input_reference"),
+        ({"input_reference": {"image_url": "ftp://host/x.png"}}, "input_reference"),
+        ({"fps": 24}, "fps"),
+    ],
+)
+async def test_bad_members_are_refused_by_name(gateway, change, param):
+    status, named, message = await gateway.refusal(PATH, ASK | change)
+    assert (status, named) == (400, param), message
+    assert (await gateway.http.get(PATH)).json()["data"] == []
+
+
+async def test_bad_forms(gateway):
+    def form(**fields):
+        return {name: (None, value) for name, value in fields.items()}
+
+    for files, param in (
+        (form(prompt="x", num_inference_steps="many"), "num_inference_steps"),
+        (form(prompt="x", lora="none"), "lora"),
+        (form(prompt="x", lora="[" * 100_000), "lora"),
+        (form(prompt="x", guidance_scale="inf"), "guidance_scale"),
+        (form(prompt="x") | {"lora[film]": (None, "nan")}, "lora.film"),
+        (form(prompt="x") | {"input_reference": ("x.png", b"no picture")}, "input_reference"),
+        (form(prompt="x") | {"input_reference": ("x.png", png(20_000, 20_000))}, "input_reference"),
+        (form(prompt="x") | {"mask": ("x.png", png())}, "mask"),
+        (form(seconds="1"), "prompt"),
+    ):
+        response = await gateway.http.post(PATH, files=files)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+    broken = {"content-type": "multipart/form-data"}
+    assert (await gateway.http.post(PATH, content=b"--", headers=broken)).status_code == 400
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN"])
+async def test_numbers_that_are_none(gateway, number):
+    for member, param in (('"guidance_scale": %s', "guidance_scale"), ('"lora": {"film": %s}', "lora.film")):
+        response = await gateway.http.post(PATH, content='{"prompt": "x", %s}' % (member % number))
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_frames_larger_than_a_file_can_have(tmp_path, monkeypatch):
+    info = server_info_pb2.DitInfo()
+    info.CopyFrom(VIDEO_INFO)
+    info.max_pixels = 2**24
+    async with scripted_dit(info) as stage, gateway_before(stage, tmp_path) as gateway:
+        for size in ("16400x16", "16x32768"):
+            status, named, message = await gateway.refusal(PATH, ASK | {"size": size})
+            assert (status, named, "at most 16384 pixels" in message) == (400, "size", True)
+        video_id = await create(gateway, size="16384x16", num_frames=1)
+        await gateway.reaches(video_id, "completed")
+        # a size that the model chose is known at the end only
+        monkeypatch.setattr("tests.support.video_stack.frames_of", lambda start: np.zeros((1, 16, 16400, 3), np.uint8))
+        video = await gateway.reaches(await create(gateway), "failed")
+        assert (video["error"]["code"], video["error"]["message"][:6]) == ("invalid_value", "size: ")
+
+
+async def test_the_api_page_has_them(gateway):
+    paths = (await gateway.http.get("/openapi.json")).json()["paths"]
+    body = paths[PATH]["post"]["requestBody"]["content"]
+    assert body["multipart/form-data"]["schema"]["properties"]["input_reference"]["format"] == "binary"
+    assert "image_url" in str(body["application/json"]["schema"]["properties"]["input_reference"])
+    assert set(paths["/v1/videos/{video_id}"]) == {"get", "delete"}
+    assert "audio/wav" in paths["/v1/audio/generations"]["post"]["responses"]["200"]["content"]
+
+
+async def test_other_models_and_tasks_are_refused(gateway, tmp_path):
+    assert (await gateway.refusal(PATH, ASK | {"model": "other"}))[:2] == (404, "model")
+    async with scripted_dit(SOUND_INFO) as stage, gateway_before(stage, tmp_path / "sound") as client:
+        assert (await client.refusal(PATH, ASK))[:2] == (400, "model")
+    animates = server_info_pb2.DitInfo()
+    animates.CopyFrom(VIDEO_INFO)
+    animates.tasks[:] = [dit_pb2.DIT_TASK_IMAGE_TO_VIDEO]
+    async with scripted_dit(animates) as stage, gateway_before(stage, tmp_path / "animates") as client:
+        assert (await client.refusal(PATH, ASK))[:2] == (400, "input_reference")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (InvalidInput("start.width", "too wide"), "invalid_value", "size: too wide"),
+        (InternalError("secret"), "internal_error", "internal error"),
+    ],
+)
+async def test_a_failed_video_says_why(gateway, tmp_path, error, code, says):
+    gateway.script.error, gateway.script.after = error, STEPS + 2
+    video = await gateway.reaches(await create(gateway), "failed")
+    assert video["error"]["code"] == code
+    assert says in video["error"]["message"]
+    assert "secret" not in video["error"]["message"]
+    assert video["completed_at"] is None
+    assert video["expires_at"] > time.time()
+    assert list((tmp_path / "jobs").glob("video_*")) == []
+
+
+async def test_a_full_disk(gateway, tmp_path):
+    gateway.script.hold, gateway.script.after = True, 1
+    video_id = await create(gateway)
+    await gateway.reaches(video_id, "in_progress")
+    (tmp_path / f"jobs/{video_id}.part").symlink_to("/dev/full")
+    gateway.script.release.set()
+    video = await gateway.reaches(video_id, "failed")
+    assert (video["error"]["code"], "No space left" in video["error"]["message"]) == ("storage_failed", True)
+    assert list((tmp_path / "jobs").glob("video_*")) == []
+    await gateway.reaches(await create(gateway), "completed")  # the place is free again
+
+
+async def test_a_stage_that_is_busy_is_asked_again(gateway):
+    gateway.script.error = QueueFull("full", 0.05)
+    video_id = await create(gateway)
+    await gateway.until(lambda: len(gateway.script.requests) > 2)
+    assert (await gateway.video(video_id))["status"] == "queued"
+    gateway.script.error = None
+    await gateway.reaches(video_id, "completed")
+
+
+async def test_a_stage_that_is_away_is_waited_for(gateway):
+    gateway.script.error = Unavailable("draining")
+    video_id = await create(gateway)
+    await gateway.until(lambda: gateway.script.requests)
+    assert (await gateway.video(video_id))["status"] == "queued"
+    gateway.script.error = None
+    await gateway.reaches(video_id, "completed")
+    gateway.script.error, gateway.script.after = Unavailable("10.1.2.3:50052: Socket closed"), 2
+    with capture_logs() as logs:
+        video = await gateway.reaches(await create(gateway), "failed")  # it had begun
+        await gateway.until(lambda: any(line["event"] == "video" for line in logs))
+    assert video["error"] == {"code": "stage_unavailable", "message": "the dit cannot answer now; try again in 1 s"}
+    (line,) = [line for line in logs if line["event"] == "video"]
+    assert "10.1.2.3:50052: Socket closed" in line["detail"]
+
+
+@pytest.mark.parametrize("error", [Unavailable("draining"), QueueFull("full", retry_after_s=1)])
+async def test_the_wait_for_a_stage_takes_nothing_from_a_video_s_time(stage, tmp_path, error):
+    stage.script.error = error
+    async with gateway_before(stage, tmp_path, video_timeout_s=2) as gateway:
+        video_id = await create(gateway)
+        await asyncio.sleep(2.5)
+        assert (await gateway.video(video_id))["status"] == "queued"
+        stage.script.error = None
+        await gateway.reaches(video_id, "completed")
+
+
+async def test_a_stage_that_does_not_fit_the_pipeline_is_not_waited_for(tmp_path):
+    info = server_info_pb2.DitInfo()
+    info.CopyFrom(VIDEO_INFO)
+    info.needs_source = True
+    async with scripted_dit(info) as stage, gateway_before(stage, tmp_path) as gateway:
+        video = await gateway.reaches(await create(gateway), "failed")
+        assert video["error"]["code"] == "stage_unavailable"
+        assert "give it a source" in video["error"]["message"]
+        assert stage.script.requests == []
+
+
+class SlowStore(VideoStore):
+    """A store whose additions are on disk before anyone hears of it."""
+
+    def __init__(self, directory, ttl_s: float) -> None:
+        super().__init__(directory, ttl_s)
+        self.added, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def add(self, video) -> None:
+        await super().add(video)
+        self.added.set()
+        await self.go_on.wait()
+
+
+async def test_a_video_deleted_while_it_is_taken_on(tmp_path):
+    video = StoredVideo("video_1", MODEL, "a boat", "queued", 0, int(time.time()), 64, 48, 9, FPS)
+    away = Stage("dit", load_pipeline(PIPELINE, {"dit": "127.0.0.1:9"}).stages["dit"])
+    async with SlowStore(tmp_path, 60) as store, VideoJobs(store, Limits(1, 1, 60, 1), explain) as jobs:
+        submitting = asyncio.create_task(jobs.submit(video, away, dit_pb2.DitStart(request_id=video.id), None))
+        await store.added.wait()
+        assert await jobs.delete(video.id)
+        store.go_on.set()
+        await submitting
+        assert await jobs.get(video.id) is None
+
+
+async def test_a_video_that_takes_too_long(stage, tmp_path):
+    stage.script.hold = True
+    async with gateway_before(stage, tmp_path, video_timeout_s=0.3) as gateway:
+        video = await gateway.reaches(await create(gateway), "failed")
+        assert video["error"]["code"] == "deadline_exceeded"
+        await gateway.until(lambda: stage.script.ended == ["cancelled"])
+
+
+async def test_what_has_expired_is_removed(stage, tmp_path):
+    async with gateway_before(stage, tmp_path, video_ttl_s=0.6) as gateway:
+        video_id = await create(gateway)
+        await gateway.reaches(video_id, "completed")
+        assert len(list(tmp_path.glob("video_*"))) == 1
+        await gateway.until(lambda: not list(tmp_path.glob("video_*")))
+        assert (await gateway.http.get(f"{PATH}/{video_id}")).status_code == 404
+        assert (await gateway.http.get(PATH)).json()["data"] == []
+
+
+async def test_stopping_finishes_what_runs(stage, tmp_path):
+    stage.script.hold, stage.script.after = True, 2
+    async with gateway_before(stage, tmp_path, max_running_videos=1, drain_timeout_s=10) as gateway:
+        first, second = await create(gateway), await create(gateway)
+        await gateway.reaches(first, "in_progress")
+        asyncio.get_running_loop().call_later(0.5, stage.script.release.set)
+    async with gateway_before(stage, tmp_path) as gateway:
+        assert (await gateway.video(first))["status"] == "completed"
+        assert (await gateway.video(second))["error"]["code"] == "interrupted"
+    assert len(stage.script.requests) == 1
+
+
+async def test_what_runs_at_the_end_of_the_drain_is_cancelled(stage, tmp_path):
+    stage.script.hold, stage.script.after = True, STEPS + 2  # while frames come
+    async with gateway_before(stage, tmp_path, drain_timeout_s=1) as gateway:
+        video_id = await create(gateway)
+        await gateway.until(stage.script.holding.is_set)
+    assert stage.script.ended == ["cancelled"]
+    async with gateway_before(stage, tmp_path) as gateway:
+        assert (await gateway.video(video_id))["error"]["code"] == "interrupted"
+        assert list(tmp_path.glob("video_*")) == []
+
+
+async def test_a_killed_gateway_loses_no_video(stage, tmp_path):
+    """kill -9 with a finished video, one in the making and one that waits: the next gateway says so of each."""
+    async with gateway_process(stage, tmp_path / "jobs", max_running_videos=1) as (gateway, process):
+        finished = await create(gateway)
+        await gateway.reaches(finished, "completed")
+        content = (await gateway.http.get(f"{PATH}/{finished}/content")).content
+        stage.script.hold, stage.script.after = True, STEPS + 2  # while frames come
+        running, waiting = await create(gateway), await create(gateway)
+        await gateway.until(stage.script.holding.is_set)
+        assert (await gateway.video(running))["status"] == "in_progress"
+        process.kill()
+        await process.wait()
+    await gateway.until(lambda: stage.script.ended == ["done", "cancelled"])
+    (tmp_path / "jobs" / f"{running}.part").write_bytes(b"the encoder holds back what is so short a video")
+
+    async with gateway_process(stage, tmp_path / "jobs") as (gateway, _):
+        listed = (await gateway.http.get(PATH)).json()["data"]
+        assert [video["id"] for video in listed] == [waiting, running, finished]
+        for video in listed[:2]:
+            assert video["status"] == "failed"
+            assert video["error"]["code"] == "interrupted"
+            assert "stopped before" in video["error"]["message"]
+            assert video["expires_at"] > time.time()
+        assert listed[2]["status"] == "completed"
+        assert (await gateway.http.get(f"{PATH}/{finished}/content")).content == content
+        assert len(decode(content)[0]) == VIDEO_INFO.default_frames
+        left = {path.name for path in (tmp_path / "jobs").glob("video_*")}
+        assert left == {f"{finished}.mp4"}
+
+        with pytest.raises(RuntimeError, match=r"(?m)^jobs_dir /.*/jobs: another gateway is using it; give each"):
+            async with gateway_process(stage, tmp_path / "jobs"):
+                pass
+
+
+@pytest.mark.parametrize("state", [None, "state"])
+def test_where_videos_are_kept(monkeypatch, tmp_path, state):
+    monkeypatch.delenv("QUARTET_GATEWAY_JOBS_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    if state:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / state))
+    expected = tmp_path / (state or ".local/state") / "quartet/jobs"
+    assert GatewaySettings(pipeline=PIPELINE).jobs_dir == expected
+
+
+def test_a_user_without_a_home(monkeypatch):
+    """Such a user's gateway without videos starts; one with videos says what to do."""
+    monkeypatch.delenv("QUARTET_GATEWAY_JOBS_DIR")
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # KeyError, as for an id that has no entry
+    settings = GatewaySettings.load([f"--pipeline={PIPELINE}"])
+    assert settings.jobs_dir is None
+    with pytest.raises(StoreError, match="--jobs-dir"):
+        VideoStore(settings.jobs_dir, settings.video_ttl_s)
+
+
+async def test_directories_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").write_text("")
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    with contextlib.closing(sqlite3.connect(newer / "videos.sqlite")) as database:
+        database.execute("PRAGMA user_version = 99")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/videos.sqlite").write_bytes(b"not a database" * 1000)
+    for directory, says in ((tmp_path / "file", "cannot be used"), (newer, "version"), (tmp_path / "broken", "used")):
+        with pytest.raises(StoreError, match=says) as error:
+            VideoStore(directory, 60).check()
+        assert str(directory) in str(error.value)
+    store = VideoStore(tmp_path / "good", 60)
+    async with store:
+        with pytest.raises(StoreError, match="another gateway"):
+            VideoStore(tmp_path / "good", 60).check()
+    store.check()  # closed: free again
+    assert (tmp_path / "good").stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_directory_of_the_version_before_goes_on(gateway, tmp_path):
+    made = (await gateway.http.post(PATH, json=ASK)).json()["id"]
+    await gateway.reaches(made, "completed")
+    copied = tmp_path / "before"
+    copied.mkdir()
+    with contextlib.closing(sqlite3.connect(copied / "videos.sqlite")) as database:
+        with contextlib.closing(sqlite3.connect(tmp_path / "jobs/videos.sqlite")) as today:
+            today.backup(database)
+        database.execute("ALTER TABLE videos DROP COLUMN owner")
+        database.execute("PRAGMA user_version = 1")
+    (copied / f"{made}.mp4").write_bytes((tmp_path / f"jobs/{made}.mp4").read_bytes())
+    for _ in range(2):  # made new once, then as it is
+        async with VideoStore(copied, 60) as store:
+            found = await store.get(made)
+            assert found is not None
+            assert (found.status, found.owner) == ("completed", None)
+            assert store.file(made).is_file()

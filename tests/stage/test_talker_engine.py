@@ -1,0 +1,392 @@
+"""The talker's engine says, code for code, what transformers' talker says: alone, together, and whatever comes late."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from services.common.engine.cuda_graph import CapturedRun, Capturer, CudaGraphs
+from services.common.engine.device import engine_device
+from services.common.rpc.errors import InvalidInput, StageError
+from services.talker.engine import TalkerEngine
+from services.talker.loading import empty_model, load_model
+from services.talker.model import TalkerModel
+from services.talker.moe import grouped_experts, static_experts
+from services.talker.predictor import CodePredictor
+from services.talker.prompt import ThinkerPrompt, is_media
+from services.talker.runner import TalkerRunner
+from services.talker.sampling import PREPARED_WIDTHS, resolve
+from services.talker.speech import Speech, SpeechRequest
+from tests.support.reference import Reference, ReferenceAnswer
+from tests.support.replay import ReplayedOps
+
+MAX_TOKENS, MAX_FRAMES, POSITIONS = 12, 16, 1024
+
+
+def _image(size: int) -> Image.Image:
+    noise = np.random.default_rng(size).integers(0, 256, (size, size + 20, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+def _sound(seconds: float) -> np.ndarray:
+    t = np.arange(int(16000 * seconds)) / 16000
+    return (0.3 * np.sin(2 * np.pi * 440 * t * (1 + t))).astype(np.float32)
+
+
+def _video() -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
+
+
+def _turn(role: str, *parts: object) -> dict:
+    content = []
+    for part in parts:
+        kind = "text" if isinstance(part, str) else "image" if isinstance(part, Image.Image) else "audio"
+        kind = "video" if isinstance(part, np.ndarray) and part.ndim == 4 else kind
+        content.append({"type": kind, kind: part})
+    return {"role": role, "content": content}
+
+
+CONVERSATIONS = {
+    "text": [_turn("user", "Tell me about the sea.")],
+    "system": [_turn("system", "You are brief."), _turn("user", "Why is the sky blue?")],
+    "chinese": [_turn("user", "你好，请介绍一下你自己。")],
+    "image": [_turn("user", _image(60), "What is this?")],
+    "audio": [_turn("user", _sound(1.0), "What do you hear?")],
+    "video": [_turn("user", _video(), "What happens?")],
+    "image and audio": [_turn("user", _image(90), _sound(0.7), "Do they fit?")],
+    "turns with media": [
+        _turn("system", "You are kind."),
+        _turn("user", _image(60), "What is this?"),
+        _turn("assistant", "A picture of noise."),
+        _turn("user", _sound(0.5), _image(110), "And these?"),
+    ],
+}
+
+
+class Setup:
+    """A checkpoint in both implementations."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.reference = Reference(checkpoint)
+        self.model: TalkerModel = load_model(str(checkpoint), torch.device("cpu"), torch.float32)
+        self.spec = self.model.spec
+        self.answer = cache(self._answer)
+
+    def _answer(self, name: str) -> ReferenceAnswer:
+        layers = (self.spec.accept_hidden_layer,)
+        return self.reference.answer(CONVERSATIONS[name], MAX_TOKENS, MAX_FRAMES, layers=layers)
+
+    def request(self, name: str, first_tokens: int | None = None, **sampling: float | int) -> SpeechRequest:
+        answer = self.answer(name)
+        ids = torch.from_numpy(answer.prompt_ids)
+        states = answer.hidden_states[self.spec.accept_hidden_layer][: len(ids)][is_media(ids, self.spec)]
+        rules = resolve(self.spec.defaults, **{"temperature": 0, "max_frames": MAX_FRAMES, **sampling})
+        return SpeechRequest(
+            prompt=ThinkerPrompt(ids, (states,), answer.rope_positions),
+            text=tuple(answer.token_ids[:first_tokens]),
+            speaker=next(iter(self.spec.speakers)),
+            sampling=rules,
+        )
+
+    def engine(self, slots: int = 4, **arguments) -> TalkerEngine:
+        return TalkerEngine(TalkerRunner(self.model, slots, POSITIONS), **arguments)
+
+
+@pytest.fixture(scope="module", params=["tiny_checkpoint", "small_checkpoint"])
+def setup(request: pytest.FixtureRequest) -> Setup:
+    return Setup(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+async def engine(setup: Setup):
+    engine = setup.engine()
+    yield engine
+    engine.close()
+
+
+async def _codes(speech: Speech) -> np.ndarray:
+    async with asyncio.timeout(60):
+        frames = [frames.numpy() async for frames in speech.frames()]
+    return np.concatenate(frames) if frames else np.zeros((0, 0), np.int32)
+
+
+async def _next(frames: AsyncIterator[torch.Tensor]) -> AsyncIterator[torch.Tensor]:
+    """The next frames, or nothing once speech has ended."""
+    if (part := await anext(frames, None)) is not None:
+        yield part
+
+
+async def _say(engine: TalkerEngine, request: SpeechRequest) -> np.ndarray:
+    speech = engine.submit(request)
+    speech.finish_text()
+    return await _codes(speech)
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+async def test_codes_equal_the_references(setup: Setup, engine: TalkerEngine, name: str) -> None:
+    expected = setup.answer(name).codes
+    codes = await _say(engine, setup.request(name))
+    assert len(expected) > 0
+    np.testing.assert_array_equal(codes, expected)
+
+
+async def test_prefill_in_chunks_changes_nothing(setup: Setup) -> None:
+    engine = setup.engine(prefill_chunk=7)
+    np.testing.assert_array_equal(
+        await _say(engine, setup.request("turns with media")), setup.answer("turns with media").codes
+    )
+    engine.close()
+
+
+async def test_a_batch_with_late_joins_and_more_requests_than_slots(setup: Setup, engine: TalkerEngine) -> None:
+    async def join(index: int, name: str) -> np.ndarray:
+        await asyncio.sleep(0.02 * index)
+        return await _say(engine, setup.request(name))
+
+    said = await asyncio.gather(*[join(i, name) for i, name in enumerate(CONVERSATIONS)])
+    for name, codes in zip(CONVERSATIONS, said, strict=True):
+        np.testing.assert_array_equal(codes, setup.answer(name).codes, err_msg=name)
+    assert engine.free_slots == 4
+
+
+async def test_late_text_gives_the_same_codes_and_holds_nobody_up(setup: Setup, engine: TalkerEngine) -> None:
+    late = engine.submit(setup.request("image", first_tokens=1))
+    frames = late.frames()
+    first = await anext(frames)
+    assert len(first) == 1
+    np.testing.assert_array_equal(await _say(engine, setup.request("text")), setup.answer("text").codes)
+    parts = [first.numpy()]
+    for token in setup.answer("image").token_ids[1:]:
+        late.feed([token])
+        parts += [part.numpy() async for part in _next(frames)]
+    late.finish_text()
+    parts += [part.numpy() async for part in frames]
+    np.testing.assert_array_equal(np.concatenate(parts), setup.answer("image").codes)
+    assert late.waited_ms > 0
+
+
+async def test_seeded_codes_do_not_depend_on_the_batch(setup: Setup, engine: TalkerEngine) -> None:
+    rules = {"temperature": 0.9, "predictor_temperature": 1.0}
+    alone = [await _say(engine, setup.request("text", seed=seed, **rules)) for seed in (1, 2, 3)]
+    requests = [setup.request("text", seed=seed, **rules) for seed in (1, 2, 3)]
+    together = await asyncio.gather(_say(engine, setup.request("chinese")), *[_say(engine, r) for r in requests])
+    for one, other in zip(alone, together[1:], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(alone[0], alone[1])
+    np.testing.assert_array_equal(together[0], setup.answer("chinese").codes)
+
+
+async def test_cancel_frees_the_slot(setup: Setup) -> None:
+    engine = setup.engine(slots=1)
+    parked = engine.submit(setup.request("text", first_tokens=1))
+    await anext(parked.frames())
+    assert engine.free_slots == 0
+    parked.cancel()
+    np.testing.assert_array_equal(await _say(engine, setup.request("text")), setup.answer("text").codes)
+    assert engine.free_slots == 1
+    engine.close()
+
+
+async def test_max_frames_counts_frames(setup: Setup, engine: TalkerEngine) -> None:
+    speech = engine.submit(setup.request("text", max_frames=3))
+    speech.finish_text()
+    codes = await _codes(speech)
+    np.testing.assert_array_equal(codes, setup.answer("text").codes[:3])
+    assert speech.end == "length"
+
+
+async def test_a_full_slot_ends_speech_and_a_longer_prompt_is_refused(setup: Setup) -> None:
+    request = setup.request("text")
+    length = len(request.prompt.token_ids) + 6  # a text-only prompt of one user turn gains six rows
+    engine = TalkerEngine(TalkerRunner(setup.model, 1, length + 2))
+    speech = engine.submit(request)
+    speech.finish_text()
+    assert len(await _codes(speech)) == 3
+    assert speech.end == "length"
+    engine.close()
+    engine = TalkerEngine(TalkerRunner(setup.model, 1, length - 1))
+    with pytest.raises(InvalidInput, match="positions"):
+        engine.submit(request)
+    engine.close()
+
+
+async def test_a_broken_engine_tells_every_request(setup: Setup) -> None:
+    failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    engine = setup.engine(slots=1, on_failure=failure.set_result)
+    parked = engine.submit(setup.request("text", first_tokens=1))
+    await anext(parked.frames())
+    out_of_table = replace(setup.request("text"), text=(setup.model.text_table.shape[0],))
+    broken = engine.submit(out_of_table)
+    parked.feed([setup.model.text_table.shape[0]])
+    for speech in (parked, broken):
+        with pytest.raises(StageError, match="failed"):
+            await _codes(speech)
+    assert isinstance(await asyncio.wait_for(failure, 10), IndexError)
+    with pytest.raises(StageError, match="stopped"):
+        engine.submit(setup.request("text"))
+
+
+async def test_a_batch_of_32_says_what_32_single_runs_say(setup: Setup) -> None:
+    names, rules = list(CONVERSATIONS), {"temperature": 0.9, "predictor_temperature": 1.0, "repetition_penalty": 1.05}
+    requests = [setup.request(names[i % len(names)], seed=i, **(rules if i % 2 else {})) for i in range(32)]
+    engine = setup.engine(slots=32)
+    together = await asyncio.gather(*[_say(engine, request) for request in requests])
+    alone = [await _say(engine, request) for request in requests]
+    engine.close()
+    for i, (one, other) in enumerate(zip(alone, together, strict=True)):
+        np.testing.assert_array_equal(one, other, err_msg=f"request {i}")
+    assert sum(map(len, together)) > 32 * 4
+
+
+async def test_a_reader_that_stops_holds_up_its_own_speech_only(setup: Setup) -> None:
+    engine = setup.engine(slots=2, max_frames_ahead=4)
+    unread = engine.submit(setup.request("image"))
+    unread.finish_text()
+    expected = setup.answer("image").codes
+    assert len(expected) > 4
+    np.testing.assert_array_equal(await _say(engine, setup.request("text")), setup.answer("text").codes)
+    assert unread.state.frames == 4
+    np.testing.assert_array_equal(await _codes(unread), expected)
+    engine.close()
+
+
+async def test_requests_move_down_when_the_slots_below_are_free(setup: Setup) -> None:
+    engine = setup.engine(slots=8)
+    short = [engine.submit(setup.request("text", max_frames=2)) for _ in range(7)]
+    last = engine.submit(setup.request("image", first_tokens=2))
+    for speech in short:
+        speech.finish_text()
+        await _codes(speech)
+    last.feed(setup.answer("image").token_ids[2:])
+    last.finish_text()
+    np.testing.assert_array_equal(await _codes(last), setup.answer("image").codes)
+    assert last.state.slot == 0
+    assert engine.free_slots == 8
+    engine.close()
+
+
+@torch.inference_mode()
+def _with_few_groups(whole: TalkerModel) -> TalkerModel:
+    """A random talker of fewer code groups: a small program to compile."""
+    model = empty_model(replace(whole.spec, num_code_groups=4), whole.device, whole.dtype)
+    generator = torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    model.text_table = torch.randn(whole.text_table.shape, generator=generator)
+    model.precompute()
+    return model
+
+
+@pytest.mark.long
+async def test_a_compiled_predictor_says_what_an_eager_one_says(tiny_checkpoint: Path) -> None:
+    model = _with_few_groups(load_model(str(tiny_checkpoint), torch.device("cpu"), torch.float32))
+    spec, slots = model.spec, 5
+    ids = [spec.im_start_id, spec.user_id, 20, 21, spec.im_start_id, spec.assistant_id, 22]
+    states = torch.zeros(0, spec.thinker_hidden)
+    requests = [
+        SpeechRequest(
+            ThinkerPrompt(torch.tensor(ids), (states,), None),
+            tuple(range(30, 40 + i)),
+            next(iter(spec.speakers)),
+            # greedy, random, and the last keeps more codes than any compiled width
+            resolve(
+                spec.defaults,
+                seed=i,
+                max_frames=8 + i,
+                temperature=0.9 * (i % 2),
+                predictor_temperature=0.9 * (i % 2 or i == slots - 1),
+                predictor_top_k=99 if i == slots - 1 else 50,
+            ),
+        )
+        for i in range(slots)
+    ]
+    said = []
+    for compiled in (False, True):
+        engine = TalkerEngine(TalkerRunner(model, slots, POSITIONS, compiled=compiled))
+        programs = _programs()
+        together = await asyncio.gather(*[_say(engine, request) for request in requests])
+        alone = [await _say(engine, request) for request in requests]
+        said += [together, alone]
+        assert _programs() == programs  # nothing is compiled while requests wait
+        engine.close()
+    assert programs == len(PREPARED_WIDTHS)
+    assert all(len(codes) for codes in said[0])
+    for others in said[1:]:
+        for expected, codes in zip(said[0], others, strict=True):
+            np.testing.assert_array_equal(codes, expected)
+
+
+def _programs() -> int:
+    """Programs that torch has compiled of the code predictor."""
+    return len(torch._dynamo.eval_frame._debug_get_cache_entry_list(CodePredictor.forward.__code__))
+
+
+async def test_captured_steps_with_static_experts_give_the_references_codes(setup: Setup) -> None:
+    """What a GPU runs: recorded operators on static tensors, spoilt before each step, in a batch of other sizes."""
+    setup.model.use_experts(static_experts)
+    engine = TalkerEngine(TalkerRunner(setup.model, 4, POSITIONS, ReplayedOps()))
+    requests = [setup.request(name) for name in CONVERSATIONS]
+    for name, codes in zip(
+        CONVERSATIONS, await asyncio.gather(*[_say(engine, request) for request in requests]), strict=True
+    ):
+        np.testing.assert_array_equal(codes, setup.answer(name).codes)
+    engine.close()
+    setup.model.use_experts(grouped_experts)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def test_captured_steps_say_what_eager_steps_say(tiny_checkpoint: Path, device: str) -> None:
+    """Greedy, random and wide rows together; nothing is captured, and no step runs eagerly, once requests come."""
+    on = engine_device(device)
+    model = load_model(str(tiny_checkpoint), on, torch.float32)
+    spec = model.spec
+    model.use_experts(static_experts)
+    prompt = ThinkerPrompt(
+        torch.tensor([spec.im_start_id, spec.user_id, 20, 21, spec.im_start_id, spec.assistant_id, 22]), (), None
+    )
+    rules = [{"temperature": 0}, {"temperature": 0.9}, {"temperature": 0}, {"top_k": 0}, {"predictor_top_k": 200}]
+    requests = [
+        SpeechRequest(
+            prompt,
+            tuple(range(30, 40 + i)),
+            next(iter(spec.speakers)),
+            resolve(spec.defaults, seed=i, max_frames=12 + i, **rule),
+        )
+        for i, rule in enumerate(rules)
+    ]
+    capturer = _Counting(CudaGraphs(on) if device == "cuda" else ReplayedOps())
+    said = []
+    for runner in (TalkerRunner(model, 5, 600), TalkerRunner(model, 5, 600, capturer)):
+        engine = TalkerEngine(runner)
+        captures, runs = capturer.captures, capturer.runs
+        said.append(await asyncio.gather(*[_say(engine, request) for request in requests]))
+        said.append([await _say(engine, request) for request in requests])
+        engine.close()
+    assert (capturer.captures, capturer.runs) == (captures, runs)
+    assert captures == 4 * (1 + 3)  # 5, 4, 2, 1 rows: all codes once, and 600, 512, 256 positions
+    eager, *others = said
+    assert all(len(codes) for codes in eager)
+    for codes in others:
+        for expected, actual in zip(eager, codes, strict=True):
+            np.testing.assert_array_equal(actual, expected)
+
+
+class _Counting:
+    """Counts captures, and how often what was captured ran otherwise than by a replay."""
+
+    def __init__(self, capturer: Capturer) -> None:
+        self._capturer, self.captures, self.runs = capturer, 0, 0
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
+        def counted() -> torch.Tensor:
+            self.runs += 1
+            return run()
+
+        self.captures += 1
+        return self._capturer.capture(counted)

@@ -1,0 +1,283 @@
+"""`quartet.v1.TalkerService` over a real gRPC server, input inline or pulled from another one's stream."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+from quartet.v1 import stream_pb2, stream_pb2_grpc, talker_pb2, talker_pb2_grpc
+from services.common.rpc.admission import Admission
+from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
+from services.common.rpc.status import from_rpc_error
+from services.common.stream.output_stream import OutputStream
+from services.common.stream.rows import Chunk, Rows
+from services.common.stream.shm.lender import Lender
+from services.common.stream.shm.ranges import aligned
+from services.common.stream.streams import StreamHub, TensorStreamServicer
+from services.common.stream.subscribe import subscribe
+from services.common.stream.tensors import to_message, to_torch
+from services.talker.engine import TalkerEngine
+from services.talker.loading import load_model
+from services.talker.prompt import is_media
+from services.talker.runner import TalkerRunner
+from services.talker.servicer import TalkerServicer
+from tests.stage.test_talker_engine import CONVERSATIONS
+from tests.support.reference import Reference, ReferenceAnswer
+from tests.support.shm_support import arena_directory, reading
+
+MAX_TOKENS, MAX_FRAMES = 8, 10
+
+
+@dataclass
+class Service:
+    """A talker behind gRPC, whose hub also plays the thinker's."""
+
+    address: str
+    stub: talker_pb2_grpc.TalkerServiceStub
+    engine: TalkerEngine
+    hub: StreamHub
+    answer: ReferenceAnswer
+
+    def rows(self) -> list[stream_pb2.Rows]:
+        """What a thinker streams for the answer."""
+        spec, answer = self.engine.spec, self.answer
+        prompt = torch.from_numpy(answer.prompt_ids)
+        ids = torch.cat((prompt, torch.tensor(answer.token_ids))).int()
+        rows = [_rows("token_ids", 0, ids), _rows("rope_positions", 0, answer.rope_positions.int())]
+        name = f"hidden_states.{spec.accept_hidden_layer}"
+        states = answer.hidden_states[spec.accept_hidden_layer]
+        positions = torch.nonzero(is_media(prompt, spec)).flatten().tolist()
+        return rows + [_rows(name, position, states[position : position + 1]) for position in positions]
+
+    def inline(self, **fields) -> talker_pb2.SpeakRequest:
+        header = stream_pb2.StreamHeader(prompt_positions=len(self.answer.prompt_ids))
+        request = talker_pb2.SpeakRequest(
+            request_id=uuid.uuid4().hex,
+            inline=talker_pb2.InlineThinkerOutput(header=header, rows=self.rows()),
+            sampling=talker_pb2.TalkerSampling(temperature=0, max_frames=MAX_FRAMES),
+        )
+        request.MergeFrom(talker_pb2.SpeakRequest(**fields))
+        return request
+
+    def sourced(self, stream_id: str, **fields) -> talker_pb2.SpeakRequest:
+        source = stream_pb2.StreamSource(address=self.address, stream_id=stream_id)
+        sampling = talker_pb2.TalkerSampling(temperature=0, max_frames=MAX_FRAMES)
+        return talker_pb2.SpeakRequest(request_id=stream_id, source=source, sampling=sampling, **fields)
+
+    async def speak(self, request: talker_pb2.SpeakRequest) -> tuple[np.ndarray, talker_pb2.SpeakSummary]:
+        parts, summary = [], None
+        try:
+            async with asyncio.timeout(60):
+                async for response in self.stub.Speak(request):
+                    if response.HasField("frames"):
+                        parts.append(to_torch(response.frames.tensor).numpy())
+                    elif response.HasField("summary"):
+                        summary = response.summary
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        assert summary is not None
+        return np.concatenate(parts) if parts else np.zeros((0, 0), np.int32), summary
+
+
+def _rows(name: str, first_position: int, tensor: torch.Tensor) -> stream_pb2.Rows:
+    return stream_pb2.Rows(name=name, first_position=first_position, tensor=to_message(tensor))
+
+
+def _put(stream: OutputStream, *rows: stream_pb2.Rows) -> None:
+    stream.put([Rows(row.name, row.first_position, to_torch(row.tensor)) for row in rows])
+
+
+@pytest.fixture(scope="module")
+async def service(tiny_checkpoint: Path):
+    model = load_model(str(tiny_checkpoint), torch.device("cpu"), torch.float32)
+    answer = Reference(tiny_checkpoint).answer(
+        CONVERSATIONS["image and audio"], MAX_TOKENS, MAX_FRAMES, layers=(model.spec.accept_hidden_layer,)
+    )
+    server, hub, admission = grpc.aio.server(), StreamHub(), Admission(max_running=2, max_queued=1)
+    engine = TalkerEngine(TalkerRunner(model, slots=2, positions=1024))
+    servicer = TalkerServicer(admission, hub)
+    servicer.bind(engine, len(model.text_table))
+    admission.open()
+    talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, server)
+    stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "thinker"), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield Service(address, talker_pb2_grpc.TalkerServiceStub(channel), engine, hub, answer)
+    await server.stop(0.5)
+    engine.close()
+
+
+async def test_inline_input_gives_the_references_codes(service: Service) -> None:
+    codes, summary = await service.speak(service.inline())
+    np.testing.assert_array_equal(codes, service.answer.codes)
+    assert summary.frames == len(codes)
+    assert summary.timings.first_output_ms <= summary.timings.total_ms
+
+
+async def test_a_streamed_answer_comes_back_on_the_output_stream(service: Service) -> None:
+    prompt_positions = len(service.answer.prompt_ids)
+    token_ids, *others = service.rows()
+    ids = to_torch(token_ids.tensor)
+    with service.hub.open("thought", ["token_ids", "rope_positions", others[-1].name]) as thinker:
+        speaking = asyncio.create_task(service.speak(service.sourced("thought", output_stream_id="speech")))
+        thinker.start(prompt_positions)
+        _put(thinker, _rows("token_ids", 0, ids[:prompt_positions]), *others)
+        for i in range(prompt_positions, len(ids)):
+            await asyncio.sleep(0.01)
+            _put(thinker, _rows("token_ids", i, ids[i : i + 1]))
+        source = stream_pb2.StreamSource(address=service.address, stream_id="speech")
+        frames, end = [], None
+        async with asyncio.timeout(60), subscribe(source, "speech", []) as messages:
+            thinker.finish(len(ids))
+            async for message in messages:
+                if isinstance(message, Chunk):
+                    frames += [rows.tensor.numpy() for rows in message.rows]
+                elif isinstance(message, stream_pb2.StreamEnd):
+                    end = message.end_position
+        in_response, summary = await speaking
+    np.testing.assert_array_equal(np.concatenate(frames), service.answer.codes)
+    assert end == summary.frames == len(service.answer.codes)
+    assert not len(in_response)
+    assert summary.waited_for_text_ms > 0
+
+
+async def test_states_are_read_in_place_and_given_back_once_the_prompt_is_embedded(service: Service) -> None:
+    prompt_positions = len(service.answer.prompt_ids)
+    token_ids, *others = service.rows()
+    ids = to_torch(token_ids.tensor)
+    with arena_directory() as directory, contextlib.ExitStack() as stack:
+        lender = Lender(directory, 2**20, 1)
+        service.hub.carriers.append(lender)
+        stack.callback(lender.arena.close)
+        stack.callback(service.hub.carriers.clear)
+        stack.enter_context(reading(directory, "inline", "shared_memory"))
+        thinker = stack.enter_context(service.hub.open("lent", ["token_ids", "rope_positions", others[-1].name]))
+        speaking = asyncio.create_task(service.speak(service.sourced("lent")))
+        thinker.start(prompt_positions)
+        _put(thinker, _rows("token_ids", 0, ids[:prompt_positions]), *others)
+        states_bytes = sum(aligned(len(row.tensor.inline)) for row in others[1:])
+        assert states_bytes
+        # Nothing can be spoken yet: the talker holds on to the states, and to nothing else.
+        await _until(lambda: not thinker.pending_positions and lender.arena.used_bytes == states_bytes)
+        _put(thinker, _rows("token_ids", prompt_positions, ids[prompt_positions : prompt_positions + 1]))
+        await _until(lambda: not lender.arena.used_bytes)
+        assert not speaking.done()  # it waits for more text
+        _put(thinker, _rows("token_ids", prompt_positions + 1, ids[prompt_positions + 1 :]))
+        thinker.finish(len(ids))
+        codes, _ = await speaking
+        np.testing.assert_array_equal(codes, service.answer.codes)
+        await _until(lambda: not lender.arena.used_bytes)
+
+
+async def test_an_empty_answer_has_no_frames(service: Service) -> None:
+    request = service.inline()
+    for rows in request.inline.rows:
+        if rows.name == "token_ids":
+            rows.tensor.CopyFrom(to_message(torch.from_numpy(service.answer.prompt_ids).int()))
+    codes, summary = await service.speak(request)
+    assert not len(codes)
+    assert summary.end == talker_pb2.SPEECH_END_EMPTY
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("speaker", {"speaker": "nobody"}),
+        ("sampling.top_p", {"sampling": talker_pb2.TalkerSampling(top_p=1.5)}),
+        ("sampling.temperature", {"sampling": talker_pb2.TalkerSampling(temperature=-1)}),
+        ("sampling.max_frames", {"sampling": talker_pb2.TalkerSampling(max_frames=0)}),
+    ],
+)
+async def test_bad_fields_are_named(service: Service, field: str, change: dict) -> None:
+    with pytest.raises(InvalidInput) as error:
+        await service.speak(service.inline(**change))
+    assert error.value.field == field
+
+
+async def test_a_speaker_in_capitals_is_known(service: Service) -> None:
+    speaker = next(iter(service.engine.spec.speakers))
+    codes, _ = await service.speak(service.inline(speaker=speaker.upper()))
+    np.testing.assert_array_equal(codes, service.answer.codes)
+
+
+async def test_ids_outside_the_vocabulary_are_refused(service: Service) -> None:
+    request = service.inline()
+    request.inline.rows.append(_rows("token_ids", 10**6, torch.tensor([2**30], dtype=torch.int32)))
+    with pytest.raises(InvalidInput, match="token_ids"):
+        await service.speak(request)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rope_positions", 2**63 - 1), ("rope_positions", -1), ("hidden_states", torch.nan)]
+)
+async def test_rows_of_hostile_values_are_refused_and_hurt_nobody(service: Service, name: str, value: float) -> None:
+    request = service.inline(sampling=talker_pb2.TalkerSampling(temperature=1, predictor_temperature=1))
+    for rows in request.inline.rows:
+        if rows.name.startswith(name):
+            tensor = to_torch(rows.tensor).to(torch.float32 if name == "hidden_states" else torch.int64)
+            tensor.flatten()[-1] = value
+            rows.tensor.CopyFrom(to_message(tensor))
+    with pytest.raises(InvalidInput, match=name):
+        await service.speak(request)
+    codes, _ = await service.speak(service.inline())
+    np.testing.assert_array_equal(codes, service.answer.codes)
+
+
+async def test_missing_rows_are_refused(service: Service) -> None:
+    request = service.inline()
+    del request.inline.rows[-1]
+    with pytest.raises(InvalidInput, match="before all rows"):
+        await service.speak(request)
+
+
+async def test_a_failed_thinker_ends_the_call_and_its_output_with_that_error(service: Service) -> None:
+    with service.hub.open("failing", ["token_ids", "rope_positions", service.rows()[-1].name]) as thinker:
+        request = service.sourced("failing", output_stream_id="failing speech")
+        speaking = asyncio.create_task(service.speak(request))
+        thinker.start(len(service.answer.prompt_ids))
+        ids = to_torch(service.rows()[0].tensor)
+        _put(thinker, _rows("token_ids", 0, ids[: len(service.answer.prompt_ids) + 1]), *service.rows()[1:])
+        await asyncio.sleep(0.2)
+        thinker.fail(InternalError("the thinker broke"))
+        with pytest.raises(StageError, match="the thinker broke"):
+            await speaking
+        source = stream_pb2.StreamSource(address=service.address, stream_id="failing speech")
+        with pytest.raises(StageError, match="the thinker broke"):
+            await _drain(source)
+    await _all_free(service)
+
+
+async def test_cancelled_calls_free_their_slots_and_excess_is_refused(service: Service) -> None:
+    calls = [service.stub.Speak(service.sourced(f"never {i}")) for i in range(3)]
+    await asyncio.sleep(0.2)
+    with pytest.raises(QueueFull):
+        await service.speak(service.inline())
+    for call in calls:
+        call.cancel()
+    await _all_free(service)
+    codes, _ = await service.speak(service.inline())
+    np.testing.assert_array_equal(codes, service.answer.codes)
+
+
+async def _all_free(service: Service) -> None:
+    await _until(lambda: service.engine.free_slots == 2)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def _drain(source: stream_pb2.StreamSource) -> None:
+    async with asyncio.timeout(10), subscribe(source, "x", []) as messages:
+        async for _ in messages:
+            pass

@@ -1,0 +1,328 @@
+"""The thinker's process, driven over gRPC."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
+from services.common.rpc.errors import ContextTooLong, InvalidInput, StageError, Unavailable
+from services.common.rpc.status import from_rpc_error
+from services.common.stream.rows import Chunk
+from services.common.stream.subscribe import subscribe
+from services.thinker.scratch import PREFIX
+from tests.support.hub import Hub
+from tests.support.hub import serving as hub_serving
+from tests.support.media import png, wav
+
+START_TIMEOUT_S = 150
+
+
+@dataclass
+class Answer:
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    deltas: list[thinker_pb2.GenerateDelta] = field(default_factory=list)
+    prompt: thinker_pb2.PromptInfo = field(default_factory=thinker_pb2.PromptInfo)
+    summary: thinker_pb2.GenerateSummary = field(default_factory=thinker_pb2.GenerateSummary)
+
+
+class Client:
+    def __init__(self, address: str, process: subprocess.Popen[bytes]) -> None:
+        self.address = address
+        self.process = process
+        self.channel = grpc.aio.insecure_channel(address)
+        self.stub = thinker_pb2_grpc.ThinkerServiceStub(self.channel)
+        self.count = 0
+
+    def start(self, *parts: Any, **fields: Any) -> thinker_pb2.GenerateStart:
+        """A request of one user turn; `sampling` is greedy unless said otherwise."""
+        self.count += 1
+        content = [part if isinstance(part, thinker_pb2.ContentPart) else text(part) for part in parts or ("hello",)]
+        fields.setdefault("messages", [thinker_pb2.ChatMessage(role="user", content=content)])
+        fields["sampling"] = thinker_pb2.SamplingParameters(**({"temperature": 0} | fields.get("sampling", {})))
+        return thinker_pb2.GenerateStart(request_id=f"request-{self.count}", **fields)
+
+    async def generate(self, start: thinker_pb2.GenerateStart, chunks: tuple[bytes, ...] = ()) -> Answer:
+        async def requests() -> AsyncIterator[thinker_pb2.GenerateRequest]:
+            yield thinker_pb2.GenerateRequest(start=start)
+            for chunk in chunks:
+                yield thinker_pb2.GenerateRequest(media=thinker_pb2.MediaChunk(data=chunk))
+
+        answer = Answer()
+        try:
+            async for response in self.stub.Generate(requests()):
+                if response.WhichOneof("message") == "prompt":
+                    answer.prompt = response.prompt
+                elif response.WhichOneof("message") == "summary":
+                    answer.summary = response.summary
+                else:
+                    answer.deltas.append(response.delta)
+                    answer.text += response.delta.text
+                    answer.token_ids += response.delta.token_ids
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        return answer
+
+
+def text(value: str) -> thinker_pb2.ContentPart:
+    return thinker_pb2.ContentPart(text=value)
+
+
+def media(kind: int, data: bytes, **fields: Any) -> thinker_pb2.ContentPart:
+    return thinker_pb2.ContentPart(media=thinker_pb2.Media(kind=kind, data=data, **fields))  # pyright: ignore
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    model: Path | str, environment: Mapping[str, str] | None = None, log: Path | None = None
+) -> AsyncIterator[Client]:
+    """A thinker's process, once it serves; with `environment` beside our own. `log` is where it writes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    flags = f"--model {model} --port {address.rpartition(':')[2]} --dtype float32 --block-size 32"
+    flags += f" --kv-cache-bytes {48 << 20} --max-running-requests 8 --max-context-tokens 1024 --max-audio-s 5"
+    with log.open("wb") if log else contextlib.nullcontext() as output:
+        command = [sys.executable, "-m", "services.thinker", *flags.split()]
+        environment = {**os.environ, **(environment or {})}
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+    client = Client(address, process)
+    try:
+        info = server_info_pb2_grpc.ServerInfoServiceStub(client.channel)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while True:
+                assert process.poll() is None, "the thinker ended before it served"
+                try:
+                    await info.GetServerInfo(server_info_pb2.GetServerInfoRequest())
+                    break
+                except grpc.aio.AioRpcError as error:
+                    if error.code() != grpc.StatusCode.UNAVAILABLE:
+                        raise
+                    await asyncio.sleep(0.2)
+        yield client
+    finally:
+        await client.channel.close()
+        process.terminate()
+        await asyncio.to_thread(process.wait, 30)
+
+
+@pytest.fixture(scope="module")
+def hub(published_checkpoint: Path) -> Iterator[Hub]:
+    with hub_serving("some/omni", published_checkpoint) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `client`'s thinker wrote."""
+    return tmp_path_factory.mktemp("thinker") / "log"
+
+
+@pytest.fixture(scope="module")
+async def client(hub: Hub, log: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    async with serving(hub.model, hub.environment(tmp_path_factory.mktemp("hub")), log) as client:
+        yield client
+
+
+async def test_a_start_by_id_asks_the_hub_for_no_file_twice(client: Client, hub: Hub) -> None:
+    """vLLM's two processes and the libraries under it included. A file is asked for by HEAD, then by GET."""
+    info = await server_info_pb2_grpc.ServerInfoServiceStub(client.channel).GetServerInfo(
+        server_info_pb2.GetServerInfoRequest()
+    )
+    assert info.model == hub.model
+    requests = hub.about_model(hub.log)
+    assert ("GET", "tokenizer_config.json") in requests
+    assert set(requests.values()) == {1}, requests
+
+
+async def test_an_answer_is_streamed_token_by_token(client: Client) -> None:
+    answer = await client.generate(client.start("hello", sampling={"max_tokens": 12, "ignore_eos": True}))
+    assert len(answer.token_ids) == answer.summary.completion_tokens == 12
+    assert len(answer.deltas) > 2  # steps are merged when the client is slow, on a busy machine most of them
+    assert answer.summary.finish_reason == thinker_pb2.FINISH_REASON_LENGTH
+    timings = answer.summary.timings
+    assert 0 < timings.prefill_ms < timings.first_output_ms <= timings.total_ms
+
+
+async def test_media_are_counted_and_may_come_in_chunks(client: Client) -> None:
+    sound = wav(1.2)
+    parts = media(thinker_pb2.MEDIA_KIND_IMAGE, png()), media(thinker_pb2.MEDIA_KIND_AUDIO, sound), "what?"
+    inline = await client.generate(client.start(*parts, sampling={"max_tokens": 6}))
+    assert inline.prompt.image_tokens > 0
+    assert inline.prompt.audio_tokens > 0
+    late = media(thinker_pb2.MEDIA_KIND_AUDIO, b"", size_bytes=len(sound))
+    start = client.start(parts[0], late, "what?", sampling={"max_tokens": 6})
+    chunked = await client.generate(start, (sound[:1000], sound[1000:]))
+    assert chunked.token_ids == inline.token_ids
+    assert chunked.summary.cached_tokens > 0
+
+
+async def test_the_output_stream_has_rows_for_the_tokens_that_are_spoken(client: Client) -> None:
+    start = client.start("tell me", output_stream_id="stream-1", sampling={"max_tokens": 20})
+    rows: dict[str, list[int]] = {}
+    end = 0
+    token_ids: list[int] = []
+
+    async def pull() -> None:
+        nonlocal end
+        source = stream_pb2.StreamSource(address=client.address, stream_id="stream-1")
+        async with subscribe(source, start.request_id, []) as messages:
+            async for message in messages:
+                if isinstance(message, stream_pb2.StreamEnd):
+                    end = message.end_position
+                if isinstance(message, Chunk):
+                    for part in message.rows:
+                        count = len(part.tensor)
+                        rows.setdefault(part.name, []).extend(range(part.first_position, part.first_position + count))
+                        if part.name == "token_ids":
+                            token_ids.extend(part.tensor.tolist())
+
+    answer, _ = await asyncio.gather(client.generate(start), pull())
+    prompt_tokens, stopped = answer.prompt.prompt_tokens, answer.summary.finish_reason == 1
+    spoken = answer.token_ids[:-1] if stopped else answer.token_ids
+    assert end == prompt_tokens + len(spoken)
+    assert token_ids[prompt_tokens:] == spoken
+    fed = prompt_tokens + len(answer.token_ids) - 1
+    for name, positions in rows.items():
+        assert positions == list(range(end if name == "token_ids" else fed)), name
+    assert len(rows) == 3
+
+
+async def test_sampling_is_passed_on(client: Client) -> None:
+    free = await client.generate(client.start("go on", sampling={"max_tokens": 16, "ignore_eos": True}))
+    stop = free.text[4:6]
+    stopped = await client.generate(
+        client.start("go on", sampling={"max_tokens": 16, "ignore_eos": True, "stop": [stop]})
+    )
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert stopped.summary.finish_reason == thinker_pb2.FINISH_REASON_STOP
+
+    seeded = {"max_tokens": 16, "temperature": 1.5, "seed": 7, "ignore_eos": True}
+    first, second = [await client.generate(client.start("go on", sampling=seeded)) for _ in range(2)]
+    other = await client.generate(client.start("go on", sampling=seeded | {"seed": 8}))
+    assert first.token_ids == second.token_ids != other.token_ids
+
+    logged = await client.generate(client.start("go on", sampling={"max_tokens": 3, "top_logprobs": 2}))
+    entries = [entry for delta in logged.deltas for entry in delta.logprobs]
+    assert [entry.token_id for entry in entries] == logged.token_ids
+    assert all(entry.top[0].token_id == entry.token_id and len(entry.top) >= 2 for entry in entries)
+
+
+async def test_structure_and_forced_tool_calls(client: Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 10}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    sampling = {"max_tokens": 60}
+    answer = await client.generate(client.start("n?", sampling=sampling | {"json_schema": json.dumps(schema)}))
+    assert 10 <= json.loads(answer.text)["n"] <= 99
+    tool = thinker_pb2.Tool(name="pick", parameters_json=json.dumps(schema))
+    choice = thinker_pb2.ToolChoice(mode=thinker_pb2.ToolChoice.MODE_FUNCTION, name="pick")
+    called = await client.generate(client.start("n?", tools=[tool], tool_choice=choice, sampling=sampling))
+    pieces = [piece for delta in called.deltas for piece in delta.tool_calls]
+    assert called.text == ""
+    assert (pieces[0].name, bool(pieces[0].id)) == ("pick", True)
+    assert 10 <= json.loads("".join(piece.arguments_json for piece in pieces))["n"] <= 99
+    assert called.summary.finish_reason == thinker_pb2.FINISH_REASON_TOOL_CALLS
+
+
+IMAGE, AUDIO = thinker_pb2.MEDIA_KIND_IMAGE, thinker_pb2.MEDIA_KIND_AUDIO
+BAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "no messages": ("messages", {"messages": []}),
+    "role": ("messages[0].role", {"messages": [thinker_pb2.ChatMessage(role="boss")]}),
+    "top_p": ("sampling.top_p", {"sampling": {"top_p": 2}}),
+    "nan": ("sampling.temperature", {"sampling": {"temperature": float("nan")}}),
+    "max_tokens": ("sampling.max_tokens", {"sampling": {"max_tokens": 0}}),
+    "schema": ("sampling.json_schema", {"sampling": {"json_schema": "{"}}),
+    "regex": ("sampling.regex", {"sampling": {"regex": "(("}}),
+    "stop": ("sampling.stop", {"sampling": {"stop": [""]}}),
+    "tool": ("tool_choice.name", {"tools": [thinker_pb2.Tool(name="a")], "tool_choice": {"mode": 4, "name": "b"}}),
+    "long": ("messages", {"parts": ("word " * 3000,)}),
+    "placeholder": ("messages", {"parts": ("<|image_pad|>",)}),
+    "corrupt image": ("here", {"parts": (media(IMAGE, png()[:60], field="here"),)}),
+    "1 x 1 image": ("messages[0].content[0]", {"parts": (media(IMAGE, png(1, 1)),)}),
+    "long sound": ("messages[0].content[0]", {"parts": (media(AUDIO, wav(8.0)),)}),
+    "no sound": ("messages[0].content[0]", {"parts": (media(AUDIO, wav(0.0)),)}),
+}
+
+
+async def test_bad_input_is_refused_by_field_while_others_go_on(client: Client) -> None:
+    long = {"max_tokens": 200, "ignore_eos": True}
+    expected = await client.generate(client.start("on and on", sampling=long))
+    other = asyncio.create_task(client.generate(client.start("on and on", sampling=long)))
+    for name, (where, fields) in BAD.items():
+        parts = fields.get("parts", ())
+        with pytest.raises(InvalidInput) as caught:
+            await client.generate(client.start(*parts, **{k: v for k, v in fields.items() if k != "parts"}))
+        assert caught.value.field == where, name
+        assert isinstance(caught.value, ContextTooLong) == (name == "long"), name
+    assert (await other).token_ids == expected.token_ids
+
+
+async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
+    tasks = [
+        asyncio.create_task(client.generate(client.start("go", sampling={"max_tokens": 900, "ignore_eos": True})))
+        for _ in range(30)
+    ]
+    await asyncio.sleep(0.5)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    began = time.monotonic()
+    await client.generate(client.start("hello", sampling={"max_tokens": 2}))
+    assert time.monotonic() - began < 5
+
+
+def test_every_line_of_the_log_is_json(client: Client, log: Path) -> None:
+    """vLLM's too, of all its processes, and those of the libraries that it uses."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["stage"] for line in lines} == {"thinker"}
+    events = {line["event"]: line for line in lines}
+    memory, paths = events["memory of the KV cache"], events["execution paths"]
+    assert memory["kv_bytes"] > memory["rows_bytes"] > 0
+    assert {"step", "runner", "attention", "sampler"} <= set(paths)
+    assert 0 < events["fetching"]["fetched_bytes"] <= events["fetching"]["all_bytes"]  # it was started by its hub id
+
+
+async def test_a_start_that_is_interrupted_leaves_no_files(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "services.thinker", "--model", str(tiny_checkpoint)]
+    process = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL)
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while not list(tmp_path.glob(f"{PREFIX}*")):
+            await asyncio.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait, 30) == 0
+    assert not list(tmp_path.glob(f"{PREFIX}*"))
+
+
+async def test_a_dead_engine_is_reported_at_once_and_ends_the_process(tiny_checkpoint: Path) -> None:
+    async with serving(tiny_checkpoint) as client:
+        start = client.start("go", sampling={"max_tokens": 900, "ignore_eos": True})
+        running = asyncio.create_task(client.generate(start))
+        await asyncio.sleep(0.5)
+        children = psutil.Process(client.process.pid).children(recursive=True)
+        engine = next(child for child in children if "EngineCore" in child.name() + " ".join(child.cmdline()))
+        os.kill(engine.pid, signal.SIGKILL)
+        async with asyncio.timeout(5):
+            with pytest.raises(StageError) as caught:
+                await running
+        assert isinstance(caught.value, Unavailable)
+        assert await asyncio.to_thread(client.process.wait, 20) != 0
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive

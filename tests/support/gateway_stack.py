@@ -1,0 +1,78 @@
+"""A gateway in the tests' own process, and scripted stages behind it."""
+
+import asyncio
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import httpx
+import openai
+import uvicorn
+
+from gateway.app import create_app
+from gateway.pipeline.config import load_pipeline
+from gateway.settings import GatewaySettings
+from tests.support.scripted_stages import scripted_stages
+
+# Addresses, ports, and what gRPC and sockets say: for logs.
+NOT_FOR_CLIENTS = re.compile(
+    r"\d+\.\d+\.\d+\.\d+|localhost|:\d{3,}|socket|recvmsg|removed|refused|reset|goaway|cancelled", re.IGNORECASE
+)
+SPEECH = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+
+
+class Running:
+    """A gateway on a port, its stages and an HTTP client."""
+
+    def __init__(self, app, stages, port: int) -> None:
+        self.app, self.stages, self.scripts = app, stages, stages.scripts
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=20)
+        self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+
+    async def chat(self, body: dict, **options) -> httpx.Response:
+        return await self.http.post("/v1/chat/completions", json=body, **options)
+
+    async def refusal(self, body: dict) -> tuple[int, dict]:
+        response = await self.chat(body)
+        return response.status_code, response.json()["error"]
+
+    async def events(self, body: dict) -> list[dict]:
+        """The events of a stream, without [DONE]."""
+        response = await self.chat(body | {"stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.text.split("\n\n") if line]
+        assert all(line.startswith("data: ") for line in lines)
+        if lines[-1] == "data: [DONE]":
+            lines.pop()
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(pipeline: Path = SPEECH, **settings):
+    """A gateway of `pipeline` in this process, before scripted stages of the kinds it names."""
+    kinds = [stage.kind for stage in load_pipeline(pipeline).stages.values()]
+    async with scripted_stages(*kinds) as stages:
+        loaded = GatewaySettings(pipeline=pipeline, **settings)
+        app = create_app(loaded, load_pipeline(pipeline, stages.addresses))
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none"))
+        server.capture_signals = contextlib.nullcontext  # signals are pytest's
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        gateway = Running(app, stages, server.servers[0].sockets[0].getsockname()[1])
+        await gateway.until(lambda: app.state.gateway.stages.ready)
+        try:
+            yield gateway
+        finally:
+            await gateway.http.aclose()
+            await gateway.openai.close()
+            server.should_exit = True
+            await serving

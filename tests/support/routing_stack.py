@@ -1,0 +1,90 @@
+"""Several scripted replicas of each stage, and the gateway's own view of them; no HTTP."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.job import Event, Job, Speech
+from gateway.pipeline.run import run
+from gateway.pipeline.stages import Stages
+from quartet.v1 import talker_pb2, thinker_pb2
+from tests.support.gateway_stack import SPEECH
+from tests.support.scripted_stages import ScriptedStages, scripted_stages
+
+KINDS = ("thinker", "talker", "code2wav")
+INTERVAL_S = 0.05
+LONG_S = 3600.0  # an interval within which nothing is checked again
+
+
+class Routed:
+    """Replicas of every stage.
+
+    Attributes:
+        groups: each has one replica of each stage.
+        stages: the gateway's view.
+    """
+
+    def __init__(self, groups: list[ScriptedStages], stages: Stages) -> None:
+        self.groups, self.stages = groups, stages
+
+    def running(self, kind: str) -> list[int]:
+        """Calls in each replica of a stage."""
+        return [group.scripts[kind].running for group in self.groups]
+
+    def asked(self, kind: str) -> list[int]:
+        """Requests that each replica of a stage has had."""
+        return [len(group.scripts[kind].requests) for group in self.groups]
+
+    def hold(self, after: dict[str, int]) -> None:
+        """Every replica of these stages stands still after so many outputs."""
+        for group in self.groups:
+            for kind, count in after.items():
+                group.scripts[kind].hold, group.scripts[kind].after = True, count
+
+    def release(self) -> None:
+        """None stands still any more."""
+        for group in self.groups:
+            for script in group.scripts.values():
+                script.hold = False
+                script.release.set()
+
+    async def holder(self, kind: str) -> ScriptedStages:
+        """The replica of `kind` that stands still in a request."""
+        waits = [asyncio.create_task(group.scripts[kind].holding.wait()) for group in self.groups]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        for wait in waits:
+            wait.cancel()
+        return next(group for group in self.groups if group.scripts[kind].holding.is_set())
+
+    async def ask(self, text: str = "Hello", speech: bool = True, media: Sequence[bytes] = ()) -> list[Event]:
+        """The events of one answer."""
+        start = thinker_pb2.GenerateStart(request_id=uuid.uuid4().hex)
+        message = start.messages.add(role="user")
+        message.content.add(text=text)
+        for file in media:
+            message.content.add().media.size_bytes = len(file)
+        job = Job(start, list(media), Speech("", talker_pb2.TalkerSampling()) if speech else None)
+        async with aclosing(run(self.stages, [job], 20)) as events:
+            return [event async for _, event in events]
+
+
+async def until(condition, limit_s: float = 10.0) -> None:
+    """Returns when `condition()` is true."""
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def routed(count: int, interval_s: float = INTERVAL_S, **options) -> AsyncIterator[Routed]:
+    """`count` replicas of each stage, at static addresses; all serve."""
+    async with AsyncExitStack() as stack:
+        groups = [await stack.enter_async_context(scripted_stages()) for _ in range(count)]
+        addresses = {kind: [group.addresses[kind] for group in groups] for kind in KINDS}
+        stages = Stages(load_pipeline(SPEECH, addresses), interval_s, 1.0, **options)
+        await stack.enter_async_context(stages)
+        every = [replica for kind in KINDS for replica in getattr(stages, kind).replicas.values()]
+        await until(lambda: all(replica.serving for replica in every))
+        yield Routed(groups, stages)

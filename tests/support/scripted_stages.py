@@ -1,0 +1,330 @@
+"""Stages that follow a script: real gRPC servers with the real services, but no model behind them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from gateway.pipeline.stages import SERVICE
+from quartet.v1 import (
+    code2wav_pb2,
+    code2wav_pb2_grpc,
+    dit_pb2,
+    dit_pb2_grpc,
+    encoder_pb2,
+    encoder_pb2_grpc,
+    server_info_pb2,
+    server_info_pb2_grpc,
+    talker_pb2,
+    talker_pb2_grpc,
+    tensor_pb2,
+    thinker_pb2,
+    thinker_pb2_grpc,
+    timings_pb2,
+)
+from services.common.rpc import channels
+from services.common.rpc.errors import StageError
+from services.common.rpc.status import abort
+
+SAMPLE_RATE_HZ = 16000
+SAMPLES_PER_FRAME = 1280
+PCM16 = np.arange(3 * SAMPLES_PER_FRAME, dtype="<i2").tobytes()
+PIECES = ("Hello", ", ", "world")
+VOICES = ["chelsie", "ethan"]
+DIT_STEPS = 4
+DRAWN_SEED = 99
+PICTURES = server_info_pb2.DitInfo(
+    tasks=[dit_pb2.DIT_TASK_TEXT_TO_IMAGE, dit_pb2.DIT_TASK_IMAGE_EDIT],
+    pipeline="ScriptedPipeline",
+    default_width=64,
+    default_height=48,
+    size_multiple=16,
+    max_pixels=256 * 256,
+    default_inference_steps=DIT_STEPS,
+    max_inference_steps=50,
+    default_guidance_scale=4,
+    negative_prompt=True,
+    max_images=3,
+    mask=True,
+    max_count=4,
+    loras=["ink", "oil"],
+    batched=True,
+)
+TIMINGS = timings_pb2.Timings(queue_ms=1, prefill_ms=2, first_output_ms=3, decode_ms=4, total_ms=5)
+
+
+@dataclass
+class Script:
+    """What a stage does and what happened to it.
+
+    Attributes:
+        error: raised after the first `after` outputs; or a status as gRPC itself makes it of a stage that is gone.
+        after: outputs before `error` or `hold`.
+        hold: wait here until `release` is set.
+        requests: the start messages received.
+        media: bytes that came in MediaChunks.
+        ended: "done" or "cancelled", one for each call.
+        running: calls that have not ended.
+        takes_s: how long a call takes, beside.
+    """
+
+    error: StageError | tuple[grpc.StatusCode, str] | None = None
+    after: int = 0
+    hold: bool = False
+    logprobs: bool = False
+    tool_call: bool = False
+    requests: list[Any] = field(default_factory=list)
+    media: bytearray = field(default_factory=bytearray)
+    ended: list[str] = field(default_factory=list)
+    running: int = 0
+    takes_s: Callable[[], float] = lambda: 0.0
+    holding: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def play(self, request: Any, outputs: list[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        """The outputs, as far as the script goes."""
+        self.requests.append(request)
+        self.running += 1
+        try:
+            await asyncio.sleep(self.takes_s())
+            for i, output in enumerate([*outputs, None]):
+                if i == self.after and self.hold:
+                    self.holding.set()
+                    await self.release.wait()
+                if i == self.after and isinstance(self.error, tuple):
+                    await context.abort(*self.error)
+                if i == self.after and self.error is not None:
+                    await abort(context, self.error)
+                if output is not None:
+                    yield output
+            self.ended.append("done")
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+        finally:
+            self.running -= 1
+
+
+class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def Generate(self, request_iterator, context):
+        start = (await anext(request_iterator)).start
+        expected = sum(p.media.size_bytes for m in start.messages for p in m.content if not p.media.data)
+        received = 0
+        while received < expected:
+            chunk = (await anext(request_iterator)).media.data
+            received += len(chunk)
+            self.script.media += chunk
+        deltas = [thinker_pb2.GenerateDelta(text=text, token_ids=[i]) for i, text in enumerate(PIECES)]
+        if self.script.logprobs:
+            for delta in deltas:
+                top = [thinker_pb2.TokenLogprob(token="x", token_bytes=b"x", logprob=-0.5)]
+                token = thinker_pb2.TokenLogprob(token=delta.text, token_bytes=delta.text.encode(), logprob=-0.5)
+                token.top.extend(top)
+                delta.logprobs.append(token)
+        reason = thinker_pb2.FINISH_REASON_STOP
+        if self.script.tool_call:
+            calls = [
+                thinker_pb2.ToolCallDelta(index=0, id="call_1", name="lamp"),
+                thinker_pb2.ToolCallDelta(index=0, arguments_json='{"on":'),
+                thinker_pb2.ToolCallDelta(index=0, arguments_json="true}"),
+            ]
+            deltas = [thinker_pb2.GenerateDelta(token_ids=[i], tool_calls=[call]) for i, call in enumerate(calls)]
+            reason = thinker_pb2.FINISH_REASON_TOOL_CALLS
+        summary = thinker_pb2.GenerateSummary(
+            finish_reason=reason, prompt_tokens=10, cached_tokens=2, completion_tokens=3, timings=TIMINGS
+        )
+        prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4)
+        outputs = [
+            thinker_pb2.GenerateResponse(prompt=prompt),
+            *(thinker_pb2.GenerateResponse(delta=delta) for delta in deltas),
+            thinker_pb2.GenerateResponse(summary=summary),
+        ]
+        async for output in self.script.play(start, outputs, context):
+            yield output
+
+
+class Talker(talker_pb2_grpc.TalkerServiceServicer):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def Speak(self, request, context):
+        summary = talker_pb2.SpeakSummary(frames=3, end=talker_pb2.SPEECH_END_STOP, timings=TIMINGS)
+        outputs = [
+            talker_pb2.SpeakResponse(started=talker_pb2.SpeakStarted(speaker=request.speaker)),
+            talker_pb2.SpeakResponse(summary=summary),
+        ]
+        async for output in self.script.play(request, outputs, context):
+            yield output
+
+
+class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def Decode(self, request, context):
+        outputs = []
+        for begin in range(0, len(PCM16), 2 * SAMPLES_PER_FRAME):
+            piece = PCM16[begin : begin + 2 * SAMPLES_PER_FRAME]
+            samples = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_INT16, shape=[len(piece) // 2], inline=piece)
+            outputs.append(code2wav_pb2.DecodeResponse(audio=code2wav_pb2.AudioChunk(samples=samples)))
+        summary = code2wav_pb2.DecodeSummary(
+            frames=3, samples=len(PCM16) // 2, sample_rate_hz=SAMPLE_RATE_HZ, timings=TIMINGS
+        )
+        outputs.append(code2wav_pb2.DecodeResponse(summary=summary))
+        async for output in self.script.play(request, outputs, context):
+            yield output
+
+
+def picture_of(seed: int, width: int = 64, height: int = 48) -> np.ndarray:
+    """What the scripted dit makes of a seed, smooth colours: (height, width, 3) uint8."""
+    y, x = np.mgrid[0:height, 0:width]
+    red, green = 255 * x // width, 255 * y // height
+    return np.stack([red, green, np.full_like(x, 37 * seed % 256)], axis=-1).astype(np.uint8)
+
+
+class Dit(dit_pb2_grpc.DitServiceServicer):
+    """Makes pictures. The last output is sent first, each in two pieces."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def Generate(self, request_iterator, context):
+        start = (await anext(request_iterator)).start
+        files = [*start.images, *([start.mask] if start.HasField("mask") else [])]
+        assert not any(file.data for file in files)
+        received = 0
+        while received < sum(file.size_bytes for file in files):
+            chunk = (await anext(request_iterator)).media.data
+            received += len(chunk)
+            self.script.media += chunk
+        seed = start.seed if start.HasField("seed") else DRAWN_SEED
+        steps, count = start.num_inference_steps or DIT_STEPS, start.count or 1
+        started = dit_pb2.DitStarted(seed=seed, count=count, num_inference_steps=steps)
+        outputs = [dit_pb2.DitServiceGenerateResponse(started=started)]
+        for step in range(1, steps + 1):
+            for output in range(count):
+                progress = dit_pb2.DitProgress(output=output, step=step, num_inference_steps=steps)
+                outputs.append(dit_pb2.DitServiceGenerateResponse(progress=progress))
+                if step <= start.previews:
+                    preview = dit_pb2.DitPreview(
+                        output=output, index=step - 1, step=step, pixels=_pixels(picture_of(1000 + step, 16, 12))
+                    )
+                    outputs.append(dit_pb2.DitServiceGenerateResponse(preview=preview))
+        for output in reversed(range(count)):
+            picture = picture_of(seed + output, start.width or 64, start.height or 48)
+            for rows in (slice(0, 10), slice(10, None)):
+                piece = dit_pb2.DitPiece(
+                    output=output, first=rows.start, total=len(picture), data=_pixels(picture[rows])
+                )
+                outputs.append(dit_pb2.DitServiceGenerateResponse(piece=piece))
+        summary = dit_pb2.DitSummary(count=count, steps=steps * count, timings=TIMINGS, mean_batch=count)
+        outputs.append(dit_pb2.DitServiceGenerateResponse(summary=summary))
+        async for output in self.script.play(start, outputs, context):
+            yield output
+
+
+class Encoder(encoder_pb2_grpc.EncoderServiceServicer):
+    """Reads prompts for a dit; has no streams, as the scripted dit subscribes to none."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def Encode(self, request_iterator, context):
+        start = (await anext(request_iterator)).start
+        outputs = [encoder_pb2.EncodeResponse(summary=encoder_pb2.EncodeSummary(timings=TIMINGS))]
+        async for output in self.script.play(start, outputs, context):
+            yield output
+
+
+def _pixels(pixels: np.ndarray) -> tensor_pb2.Tensor:
+    return tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_UINT8, shape=pixels.shape, inline=pixels.tobytes())
+
+
+class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
+    def __init__(self, stage: str, script: Script) -> None:
+        self.script = script
+        self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
+        self.info.thinker.input_modalities.extend(["audio", "image"])
+        if stage == "dit":
+            self.info.model = "scripted-dit"
+            self.info.dit.CopyFrom(PICTURES)
+        elif stage == "encoder":
+            self.info.encoder.pipeline = PICTURES.pipeline
+        elif stage == "talker":
+            self.info.talker.speakers.extend(VOICES)
+        elif stage == "code2wav":
+            self.info.code2wav.sample_rate_hz = SAMPLE_RATE_HZ
+
+    async def GetServerInfo(self, request, context):
+        return self.info
+
+    async def GetLoad(self, request, context):
+        return server_info_pb2.GetLoadResponse(running=self.script.running)
+
+
+class ScriptedStages:
+    """A server for each of `kinds`.
+
+    Attributes:
+        scripts: what each does, by stage; to be changed by tests.
+        addresses: "host:port" by stage.
+        servers: the servers by stage; stopping one without grace is what a killed process looks like.
+        health: their health services.
+        infos: what they say of themselves.
+    """
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.scripts = {stage: Script() for stage in kinds}
+        self.addresses: dict[str, str] = {}
+        self.servers: dict[str, grpc.aio.Server] = {}
+        self.health: dict[str, health.aio.HealthServicer] = {}
+        self.infos = {stage: ServerInfo(stage, script) for stage, script in self.scripts.items()}
+
+    async def start(self, stage: str) -> None:
+        """Starts a server, at the address it had before if any."""
+        server = self.servers[stage] = grpc.aio.server(options=channels.SERVER_OPTIONS)
+        script = self.scripts[stage]
+        if stage == "thinker":
+            thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(Thinker(script), server)
+        elif stage == "talker":
+            talker_pb2_grpc.add_TalkerServiceServicer_to_server(Talker(script), server)
+        elif stage == "dit":
+            dit_pb2_grpc.add_DitServiceServicer_to_server(Dit(script), server)
+        elif stage == "encoder":
+            encoder_pb2_grpc.add_EncoderServiceServicer_to_server(Encoder(script), server)
+        else:
+            code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(Code2Wav(script), server)
+        server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
+        health_servicer = self.health[stage] = health.aio.HealthServicer()
+        await health_servicer.set(SERVICE[stage], health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        address = self.addresses.get(stage, "127.0.0.1:0")
+        port = server.add_insecure_port(address)
+        self.addresses[stage] = f"{address.rpartition(':')[0]}:{port}"
+        await server.start()
+
+    async def set_health(self, stage: str, serving: bool) -> None:
+        """What its health service says from now on."""
+        status = health_pb2.HealthCheckResponse
+        await self.health[stage].set(SERVICE[stage], status.SERVING if serving else status.NOT_SERVING)
+
+
+@asynccontextmanager
+async def scripted_stages(*kinds: str) -> AsyncIterator[ScriptedStages]:
+    """Running servers; by default those that speak: thinker, talker and code2wav."""
+    kinds = kinds or ("thinker", "talker", "code2wav")
+    stages = ScriptedStages(kinds)
+    for stage in kinds:
+        await stages.start(stage)
+    try:
+        yield stages
+    finally:
+        await asyncio.gather(*(server.stop(grace=None) for server in stages.servers.values()))

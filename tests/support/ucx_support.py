@@ -1,0 +1,102 @@
+"""Streams by UCX in a test: a producer in this process, consumers in this one or in others.
+
+Run as a script it is such a peer: `produce` or `consume ADDRESS STREAM`. It says on stdout what it does, a JSON object
+a line, and then waits to be killed.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from services.common.stream.rows import Chunk, Rows
+from services.common.stream.streams import StreamHub
+from services.common.stream.subscribe import read_by, subscribe
+from services.common.stream.ucx.sender import Sender
+from services.common.stream.ucx.worker import Worker
+from tests.support.shm_support import MIB, MIN_BYTES, serving, source
+
+
+@contextlib.contextmanager
+def working() -> Iterator[Worker]:
+    """A worker, with nothing under way at the end."""
+    worker = Worker()
+    try:
+        yield worker
+        assert worker.under_way == 0
+    finally:
+        worker.close()
+
+
+@contextlib.contextmanager
+def reading(worker: Worker | None) -> Iterator[None]:
+    """What is subscribed to in the block may come to `worker`."""
+    read_by(["inline"], "/dev/shm", worker)
+    try:
+        yield
+    finally:
+        read_by(["inline"], "/dev/shm")
+
+
+async def connected(worker: Worker) -> None:
+    """Returns when `worker` can send to a peer."""
+    async with asyncio.timeout(20):
+        while not any(peer.obstacle == "" for peer in list(worker._peers.values())):
+            await asyncio.sleep(0.01)
+
+
+@dataclass
+class Edge:
+    """A producer's hub, its worker and address; the consumer's worker."""
+
+    hub: StreamHub
+    producer: Worker
+    address: str
+    consumer: Worker
+
+    async def connected(self) -> None:
+        """Returns when the producer can send to the consumer."""
+        self.producer.peer(self.consumer.address)
+        await connected(self.producer)
+
+
+@contextlib.asynccontextmanager
+async def edge() -> AsyncIterator[Edge]:
+    """A producer, and a consumer in this process; they are connected."""
+    with working() as producer, working() as consumer, reading(consumer):
+        async with serving(Sender(producer, MIN_BYTES)) as (hub, address):
+            made = Edge(hub, producer, address, consumer)
+            await made.connected()
+            yield made
+
+
+async def produce() -> None:
+    """Offers a stream "s" of eight tensors of 1 MiB, and never ends it."""
+    with working() as worker:
+        async with serving(Sender(worker, MIN_BYTES)) as (hub, address):
+            with hub.open("s", ["states"]) as stream:
+                stream.start(0)
+                print(json.dumps({"address": address}), flush=True)
+                await stream.subscription(60)
+                await connected(worker)
+                stream.put([Rows("states", i, torch.full((1, MIB), i, dtype=torch.uint8)) for i in range(8)])
+                await asyncio.Event().wait()
+
+
+async def consume(address: str, stream_id: str) -> None:
+    """Reads a stream and keeps all of it; says so after the first tensor, and stops reading."""
+    with working() as worker, reading(worker):
+        print(json.dumps({"ready": True}), flush=True)
+        async with subscribe(source(address, stream_id), "r", []) as messages:
+            async for message in messages:
+                if isinstance(message, Chunk):
+                    print(json.dumps({"got": message.rows[0].tensor.nbytes}), flush=True)
+                    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run({"produce": produce, "consume": consume}[sys.argv[1]](*sys.argv[2:]))

@@ -1,0 +1,58 @@
+"""The `quartet` command as users run it."""
+
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.command import quartet
+from tests.support.stack import free_port
+
+pytestmark = pytest.mark.e2e
+
+ASSETS = Path(__file__).parents[2] / "cli" / "assets"
+
+
+def speech(file: Path) -> tuple[int, np.ndarray]:
+    with wave.open(str(file)) as opened:
+        assert opened.getnchannels() == 1
+        return opened.getframerate(), np.frombuffer(opened.readframes(opened.getnframes()), np.int16)
+
+
+def test_chat_asks_about_a_picture_and_a_sound_and_writes_speech(stack, tmp_path: Path):
+    media = ["--image", str(ASSETS / "picture.png"), "--audio", str(ASSETS / "question.wav")]
+    options = ["--url", stack.url, "--max-tokens", "12", "--voice", "Chelsie", "--out", "answer.wav"]
+    done = quartet("chat", "Well?", *media, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    rate_hz, samples = speech(tmp_path / "answer.wav")
+    assert rate_hz == 24000
+    assert np.abs(samples.astype(int)).max() > 100
+
+
+def test_chat_says_what_the_server_says(stack, tmp_path: Path):
+    done = quartet("chat", "Well?", "--url", stack.url, "--voice", "nobody", "--out", "a.wav", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "audio.voice" in done.stderr
+    assert not (tmp_path / "a.wav").exists()
+    done = quartet("chat", "Well?", "--url", f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "127.0.0.1" in done.stderr
+
+
+@pytest.mark.timeout(240)
+def test_demo(tmp_path: Path):
+    done = quartet("demo", "--port", str(free_port()), cwd=tmp_path, timeout_s=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for word in ("thinker", "talker", "code2wav", "dit", "TTFA"):
+        assert word in done.stdout
+    rate_hz, samples = speech(tmp_path / "demo.wav")
+    frames = round(len(samples) / 1920 + 0.5)
+    assert rate_hz == 24000
+    assert 0 < frames * 1920 - len(samples) < 1920  # frames x 80 ms, less the decoder's tail
+    assert np.abs(samples.astype(int)).max() > 100
+    picture = Image.open(tmp_path / "demo.png")
+    assert (picture.format, picture.size) == ("PNG", (128, 128))
+    assert np.asarray(picture).std() > 1

@@ -1,0 +1,144 @@
+"""A real dit behind a real gateway: what is refused, and what goes on when something is killed."""
+
+import io
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from cli.tiny.diffusion import make_diffusion_checkpoint
+from tests.support.stack import Stack, running, wait_until_ready
+
+pytestmark = pytest.mark.e2e
+
+
+def png(size: tuple[int, int] = (64, 64), mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def painter(dit_systems) -> Stack:
+    return dit_systems.get("sd3")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"size": "65x64"}, "size"),
+        ({"size": "0x64"}, "size"),
+        ({"size": "9000x9000"}, "size"),
+        ({"size": "huge"}, "size"),
+        ({"num_inference_steps": 0}, "num_inference_steps"),
+        ({"guidance_scale": -1}, "guidance_scale"),
+        ({"lora": "ink"}, "lora"),
+        ({"prompt": "fox " * 3000}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"n": 11}, "n"),
+        ({"seed": -1}, "seed"),
+        ({"model": "other"}, "model"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_bad_requests_name_the_field(painter: Stack, fields: dict[str, Any], param: str) -> None:
+    answer = httpx.post(f"{painter.url}/v1/images/generations", json={"prompt": "a red fox", **fields}, timeout=60)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("files", "param"),
+    [
+        ({"image": b"not a picture"}, "image"),
+        ({"image": png()[:70]}, "image"),
+        ({"image": png((20_000, 20_000), "1")}, "image"),
+        ({"image": png(), "mask": png((32, 32))}, "mask"),
+        ({"mask": png()}, "image"),
+    ],
+)
+def test_bad_uploads_name_the_file(painter: Stack, files: dict[str, bytes], param: str) -> None:
+    uploads = {name: (f"{name}.png", data, "image/png") for name, data in files.items()}
+    fields = {"prompt": "a red fox", "num_inference_steps": 4}
+    answer = httpx.post(f"{painter.url}/v1/images/edits", data=fields, files=uploads, timeout=60)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_client_that_leaves_frees_the_dit(painter: Stack) -> None:
+    slow = {"prompt": "a red fox", "num_inference_steps": 200, "size": "256x256"}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{painter.url}/v1/images/generations", json=slow, timeout=1.0)
+    end = time.monotonic() + 2
+    while painter.in_flight()["dit"]:
+        assert time.monotonic() < end, "the dit still works on it"
+        time.sleep(0.05)
+
+
+def test_a_dit_that_is_killed_fails_its_requests_and_comes_back(painter: Stack) -> None:
+    slow = {"prompt": "a red fox", "num_inference_steps": 200, "size": "256x256"}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, f"{painter.url}/v1/images/generations", json=slow, timeout=60)
+        end = time.monotonic() + 20
+        while not painter.in_flight()["dit"]:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        killed = time.monotonic()
+        os.kill(painter.pid("dit"), signal.SIGKILL)
+        answer = asked.result()
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "stage_unavailable"
+    assert time.monotonic() - killed < 5
+    wait_until_ready(painter)
+    quick = {"prompt": "a red fox", "num_inference_steps": 2, "size": "64x64"}
+    assert httpx.post(f"{painter.url}/v1/images/generations", json=quick, timeout=60).status_code == 200
+
+
+@pytest.mark.long
+def test_a_video_job_outlives_the_gateway(tmp_path_factory: pytest.TempPathFactory) -> None:
+    checkpoint = make_diffusion_checkpoint(tmp_path_factory.mktemp("wan"), "wan", seed=0, size="tiny")
+    run_directory = tmp_path_factory.mktemp("run")
+    jobs = run_directory / "jobs"
+    with running(checkpoint, run_directory, f"--gateway-arg=--jobs-dir={jobs}") as system:
+        fields = {"prompt": "a red fox", "size": "128x128", "num_frames": 33, "num_inference_steps": 200}
+        job = httpx.post(f"{system.url}/v1/videos", json=fields, timeout=30).json()
+        end = time.monotonic() + 30
+        while httpx.get(f"{system.url}/v1/videos/{job['id']}").json()["status"] != "in_progress":
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        time.sleep(2)  # `quartet up` has seen it ready too: before that a death is a failed start
+        os.kill(system.pid("gateway"), signal.SIGKILL)
+        wait_until_ready(system)
+        listed = httpx.get(f"{system.url}/v1/videos").json()["data"]
+        assert [(entry["id"], entry["status"]) for entry in listed] == [(job["id"], "failed")]
+        assert listed[0]["error"]["code"] == "interrupted"
+        end = time.monotonic() + 5
+        while system.in_flight()["dit"]:  # nobody wants it any more
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+@pytest.mark.long
+def test_a_dit_with_an_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """GLM-Image in two processes, from the shipped pipeline file."""
+    checkpoint = make_diffusion_checkpoint(tmp_path_factory.mktemp("glm"), "glm-image", seed=0, size="tiny")
+    run_directory = tmp_path_factory.mktemp("run")
+    pipeline = Path(__file__).parents[2] / "deploy" / "pipelines" / "glm-image.yaml"
+    fields = {"prompt": "a red fox", "seed": 3, "num_inference_steps": 3, "size": "64x64"}
+    answers = []
+    for flags in ([], ["--pipeline", str(pipeline)]):
+        jobs = f"--gateway-arg=--jobs-dir={run_directory / str(len(answers)) / 'jobs'}"
+        with running(checkpoint, run_directory / str(len(answers)), jobs, *flags) as system:
+            answer = httpx.post(f"{system.url}/v1/images/generations", json=fields, timeout=60)
+            answers.append(answer.raise_for_status().json()["data"])
+            if flags:
+                long = fields | {"prompt": "fox " * 5000}
+                refused = httpx.post(f"{system.url}/v1/images/generations", json=long, timeout=60)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    assert answers[0] == answers[1]

@@ -1,0 +1,118 @@
+"""A whole system with mutual TLS and API keys: it speaks, lets nobody else in, and changes certificates under load."""
+
+import asyncio
+import concurrent.futures
+import time
+from pathlib import Path
+
+import grpc
+import openai
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.access.key_file import digest, new_key
+from services.common.rpc import channels
+from tests.support.certificates import credentials, flags, make, serial, shown
+from tests.support.health_command import healthy
+from tests.support.stack import Stack, running
+
+pytestmark = pytest.mark.e2e
+
+KEY = new_key()
+NOTICED_S = 10
+SPEECH = {
+    "messages": [{"role": "user", "content": "Tell me a story."}],
+    "modalities": ["text", "audio"],
+    "audio": {"format": "pcm16"},
+    "stream": True,
+    "temperature": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    return make(tmp_path_factory.mktemp("certificates"), "all")
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_checkpoint: Path, directory: Path, tmp_path_factory):
+    home = tmp_path_factory.mktemp("secure")
+    keys = home / "keys.yaml"
+    keys.write_text(f'keys:\n  - name: test\n    sha256: "{digest(KEY)}"\n')
+    with running(tiny_checkpoint, home / "run", f"--api-keys-file={keys}", *flags(directory, "all")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(stack: Stack):
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key=KEY, max_retries=0, timeout=60) as opened:
+        yield opened
+
+
+def speak(client: openai.OpenAI, max_tokens: int, max_frames: int) -> int:
+    """Characters of speech, in base64, of an answer that came to its end."""
+    quartet = {"talker": {"temperature": 1, "seed": 3, "max_frames": max_frames}}
+    more = {"extra_body": {"quartet": quartet, "ignore_eos": True}, "max_tokens": max_tokens}
+    model = client.models.list().data[0].id
+    size, finished = 0, False
+    for chunk in client.chat.completions.create(model=model, **SPEECH, **more):
+        audio = getattr(chunk.choices[0].delta, "audio", None)
+        size += len(audio.data or "") if audio else 0
+        finished = finished or chunk.choices[0].finish_reason is not None
+    assert finished
+    return size
+
+
+def test_it_speaks(client):
+    assert speak(client, max_tokens=8, max_frames=8) > 0
+
+
+async def test_nobody_reaches_a_stage_without_a_certificate_of_the_ca(stack, tmp_path):
+    make(tmp_path, "stranger")
+    for address in stack.addresses.values():
+        for identity in (None, credentials(tmp_path, "stranger").identity):
+            async with channels.new_channel(address, identity) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+                assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_the_images_health_command_needs_no_certificate(stack):
+    for process in stack.state["processes"].values():
+        port = int(process["metrics_address"].rpartition(":")[2])
+        assert [healthy(port, path) for path in ("/health", "/ready")] == [(0, ""), (0, "")]
+
+
+def test_without_the_key_nobody_is_answered(stack):
+    with (
+        openai.OpenAI(base_url=f"{stack.url}/v1", api_key=new_key(), max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.models.list()
+
+
+async def test_certificates_change_without_a_failed_request(stack, directory, client):
+    """Long answers that began before the change, short ones meanwhile, and new certificates everywhere."""
+    before = serial(directory, "all")
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        long = [threads.submit(speak, client, 2000, 2000)]
+        await asyncio.to_thread(speak, client, 8, 8)  # when it has ended the long one has begun
+        make(directory, "all")
+        changed_s, short = time.monotonic(), 0
+        while any("TLS files read again" not in stack.log(name) for name in [*stack.addresses, "gateway"]):
+            assert time.monotonic() < changed_s + NOTICED_S, "not every process has read the new files"
+            both = [threads.submit(speak, client, 8, 8) for _ in range(2)]
+            assert all(await asyncio.gather(*map(asyncio.wrap_future, both)))
+            short += len(both)
+            if long[-1].done():  # a fast machine
+                long.append(threads.submit(speak, client, 2000, 2000))
+        for address in stack.addresses.values():
+            assert await asyncio.to_thread(shown, address, directory, "all") == serial(directory, "all") != before
+        assert await asyncio.to_thread(speak, client, 8, 8) > 0
+        assert all(await asyncio.gather(*map(asyncio.wrap_future, long)))
+    assert short
+    assert stack.ready()
+    ended_s = time.monotonic()
+    while set(stack.in_flight().values()) != {0}:  # a stage counts a request out just after its last word
+        assert time.monotonic() < ended_s + 5, stack.in_flight()
+        await asyncio.sleep(0.05)
