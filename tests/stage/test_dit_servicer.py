@@ -14,7 +14,7 @@ from PIL import Image
 from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import dit_pb2, dit_pb2_grpc, thinker_pb2
 from services.common.rpc import channels
-from services.common.rpc.admission import Admission
+from services.common.rpc.call import Admission
 from services.common.rpc.errors import InvalidInput, QueueFull
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.tensors import to_torch
