@@ -50,7 +50,7 @@ async def connected(worker: UcxWorker) -> None:
 
 
 @dataclass
-class SubscriptionMetrics:
+class Edge:
     """A producer's hub, its worker and address; the consumer's worker."""
 
     hub: StreamHub
@@ -65,11 +65,11 @@ class SubscriptionMetrics:
 
 
 @contextlib.asynccontextmanager
-async def edge() -> AsyncIterator[SubscriptionMetrics]:
+async def edge() -> AsyncIterator[Edge]:
     """A producer, and a consumer in this process; they are connected."""
     with working() as producer, working() as consumer, reading(consumer):
         async with serving(UcxTransport(producer, MIN_BYTES)) as (hub, address):
-            made = SubscriptionMetrics(hub, producer, address, consumer)
+            made = Edge(hub, producer, address, consumer)
             await made.connected()
             yield made
 

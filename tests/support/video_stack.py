@@ -93,7 +93,7 @@ def _pieces(whole: np.ndarray, rows: int) -> list[dit_pb2.DitServiceGenerateResp
 
 
 class ScriptedDit(dit_pb2_grpc.DitServiceServicer, server_info_pb2_grpc.ServerInfoServiceServicer):
-    """The stage. ResponseReader are: started, a progress for each of STEPS steps, pieces, summary.
+    """The stage. Responses are: started, a progress for each of STEPS steps, pieces, summary.
 
     Attributes:
         script: what it does; to be changed by tests.
