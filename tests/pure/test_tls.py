@@ -24,7 +24,7 @@ from services.common.stream.streams import StreamHub, TensorStreamServicer
 from services.common.stream.subscribe import subscribe
 from tests.support.certificates import credentials, flags, issue, make, serial, shown
 
-PIPELINE = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
