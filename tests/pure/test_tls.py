@@ -25,7 +25,7 @@ from services.common.stream.hub import StreamHub
 from services.common.stream.service import TensorStreamServicer
 from tests.support.certificates import credentials, flags, issue, make, serial, shown
 
-PIPELINE = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from prometheus_client import REGISTRY
 
-from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import (
     dit_pb2,
     dit_pb2_grpc,
@@ -36,6 +35,7 @@ from services.dit.servicer import DitServicer
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 from services.encoder.servicer import EncoderServicer
+from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench
 from tests.support.families import SYSTEMS
 from tests.support.shm_support import MIB, arena_directory, reading
@@ -50,8 +50,8 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_diffusion_checkpoint(tmp_path_factory.mktemp(family), family, seed=3, size="tiny")
+def checkpoint(family: str) -> Path:
+    return diffusion_checkpoint(family)
 
 
 class Pair:
@@ -174,8 +174,8 @@ async def collect(call: Any) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_diffusion_checkpoint(tmp_path_factory.mktemp("glm"), "glm-image", seed=3, size="tiny")
+def glm() -> Path:
+    return diffusion_checkpoint("glm-image")
 
 
 async def test_what_goes_wrong_reaches_both(glm: Path) -> None:

@@ -19,7 +19,7 @@ from tests.support.scripted_stages import scripted_stages
 NOT_FOR_CLIENTS = re.compile(
     r"\d+\.\d+\.\d+\.\d+|localhost|:\d{3,}|socket|recvmsg|removed|refused|reset|goaway|cancelled", re.IGNORECASE
 )
-SPEECH = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+SPEECH = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 
 
 class Running:

@@ -23,7 +23,7 @@ from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2, server_info_pb2_g
 from services.common.rpc import channels
 from tests.support.scripted_stages import TIMINGS, Script
 
-PIPELINE = Path(__file__).parents[2] / "deploy/pipelines/dit.yaml"
+PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/dit.yaml"
 MODEL = "scripted-video"
 STEPS = 5
 FPS = 16.0
