@@ -52,6 +52,11 @@ class Running:
             while not condition():
                 await asyncio.sleep(0.005)
 
+    async def held(self) -> None:
+        """Returns when all stages stand still, as their scripts tell them to."""
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(script.holding.wait() for script in self.scripts.values()))
+
     async def reset(self) -> None:
         """As it was when it had started: for the next test."""
         for script in self.scripts.values():
