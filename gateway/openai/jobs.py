@@ -11,16 +11,16 @@ from gateway.openai.content import AssistantMessage, InputAudioPart, Message, Re
 from gateway.openai.errors import ApiError, invalid
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
 from gateway.pipeline.job import Job, Speech
-from quartet.v1 import thinker_pb2
+from quartet.v1 import media_pb2, thinker_pb2
 from services.common.rpc.channels import MAX_MESSAGE_BYTES
 
 _MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is beyond follows in chunks
 _PARALLEL_FETCHES = 8
 _KINDS = {
-    "image": thinker_pb2.MEDIA_KIND_IMAGE,
-    "audio": thinker_pb2.MEDIA_KIND_AUDIO,
-    "video": thinker_pb2.MEDIA_KIND_VIDEO,
+    "image": media_pb2.MEDIA_KIND_IMAGE,
+    "audio": media_pb2.MEDIA_KIND_AUDIO,
+    "video": media_pb2.MEDIA_KIND_VIDEO,
 }
 _TOOL_CHOICES = {
     "auto": thinker_pb2.ToolChoice.MODE_AUTO,
@@ -34,7 +34,7 @@ _TOOL_CHOICES = {
 class Pending:
     """A media part whose file is still to be had. `field` is the part's place in the request."""
 
-    message: thinker_pb2.Media
+    message: media_pb2.Media
     part: UserPart
     kind: str
     field: str
@@ -118,7 +118,7 @@ def _fill_message(
             raise invalid(field, "this model reads pictures in the user's messages only")
         else:
             kind = "audio" if isinstance(part, InputAudioPart) else part.type.removesuffix("_url")
-            media = result.content.add(media=thinker_pb2.Media(kind=_KINDS[kind], field=field)).media
+            media = result.content.add(media=media_pb2.Media(kind=_KINDS[kind], field=field)).media
             pending.append(Pending(media, part, kind, field))
     if isinstance(message, AssistantMessage):
         if message.audio and not message.content:

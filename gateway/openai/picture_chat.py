@@ -19,7 +19,7 @@ from gateway.openai.pictures import Event, Picture, Pictures, Upload, check_toge
 from gateway.openai.schema import ChatCompletionRequest
 from gateway.openai.streamed import DONE, sse
 from gateway.pipeline.stages import Stage
-from quartet.v1 import thinker_pb2
+from quartet.v1 import media_pb2
 
 # Members that ask for another answer than pictures; those that only say how text is sampled are not read.
 _TEXT_ONLY = ("audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
@@ -157,7 +157,7 @@ class PictureChat:
             if isinstance(part, TextPart):
                 texts.append(part.text)
             elif isinstance(part, ImagePart):
-                images.append(Pending(thinker_pb2.Media(), part, "image", field))
+                images.append(Pending(media_pb2.Media(), part, "image", field))
             else:
                 raise invalid(field, "this model reads text and images only")
         return "\n".join(texts), images

@@ -3,7 +3,7 @@
 import hashlib
 
 from gateway.pipeline.job import Job
-from quartet.v1 import thinker_pb2
+from quartet.v1 import media_pb2
 
 # Of a text or file so many characters or bytes of its beginning and end are looked at: a clash costs a cache miss.
 _LOOKED_AT = 16 * 1024
@@ -33,7 +33,7 @@ def prefix_key(job: Job) -> bytes:
     return digest.digest()
 
 
-def _is_inline(media: thinker_pb2.Media) -> bool:
+def _is_inline(media: media_pb2.Media) -> bool:
     return bool(media.data) or not media.size_bytes
 
 

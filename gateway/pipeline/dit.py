@@ -12,7 +12,7 @@ import numpy as np
 from gateway.pipeline.encoding import encoder_of, in_messages, open_encoding
 from gateway.pipeline.route import Lease, Route
 from gateway.pipeline.stages import Stage
-from quartet.v1 import dit_pb2, dit_pb2_grpc, tensor_pb2, thinker_pb2
+from quartet.v1 import dit_pb2, dit_pb2_grpc, media_pb2, tensor_pb2
 from services.common.rpc.errors import InternalError, StageError
 from services.common.telemetry import tracing
 
@@ -62,7 +62,7 @@ async def _attempt(
     announced.CopyFrom(start)
     parts = [*announced.images, *([announced.mask] if announced.HasField("mask") else [])]
     for part, file in zip(parts, media, strict=True):
-        part.kind, part.size_bytes = thinker_pb2.MEDIA_KIND_IMAGE, len(file)
+        part.kind, part.size_bytes = media_pb2.MEDIA_KIND_IMAGE, len(file)
     encoding = None
     if encoders:
         assert dit.stage.info is not None

@@ -9,7 +9,7 @@ import grpc
 
 from gateway.pipeline.replicas import Replica
 from gateway.pipeline.stages import Stage
-from quartet.v1 import dit_pb2, encoder_pb2, encoder_pb2_grpc, server_info_pb2, thinker_pb2
+from quartet.v1 import dit_pb2, encoder_pb2, encoder_pb2_grpc, media_pb2, server_info_pb2
 from services.common.rpc.errors import StageError, Unavailable
 from services.common.telemetry import tracing
 
@@ -122,4 +122,4 @@ async def in_messages(kind: Any, start: Any, media: Sequence[bytes]) -> AsyncIte
     yield kind(start=start)
     for file in media:
         for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
-            yield kind(media=thinker_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))
+            yield kind(media=media_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))

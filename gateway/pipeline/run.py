@@ -16,6 +16,7 @@ from gateway.pipeline.together import all_or_none
 from quartet.v1 import (
     code2wav_pb2,
     code2wav_pb2_grpc,
+    media_pb2,
     stream_pb2,
     talker_pb2,
     talker_pb2_grpc,
@@ -145,7 +146,7 @@ class _Answer:
         yield thinker_pb2.GenerateRequest(start=self._job.start)
         for file in self._job.late_media:
             for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
-                chunk = thinker_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES])
+                chunk = media_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES])
                 yield thinker_pb2.GenerateRequest(media=chunk)
 
     async def _speak(self, lease: Lease, source: stream_pb2.StreamSource, speech: Speech) -> talker_pb2.SpeakSummary:
