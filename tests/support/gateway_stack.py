@@ -68,7 +68,7 @@ async def running(pipeline: Path = SPEECH, **settings):
         while not server.started:
             await asyncio.sleep(0.01)
         gateway = Running(app, stages, server.servers[0].sockets[0].getsockname()[1])
-        await gateway.until(lambda: app.state.gateway.stages.ready)
+        await gateway.until(lambda: app.state.gateway.pipeline.ready)
         try:
             yield gateway
         finally:
