@@ -9,7 +9,7 @@ from gateway.pipeline.kinds import Output
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
-from services.common.rpc.admission import Admission
+from services.common.rpc.call import Admission
 
 
 class Gateway:

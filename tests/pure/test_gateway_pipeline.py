@@ -9,7 +9,7 @@ from gateway.pipeline.config import Outputs, PipelineConfig, load_pipeline
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.yaml_source import YamlError
 
-SHIPPED = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+SHIPPED = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 GOOD = """\
 stages:
   a:
