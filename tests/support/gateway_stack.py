@@ -63,7 +63,7 @@ class Running:
             await script.reset()
         gateway = self.app.state.gateway
         await self.until(lambda: gateway.admission.in_flight == 0)
-        await self.until(lambda: gateway.stages.ready)
+        await self.until(lambda: gateway.pipeline.ready)
 
 
 def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
