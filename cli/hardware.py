@@ -8,6 +8,8 @@ import typer
 
 from cli.failure import fail
 
+StageFlags = Annotated[list[str] | None, typer.Option(help="--flag=value for that process; may be repeated")]
+
 
 class Stage(StrEnum):
     """Kinds of stages that choose their paths by the machine."""
@@ -61,10 +63,10 @@ def doctor(
     stage: Annotated[
         list[Stage] | None, typer.Option(help="one that shall start here; may be repeated; default: those of --model")
     ] = None,
-    thinker_arg: Annotated[list[str] | None, typer.Option(help="--flag=value for the thinker; may be repeated")] = None,
-    talker_arg: Annotated[list[str] | None, typer.Option(help="the same for the talker")] = None,
-    code2wav_arg: Annotated[list[str] | None, typer.Option(help="the same for code2wav")] = None,
-    dit_arg: Annotated[list[str] | None, typer.Option(help="the same for the dit")] = None,
+    thinker_arg: StageFlags = None,
+    talker_arg: StageFlags = None,
+    code2wav_arg: StageFlags = None,
+    dit_arg: StageFlags = None,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, sizes in bytes")] = False,
 ) -> None:
     """Say what this machine is, which path each stage takes on it and why, and what will not start."""

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli import leftovers
+from cli import reaper
 from services.common.rpc.errors import Unavailable
 from services.common.stream.shm.arena import SLICE_BYTES, Arena
 from services.common.stream.shm.names import new_name
@@ -133,8 +133,8 @@ def test_a_sweep_takes_what_dead_processes_left_and_nothing_else(directory: Path
 def test_the_end_of_quartet_up_sweeps_too(directory: Path, monkeypatch):
     with peer("produce", str(directory)):
         pass  # killed
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", directory)
-    leftovers.sweep_shared_memory()
+    monkeypatch.setattr(reaper, "SHARED_MEMORY", directory)
+    reaper.sweep_shared_memory()
     assert not list(directory.iterdir())
 
 
