@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.budget import GIB
-from cli.plan import DIFFUSION, GATEWAY, Options, PlannedStage, StartError, UsageError
+from cli.plan import DIFFUSION, GATEWAY, Options, PlannedStage, StartError, UsageError, is_diffusion
 from gateway.access.key_file import read_key_file
 from gateway.pipeline.yaml_source import YamlError
 from gateway.settings import GatewaySettings
@@ -57,7 +57,7 @@ def check_model(flag: str, model: str, kind: str) -> None:
         if not _HUB_ID.fullmatch(model):
             raise UsageError(f"{flag} {model}: there is no such directory, and a hub id is NAMESPACE/NAME")
     elif kind in DIFFUSION:
-        if not (folder / "model_index.json").is_file():
+        if not is_diffusion(model):
             raise UsageError(f"{flag} {model}: has no model_index.json: it is no checkpoint of diffusers")
     else:
         try:
@@ -83,8 +83,10 @@ def _load(cls: type[Settings], flags: Sequence[str]) -> Settings:
     except SystemExit as error:
         if not error.code:  # --help, which has been printed
             raise
-        fault = error.code if isinstance(error.code, str) else told.getvalue().rpartition("error: ")[2].strip()
-        raise ValueError(fault.removeprefix("invalid settings\n").replace("\n", "; ")) from None
+        if isinstance(error.code, str):
+            raise ValueError(error.code.replace("\n", ": ", 1).replace("\n", "; ")) from None
+        fault = told.getvalue().rpartition("error: ")[2].strip()
+        raise ValueError(fault.replace("unrecognized arguments", "no such flag")) from None
 
 
 def _check_settings(options: Options, stages: Sequence[PlannedStage]) -> None:

@@ -85,13 +85,17 @@ class PlannedStage:
     flags: Sequence[str]
 
 
+def is_diffusion(model: str) -> bool:
+    """Whether `model` is the directory of a diffusers checkpoint."""
+    return (Path(model) / "model_index.json").is_file()
+
+
 def pipeline_for(model: str) -> Path:
     """The pipeline file for a checkpoint directory or hub id; what a hub id holds is not looked up."""
-    folder = Path(model)
-    if (folder / "model_index.json").is_file():
+    if is_diffusion(model):
         return DIT_PIPELINE
     try:
-        return SHIPPED / family_of(read_config(folder)).pipeline
+        return SHIPPED / family_of(read_config(Path(model))).pipeline
     except ValueError:
         return PIPELINE
 
