@@ -67,6 +67,9 @@ class Options:
     tls: Tls = field(default_factory=Tls)
     api_keys_file: Path | None = None
 
+    def __post_init__(self) -> None:
+        self.pipeline = pipeline_file(self.pipeline)
+
     @property
     def gateway_flags(self) -> list[str]:
         """The gateway's command line, without the addresses of the stages."""
@@ -107,7 +110,7 @@ def stages_to_start(options: Options) -> list[PlannedStage]:
         StartError: the file is at fault, or the options do not fit it.
     """
     try:
-        config = load_pipeline(pipeline_file(options.pipeline))
+        config = load_pipeline(options.pipeline)
     except YamlError as error:
         raise StartError(f"--pipeline: {error}") from None
     planned: dict[str, PlannedStage] = {}
