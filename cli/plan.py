@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.yaml_source import YamlError
 from gateway.pipelines import SHIPPED, pipeline_file
 from services.families import family_of, read_config
@@ -13,7 +14,7 @@ PIPELINE = SHIPPED / "qwen3-omni.yaml"
 DIT_PIPELINE = SHIPPED / "dit.yaml"
 OMNI_DIT_PIPELINE = SHIPPED / "qwen3-omni-dit.yaml"
 GATEWAY = "gateway"  # the process beside the stages
-DIFFUSION = frozenset({"dit", "encoder"})  # kinds whose checkpoints are diffusers'
+DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 
 
 class StartError(Exception):
@@ -98,7 +99,7 @@ def pipeline_for(model: str) -> Path:
     if is_diffusion(model):
         return DIT_PIPELINE
     try:
-        return SHIPPED / family_of(read_config(Path(model))).pipeline
+        return SHIPPED / (family_of(read_config(Path(model))).pipeline or PIPELINE)
     except ValueError:
         return PIPELINE
 
