@@ -87,12 +87,12 @@ def up(
     ] = None,
 ) -> None:
     """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
-    from cli.plan import Options, StartError, Tls, pipeline_for
+    from cli.plan import GATEWAY, Options, StartError, Tls, pipeline_for
     from cli.up import serve
+    from gateway.pipeline.kinds import KINDS
 
-    kinds = ("thinker", "talker", "code2wav", "dit", "encoder", "gateway")
     given = (thinker_arg, talker_arg, code2wav_arg, dit_arg, encoder_arg, gateway_arg)
-    arguments = {kind: flags or [] for kind, flags in zip(kinds, given, strict=True)}
+    arguments = {kind: flags or [] for kind, flags in zip((*KINDS, GATEWAY), given, strict=True)}
     secrets = Tls(tls_cert, tls_key, tls_ca, tls_server_name), api_keys_file
     pipeline = pipeline or pipeline_for(model)
     try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.yaml_source import YamlError
 from gateway.pipelines import SHIPPED, pipeline_file
 from services.families import family_of, read_config
@@ -13,7 +14,7 @@ PIPELINE = SHIPPED / "qwen3-omni.yaml"
 DIT_PIPELINE = SHIPPED / "dit.yaml"
 OMNI_DIT_PIPELINE = SHIPPED / "qwen3-omni-dit.yaml"
 GATEWAY = "gateway"  # the process beside the stages
-DIFFUSION = frozenset({"dit", "encoder"})  # kinds whose checkpoints are diffusers'
+DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 
 
 class StartError(Exception):
@@ -67,6 +68,9 @@ class Options:
     tls: Tls = field(default_factory=Tls)
     api_keys_file: Path | None = None
 
+    def __post_init__(self) -> None:
+        self.pipeline = pipeline_file(self.pipeline)
+
     @property
     def gateway_flags(self) -> list[str]:
         """The gateway's command line, without the addresses of the stages."""
@@ -95,7 +99,7 @@ def pipeline_for(model: str) -> Path:
     if is_diffusion(model):
         return DIT_PIPELINE
     try:
-        return SHIPPED / family_of(read_config(Path(model))).pipeline
+        return SHIPPED / (family_of(read_config(Path(model))).pipeline or PIPELINE)
     except ValueError:
         return PIPELINE
 
@@ -107,7 +111,7 @@ def stages_to_start(options: Options) -> list[PlannedStage]:
         StartError: the file is at fault, or the options do not fit it.
     """
     try:
-        config = load_pipeline(pipeline_file(options.pipeline))
+        config = load_pipeline(options.pipeline)
     except YamlError as error:
         raise StartError(f"--pipeline: {error}") from None
     planned: dict[str, PlannedStage] = {}

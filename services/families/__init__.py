@@ -21,12 +21,12 @@ class Family:
     Attributes:
         name: its folder here.
         model_types: values of `model_type` in a checkpoint's config.json.
-        pipeline: the file of gateway/pipelines that serves it.
+        pipeline: the file of gateway/pipelines that serves it; None: none that comes with Quartet.
     """
 
     name: str
     model_types: tuple[str, ...]
-    pipeline: str
+    pipeline: str | None = None
 
     def has(self, part: str) -> bool:
         """Whether it has `part`."""

@@ -40,7 +40,8 @@ def quartet(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(install, env=_outside(), check=True, timeout=TIMEOUT_S)
     [packages] = environment.glob("lib/python*/site-packages")
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    dependencies = sysconfig.get_path("purelib")
+    (packages / "dependencies.pth").write_text(f"import site; site.addsitedir({dependencies!r})\n")
     return environment / "bin" / "quartet"
 
 
@@ -81,6 +82,7 @@ def test_the_checks_know_the_shipped_pipelines(quartet: Path, directory: Path) -
     unfit = _run(quartet, directory, "up", "--model", "a/b", "--pipeline", "qwen3-omni-dit")
     assert unfit.returncode == 1
     assert "--dit-model: missing" in unfit.stderr
+    assert str(quartet.parents[1]) in unfit.stderr  # the pipeline's file
 
 
 def test_a_made_checkpoint_is_served(quartet: Path, directory: Path) -> None:
