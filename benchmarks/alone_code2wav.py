@@ -5,7 +5,7 @@ from alone import Stage, parameter_bytes
 from real_sizes import CODE2WAV
 
 from services.code2wav.causal import StepGraphs
-from services.common.engine.cuda_graph import CudaGraphs
+from services.common.engine.device import CudaGraphs
 from services.families.qwen3_omni.code2wav import Qwen3OmniDecoder
 
 

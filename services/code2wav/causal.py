@@ -7,7 +7,7 @@ import torch
 
 from services.code2wav.family import Decoder, DecoderSpec, States, Step
 from services.code2wav.state import CausalBatch, CausalStates, StateLayout
-from services.common.engine.cuda_graph import CapturedRun, Capturer, power_of_two
+from services.common.engine.device import CapturedRun, Capturer, power_of_two
 
 
 class CausalDecoder(Decoder):

@@ -12,9 +12,8 @@ from services.code2wav import metrics
 from services.code2wav.family import Decoder
 from services.code2wav.policy import ChunkPolicy, StepPlan
 from services.code2wav.stream import Event, Failed, Finished, Samples, Stream
-from services.common.engine.cuda_graph import Capturer
-from services.common.engine.device import make_current
-from services.common.engine.priority import yield_to_event_loops
+from services.common.engine.device import Capturer, make_current
+from services.common.engine.process import lower_engine_priority
 from services.common.rpc.errors import InternalError, StageError, Unavailable
 
 log = structlog.get_logger()
@@ -150,7 +149,7 @@ class DecodeEngine:
     def _run(self) -> None:
         make_current(self._device)
         if self._device.type == "cpu":
-            yield_to_event_loops()
+            lower_engine_priority()
         if self._threads:
             torch.set_num_threads(self._threads)
         try:

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from services.common.engine.cuda_graph import Capturer
-from services.common.engine.device import disable_cudnn_attention, engine_device, make_current
+from services.common.engine.device import Capturer, disable_cudnn_attention, engine_device, make_current
 from services.common.engine.weights import Checkpoint
 from services.families import family_of, read_config
 

@@ -8,8 +8,8 @@ import torch
 from quartet.v1 import code2wav_pb2, stream_pb2
 from services.code2wav.family import DecoderSpec
 from services.common.rpc.errors import InternalError, InvalidInput
+from services.common.stream.consumer import subscribe
 from services.common.stream.rows import Chunk
-from services.common.stream.subscribe import subscribe
 from services.common.stream.tensors import to_torch
 
 CODES = stream_pb2.RowSelection(name="codes")

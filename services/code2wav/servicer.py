@@ -12,8 +12,7 @@ from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import DecoderSpec
 from services.code2wav.frames import FrameWindow, frames_of
 from services.code2wav.stream import Event, Failed, Samples, Stream
-from services.common.rpc.admission import Admission
-from services.common.rpc.call import Call, serve_call
+from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput, Unavailable
 from services.common.stream.tensors import to_message
 

@@ -1,6 +1,6 @@
 """An answer on its way out: the engine's steps as messages to the client, and rows of tokens to the talker."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,7 @@ from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Rows
 from services.thinker.conversation import Prompt
 from services.thinker.engine import Logprob, RowSubscription, Step
-from services.thinker.plugin.rows import Range
+from services.thinker.plugin.rows import Range, RowKind
 from services.thinker.tools import Parsed, ToolCallParser
 
 TOKEN_IDS = "token_ids"
@@ -21,6 +21,11 @@ _FINISH_REASONS = {
     "stop": thinker_pb2.FINISH_REASON_STOP,
     "length": thinker_pb2.FINISH_REASON_LENGTH,
 }
+
+
+def offered_rows(kinds: Iterable[RowKind]) -> list[str]:
+    """Names of the rows that a stream offers of a thinker which keeps `kinds`."""
+    return [TOKEN_IDS, *(kind.name for kind in kinds)]
 
 
 class RowForwarder:

@@ -9,8 +9,7 @@ from services.common.rpc.server import StageServer
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Message
 from services.thinker.engine import ThinkerEngine
-from services.thinker.output import TOKEN_IDS
-from services.thinker.plugin.rows import RowKind
+from services.thinker.output import offered_rows
 from services.thinker.preprocess import Preprocessor
 from services.thinker.sampling import sampling_params
 from services.thinker.servicer import STAGE, ThinkerServicer
@@ -64,10 +63,7 @@ def _server_info(server: StageServer, engine: ThinkerEngine) -> server_info_pb2.
     return server.describe(
         engine.dtype,
         engine.device,
-        rows=[
-            server_info_pb2.RowsInfo(name=kind.name, width=kind.width, transports=server.hub.transports)
-            for kind in (RowKind(TOKEN_IDS, 1), *engine.row_kinds)
-        ],
+        rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.row_kinds)],
         thinker=server_info_pb2.ThinkerInfo(
             max_context_tokens=engine.max_context_tokens,
             accept_hidden_layer=checkpoint.accept_hidden_layer,

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 import grpc
 
 from quartet.v1 import stream_pb2, thinker_pb2, thinker_pb2_grpc
-from services.common.rpc.admission import Admission
-from services.common.rpc.call import Call, serve_call
+from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput
 from services.common.rpc.status import abort
+from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
-from services.common.stream.streams import StreamHub
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Prompt
 from services.thinker.engine import Step, ThinkerEngine
 from services.thinker.family import ToolCallMarkers
-from services.thinker.output import TOKEN_IDS, DeltaWriter, RowForwarder
+from services.thinker.output import DeltaWriter, RowForwarder, offered_rows
 from services.thinker.preprocess import Preprocessor
 from services.thinker.request import read_conversation, read_start, read_tools
 from services.thinker.sampling import sampling_params
@@ -56,9 +55,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         async with serve_call(STAGE, start.request_id, context, self._admission) as call:
             stream = nullcontext()
             if start.output_stream_id:
-                stream = self._hub.open(
-                    start.output_stream_id, [TOKEN_IDS, *(kind.name for kind in self._engine.row_kinds)]
-                )
+                stream = self._hub.open(start.output_stream_id, offered_rows(self._engine.row_kinds))
             with stream as output:
                 async with aclosing(self._generate(start, request_iterator, call, output)) as responses:
                     async for response in responses:

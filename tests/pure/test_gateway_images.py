@@ -10,12 +10,15 @@ import zlib
 import numpy as np
 import openai
 import pytest
+import pytest_asyncio
 from PIL import Image
 
+from quartet.v1 import server_info_pb2
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, Unavailable
 from tests.support.gateway_stack import SPEECH, running
 from tests.support.scripted_stages import DIT_STEPS, DRAWN_SEED, PICTURES, PIECES, picture_of
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 DIT = SPEECH.with_name("dit.yaml")
 MODEL = "scripted-dit"
 GENERATE, EDIT, CHAT = "/v1/images/generations", "/v1/images/edits", "/v1/chat/completions"
@@ -74,20 +77,18 @@ def same(picture: np.ndarray, seed: int, width: int = 64, height: int = 48) -> N
 
 
 @pytest.fixture
-async def gateway(tmp_path):
-    async with running(DIT, jobs_dir=tmp_path) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-async def refusing(tmp_path_factory):
-    """A gateway for requests that must not reach the stage."""
-    async with running(DIT, jobs_dir=tmp_path_factory.mktemp("jobs")) as started:
-        yield started
-        assert started.scripts["dit"].requests == []
+def gateway(picture_gateway):
+    return picture_gateway
 
 
 @pytest.fixture
+def refusing(gateway):
+    """For requests that must not reach the stage."""
+    yield gateway
+    assert gateway.scripts["dit"].requests == []
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def both(tmp_path):
     """A thinker and a dit behind one gateway."""
     file = tmp_path / "both.yaml"
@@ -299,7 +300,11 @@ async def test_numbers_that_are_none(refusing, member, param, number):
 
 @pytest.mark.parametrize(("file_format", "most"), [("webp", 16_383), ("jpeg", 65_500)])
 async def test_sizes_that_a_format_has_not(gateway, monkeypatch, file_format, most):
-    gateway.app.state.gateway.stages.output("image").info.dit.max_pixels = 2**24
+    stage = gateway.app.state.gateway.pipeline.output("image")
+    large = server_info_pb2.GetServerInfoResponse()
+    large.CopyFrom(stage.info)
+    large.dit.max_pixels = 2**24
+    monkeypatch.setattr(stage, "info", large)
     size = f"16x{most // 16 * 16 + 16}"
     response = await gateway.http.post(GENERATE, json=ASK | {"size": size, "output_format": file_format})
     error = response.json()["error"]
@@ -443,7 +448,7 @@ async def test_a_lost_stage_is_down_until_it_is_back(gateway):
     assert (await gateway.http.get("/ready")).status_code == 503
     script.hold = False
     await gateway.stages.start("dit")
-    await gateway.until(lambda: gateway.app.state.gateway.stages.ready)
+    await gateway.until(lambda: gateway.app.state.gateway.pipeline.ready)
     assert (await gateway.http.post(GENERATE, json=ASK)).status_code == 200
 
 
@@ -615,9 +620,9 @@ async def test_what_the_server_does_not_make(tmp_path):
     async with running() as gateway:
         response = await gateway.http.post(GENERATE, json=ASK)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
-        assert "this server makes: text, audio" in response.json()["error"]["message"]
+        assert "this server makes: text, speech" in response.json()["error"]["message"]
     async with running(DIT, jobs_dir=tmp_path) as gateway:
-        stage = gateway.app.state.gateway.stages.output("image")
+        stage = gateway.app.state.gateway.pipeline.output("image")
         del stage.info.dit.tasks[1]
         response = await gateway.http.post(EDIT, data=ASK, files={"image": png()})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "model")

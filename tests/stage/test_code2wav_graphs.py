@@ -11,7 +11,7 @@ from services.code2wav.causal import StepGraphs
 from services.code2wav.config import Code2WavSettings
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, States, load_decoder
-from services.common.engine.cuda_graph import Capturer, CudaGraphs
+from services.common.engine.device import Capturer, CudaGraphs
 from services.talker import __main__ as talker_main
 from services.talker.config import TalkerSettings
 from tests.support.replay import ReplayedOps

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from gateway.pipeline.stages import SERVICE
+from gateway.pipeline.kinds import KINDS
 from quartet.v1 import (
     code2wav_pb2,
     code2wav_pb2_grpc,
@@ -85,6 +85,15 @@ class Script:
     takes_s: Callable[[], float] = lambda: 0.0
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def reset(self) -> None:
+        """As new, once its calls have ended: those that stand still go on."""
+        self.hold = False
+        self.release.set()
+        async with asyncio.timeout(10):
+            while self.running:
+                await asyncio.sleep(0.005)
+        vars(self).update(vars(Script()))
 
     async def play(self, request: Any, outputs: list[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """The outputs, as far as the script goes."""
@@ -304,7 +313,7 @@ class ScriptedStages:
             code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(Code2Wav(script), server)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
         health_servicer = self.health[stage] = health.aio.HealthServicer()
-        await health_servicer.set(SERVICE[stage], health_pb2.HealthCheckResponse.SERVING)
+        await health_servicer.set(KINDS[stage].service, health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         address = self.addresses.get(stage, "127.0.0.1:0")
         port = server.add_insecure_port(address)
@@ -314,7 +323,7 @@ class ScriptedStages:
     async def set_health(self, stage: str, serving: bool) -> None:
         """What its health service says from now on."""
         status = health_pb2.HealthCheckResponse
-        await self.health[stage].set(SERVICE[stage], status.SERVING if serving else status.NOT_SERVING)
+        await self.health[stage].set(KINDS[stage].service, status.SERVING if serving else status.NOT_SERVING)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from gateway.pipeline.stages import SERVICE
+from gateway.pipeline.kinds import KINDS
 from quartet.v1 import (
     code2wav_pb2_grpc,
     server_info_pb2_grpc,
@@ -19,11 +19,11 @@ from quartet.v1 import (
     thinker_pb2_grpc,
 )
 from services.common.rpc import channels
-from services.common.rpc.admission import Admission
-from services.common.rpc.call import Call, serve_call
+from services.common.rpc.call import Admission, Call, serve_call
+from services.common.stream.consumer import subscribe
+from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.streams import StreamHub, TensorStreamServicer
-from services.common.stream.subscribe import subscribe
+from services.common.stream.service import TensorStreamServicer
 from tests.support.scripted_stages import Code2Wav, ScriptedStages, Talker, Thinker
 
 
@@ -115,7 +115,7 @@ class TracedStages(ScriptedStages):
         stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(servicer.hub, stage), server)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
         servicer_of_health = health.aio.HealthServicer()
-        await servicer_of_health.set(SERVICE[stage], health_pb2.HealthCheckResponse.SERVING)
+        await servicer_of_health.set(KINDS[stage].service, health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer_of_health, server)
         self.addresses[stage] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()

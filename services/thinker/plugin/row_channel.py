@@ -14,7 +14,7 @@ import torch
 import zmq
 import zmq.asyncio
 
-from services.common.engine.staging import Staging
+from services.common.engine.device import Staging
 from services.common.stream.rows import Rows
 
 LINGER_MS = 1000

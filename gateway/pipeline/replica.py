@@ -1,0 +1,222 @@
+"""One replica of a stage: its channel, and what is known of its health, identity and load."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.pipeline import metrics
+from gateway.pipeline.kinds import KINDS
+from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2
+from services.common.rpc import channels
+from services.common.rpc.errors import (
+    DeadlineExceeded,
+    NotFound,
+    RequestCancelled,
+    StageError,
+    StageLost,
+    Unavailable,
+)
+from services.common.rpc.status import from_rpc_error, said_by_stage
+
+# Health checks in a row without an answer before a replica that was serving counts as down: a busy machine may be late.
+# One whose connection is refused or reset is down at once.
+LATE_CHECKS = 3
+
+# What clients hear of a stage instead of its own words, which may be a transport's; those are for the log.
+_WORDS: dict[type[StageError], str] = {
+    Unavailable: "cannot answer now",
+    NotFound: "gave the request up",
+    RequestCancelled: "gave the request up",
+    DeadlineExceeded: "took longer than the request's time",
+}
+
+_choices = itertools.count(1)
+log = structlog.get_logger()
+
+
+class Replica:
+    """A process that serves a stage.
+
+    Args:
+        stage: name of the stage.
+        kind: of the stage.
+        address: "ip:port", by which other stages reach it too.
+        server_name: that its certificate must have, with TLS; "" is the address's host.
+        on_change: told when its health or identity has changed.
+
+    Attributes:
+        health: "SERVING", or else why not, in words for people.
+        refusal: why it gets no requests although it is healthy; None if it gets some.
+        info: what it said of itself when it was last found serving; None before that.
+        down_since: `time.monotonic()` when it was last found not serving; None while it serves.
+        running, queued: requests that it said to work on, and to have waiting.
+        in_flight: requests that this gateway has there.
+        faults: calls that ended because it is gone, or takes no requests.
+        last_chosen: rises with every choice.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        kind: str,
+        address: str,
+        server_name: str = "",
+        on_change: Callable[["Replica"], None] = lambda replica: None,
+    ) -> None:
+        self.stage, self.kind, self.address, self.server_name = stage, kind, address, server_name
+        self.health = "not checked yet"
+        self.refusal: str | None = None
+        self.info: server_info_pb2.GetServerInfoResponse | None = None
+        self.down_since: float | None = time.monotonic()
+        self.running = self.queued = self.in_flight = self.faults = self.last_chosen = 0
+        self._of_others = self._losses = 0
+        self._on_change = on_change
+        self._check_now = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._late = 0
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel for a call that begins now."""
+        return channels.channel(self.address, self.server_name)
+
+    def source(self, stream_id: str) -> stream_pb2.StreamSource:
+        """By which another stage pulls the stream `stream_id` from it."""
+        return stream_pb2.StreamSource(address=self.address, stream_id=stream_id, server_name=self.server_name)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it says that it serves."""
+        return self.health == "SERVING"
+
+    @property
+    def serving(self) -> bool:
+        """Whether requests may be sent to it."""
+        return self.healthy and self.refusal is None
+
+    @property
+    def state(self) -> str:
+        """ "SERVING", or else why it gets no requests."""
+        return self.refusal if self.healthy and self.refusal else self.health
+
+    @property
+    def load(self) -> int:
+        """Requests it runs and queues: those of others when it last told, and ours now."""
+        return self._of_others + self.in_flight
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """While a request of ours is there."""
+        self.in_flight += 1
+        self.last_chosen = next(_choices)
+        self._idle.clear()
+        metrics.CHOSEN.labels(self.stage, self.address).inc()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when no request of ours is there."""
+        await self._idle.wait()
+
+    def failure(self, error: grpc.aio.AioRpcError) -> StageError:
+        """Why a call to this replica failed, in words for clients; its `origin` is the kind of the stage that is to
+        blame. A replica that is lost gets no more until a health check, made at once, finds it serving."""
+        reason = from_rpc_error(error, self.kind)
+        if isinstance(reason, Unavailable):
+            self.doubt()
+            if not said_by_stage(error):
+                self._losses += 1
+                self._set_health(f"lost: {error.details()}")
+        if reason.origin not in KINDS:  # what a stage writes there is not for clients either
+            reason.origin = self.kind
+        return self._in_our_words(reason)
+
+    def _in_our_words(self, reason: StageError) -> StageError:
+        if isinstance(reason, StageLost):
+            return StageLost(reason.origin, f"{self.kind} {self.address}: {reason.detail}")
+        if (words := _WORDS.get(type(reason))) is None:
+            return reason
+        told = type(reason)(f"the {reason.origin} {words}")
+        told.origin, told.detail = reason.origin, f"{self.kind} {self.address}: {reason} {reason.detail}".rstrip()
+        return told
+
+    def doubt(self) -> None:
+        """It may be gone, or take no requests: its health is checked at once."""
+        self.faults += 1
+        self._check_now.set()
+
+    async def watch(self, interval_s: float, timeout_s: float) -> None:
+        """Checks it for ever, every `interval_s`."""
+        while True:
+            await self.check(timeout_s)
+            try:
+                async with asyncio.timeout(interval_s):
+                    await self._check_now.wait()
+            except TimeoutError:
+                continue
+            self._check_now.clear()
+
+    async def check(self, timeout_s: float) -> None:
+        """Asks for its health, its load and, where it may have changed, its identity."""
+        was_healthy, info, losses = self.healthy, self.info, self._losses
+        try:
+            request = health_pb2.HealthCheckRequest(service=KINDS[self.kind].service)
+            stub = health_pb2_grpc.HealthStub(self.channel)
+            response = await stub.Check(request, timeout=timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
+            health = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+            if health == "SERVING":
+                if not was_healthy or info is None:
+                    server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
+                    info = await server.GetServerInfo(server_info_pb2.GetServerInfoRequest(), timeout=timeout_s)
+                await self._ask_load(timeout_s)
+        except grpc.aio.AioRpcError as error:
+            self._late = self._late + 1 if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else LATE_CHECKS
+            if was_healthy and self._late < LATE_CHECKS:
+                return
+            health = f"{error.code().name} at {self.address}"
+            if channels.are_secure():  # what is wrong with a certificate is said nowhere else
+                health += f" ({(error.details() or '').rpartition('last error: ')[2]})"
+        else:
+            self._late = 0
+            if (
+                losses != self._losses
+            ):  # lost while this was on its way: the answer may be from before; it is asked again
+                return
+        self._set_health(health, info)
+
+    async def _ask_load(self, timeout_s: float) -> None:
+        ours_before, server = self.in_flight, server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
+        try:
+            load = await server.GetLoad(server_info_pb2.GetLoadRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            return  # an older stage has no such call: then what we have there is all that is known
+        self.running, self.queued = load.running, load.queued
+        # Ours are among those that it told. What came or went in the meantime may be on either side of the count.
+        self._of_others = max(0, load.running + load.queued - max(ours_before, self.in_flight))
+        metrics.LOAD.labels(self.stage, self.address).set(self.load)
+
+    def _set_health(self, health: str, info: server_info_pb2.GetServerInfoResponse | None = None) -> None:
+        info = info or self.info
+        changed = health != self.health or info != self.info
+        if health != self.health:
+            log.info("stage state", name=self.stage, address=self.address, state=health, before=self.health)
+        self.health, self.info = health, info
+        if self.healthy:
+            self.down_since = None
+        elif self.down_since is None:
+            self.down_since = time.monotonic()
+        if changed or self.refusal:
+            self._on_change(self)
