@@ -74,9 +74,9 @@ def test_published_sizes_are_those_of_the_architecture():
 
 
 def test_kept_states_are_those_of_the_plugin():
-    from services.thinker.plugin.store import row_bytes
+    from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states, row_bytes
 
-    assert PUBLISHED.states_per_token == row_bytes(layers=1, hidden_size=2048, dtype=torch.bfloat16)
+    assert PUBLISHED.states_per_token == row_bytes((RowKind(hidden_states(24), 2048), MROPE_POSITIONS), torch.bfloat16)
 
 
 def test_the_published_model_on_a_96_gb_gpu():
