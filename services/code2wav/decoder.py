@@ -158,7 +158,8 @@ def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decod
     on = engine_device(device)
     make_current(on)
     disable_cudnn_attention()
-    checkpoint = Checkpoint(model, wanted=lambda name: name.startswith(PREFIX))
+    checkpoint = Checkpoint(model)
+    checkpoint.select(lambda name: name.startswith(PREFIX))
     decoder = Decoder(read_spec(checkpoint.folder))
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in checkpoint.tensors()}
     try:
