@@ -19,7 +19,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-
 ENTRY_POINTS = "quartet.families"
 
 
@@ -90,5 +89,5 @@ def family_of(config: dict) -> Family:
     for family in known:
         if config.get("model_type") in family.model_types:
             return family
-    model_types = ", ".join(model_type for family in known for model_type in family.model_types)
-    raise ValueError(f"config.json's model_type is {config.get('model_type')!r}: no family of stages has it ({model_types})")
+    model_type, have = config.get("model_type"), ", ".join(name for family in known for name in family.model_types)
+    raise ValueError(f"config.json's model_type is {model_type!r}: no family of stages has it ({have})")

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from services.common.engine.staging import Staging
+from services.common.engine.device import Staging
 from services.talker.attention import Attend
 from services.talker.family import Prompt, TalkerSpec
 from services.talker.layers import DecoderLayer, RMSNorm, Rope, projection

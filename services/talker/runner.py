@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from services.common.engine.cuda_graph import Capturer
+from services.common.engine.device import Capturer
 from services.talker.attention import DecodeAttention, KeyValueCache, Piece, PrefillAttention
 from services.talker.compiled_predictor import CompiledPredictor
 from services.talker.graphs import StepGraphs, StepShape

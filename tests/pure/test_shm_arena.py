@@ -4,7 +4,6 @@ import asyncio
 import fcntl
 import os
 import random
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli import leftovers
 from services.common.rpc.errors import Unavailable
-from services.common.stream.shm.arena import SLICE_BYTES, Arena
-from services.common.stream.shm.names import new_name
-from services.common.stream.shm.ranges import ALIGNMENT_BYTES, FreeRanges, aligned
-from services.common.stream.shm.sweep import sweep
-from tests.support.shm_support import MIB, arena_directory, peer
+from services.common.stream.arena import ALIGNMENT_BYTES, SLICE_BYTES, Arena, FreeRanges, aligned
+from tests.support.shm_support import MIB, arena_directory
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 3000), min_size=1, max_size=60))
@@ -28,8 +23,8 @@ def test_blocks_never_overlap_and_all_of_it_comes_back(seed: int, sizes: list[in
     taken: list[tuple[int, int]] = []
     for size in sizes:
         if taken and order.random() < 0.4:
-            ranges.give(*taken.pop(order.randrange(len(taken))))
-        offset = ranges.take(size)
+            ranges.free(*taken.pop(order.randrange(len(taken))))
+        offset = ranges.allocate(size)
         if offset is None:
             assert ranges.free_bytes < total
             continue
@@ -40,8 +35,8 @@ def test_blocks_never_overlap_and_all_of_it_comes_back(seed: int, sizes: list[in
         assert ranges.free_bytes == total - sum(aligned(size) for _, size in taken)
     order.shuffle(taken)
     for block in taken:
-        ranges.give(*block)
-    assert ranges.take(total) == 0  # one range again
+        ranges.free(*block)
+    assert ranges.allocate(total) == 0  # one range again
 
 
 @pytest.fixture
@@ -57,23 +52,23 @@ async def test_what_is_filled_in_is_in_the_file(directory: Path):
     assert path.stat().st_blocks * 512 >= 4 * MIB  # not sparse
     for size in (3, SLICE_BYTES, 3 * SLICE_BYTES - 1):
         tensor = torch.randint(0, 256, (size,), dtype=torch.uint8)
-        block = arena.take(size)
+        block = arena.allocate(size)
         assert block
         await arena.fill(block, tensor)
         assert path.read_bytes()[block.offset_bytes :][:size] == tensor.numpy().tobytes()
         assert arena.used_bytes == aligned(size)
         arena.free(block)
-    assert arena.take(4 * MIB + 1) is None
+    assert arena.allocate(4 * MIB + 1) is None
     arena.close()
     arena.close()
-    assert arena.take(1) is None
+    assert arena.allocate(1) is None
     assert not path.exists()
 
 
 @pytest.mark.parametrize("how", ["given up", "closed"])
 async def test_a_copy_that_does_not_end_frees_its_block(directory: Path, how: str):
     arena = Arena(directory, 16 * SLICE_BYTES)
-    block = arena.take(16 * SLICE_BYTES)
+    block = arena.allocate(16 * SLICE_BYTES)
     assert block
     turns = 0
 
@@ -106,36 +101,6 @@ async def test_a_file_system_without_room_is_an_error_at_the_start(directory: Pa
     with pytest.raises(FileNotFoundError):
         Arena(directory / "none", MIB)
     assert set(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_sweep_takes_what_dead_processes_left_and_nothing_else(directory: Path):
-    with peer("produce", str(directory)) as (_, told), peer("produce", str(directory)) as (dying, other):
-        mine = Arena(directory, MIB)
-        foreign = {directory / "quartet-state", directory / "quartet-0123", directory / "psm_1234"}
-        for file in foreign:
-            file.touch()
-        link = directory / new_name()
-        link.symlink_to(directory / "quartet-state")
-        assert sweep(directory) == 0
-        dying.send_signal(signal.SIGKILL)
-        dying.wait()
-        assert (directory / other["arena"]).exists()  # nobody removed it
-        assert sweep(directory) == 1
-        assert sweep(directory) == 0
-        assert set(directory.iterdir()) == {directory / told["arena"], directory / mine.name, link, *foreign}
-        for file in (link, *foreign):
-            file.unlink()
-        mine.close()
-    assert sweep(directory) == 1  # of the first one, which was killed at the end of the block
-    assert sweep(directory / "none") == 0
-
-
-def test_the_end_of_quartet_up_sweeps_too(directory: Path, monkeypatch):
-    with peer("produce", str(directory)):
-        pass  # killed
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", directory)
-    leftovers.sweep_shared_memory()
-    assert not list(directory.iterdir())
 
 
 def test_an_arena_has_its_lock_before_it_has_its_name(directory: Path, monkeypatch):

@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 from transformers import Qwen3OmniMoeConfig
 
-from services.common.engine.cuda_graph import CapturedRun, Capturer, CudaGraphs
-from services.common.engine.device import engine_device
+from services.common.engine.device import CapturedRun, Capturer, CudaGraphs, engine_device
 from services.common.rpc.errors import InvalidInput, StageError
 from services.families.qwen3_omni.talker import prompt_spec
 from services.families.qwen3_omni.talker_prompt import PromptSpec, ThinkerPrompt, is_media, talker_prompt

@@ -1,4 +1,4 @@
-"""A family that lacks what the first one has: its talker speaks over gRPC, and is transformers' Qwen2 in other words."""
+"""A family that lacks what the first one has: its talker speaks over gRPC, code for code as a reference."""
 
 import asyncio
 from pathlib import Path
@@ -15,10 +15,10 @@ from transformers.generation.logits_process import (
 )
 
 from quartet.v1 import stream_pb2, talker_pb2, talker_pb2_grpc
-from services.common.rpc.admission import Admission
+from services.common.rpc.call import Admission
 from services.common.rpc.errors import InvalidInput
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.streams import StreamHub
+from services.common.stream.hub import StreamHub
 from services.common.stream.tensors import to_torch
 from services.families import FAMILIES, family_of
 from services.talker.engine import TalkerEngine
@@ -62,12 +62,11 @@ class Toy:
         await self.server.stop(0.5)
         self.engine.close()
 
-    async def speak(
-        self, text: str, speaker: str = "", **sampling: float
-    ) -> tuple[list[int], talker_pb2.SpeakSummary]:
+    async def speak(self, text: str, speaker: str = "", **sampling: float) -> tuple[list[int], talker_pb2.SpeakSummary]:
         """Codes of `text`, greedily unless `sampling` says else."""
         rules = talker_pb2.TalkerSampling(**{"temperature": 0, "max_frames": FRAMES, **sampling})
-        return await self.call(talker_pb2.SpeakRequest(request_id=f"say {text}", text=text, speaker=speaker, sampling=rules))
+        name = f"say {text}"
+        return await self.call(talker_pb2.SpeakRequest(request_id=name, text=text, speaker=speaker, sampling=rules))
 
     async def call(self, request: talker_pb2.SpeakRequest) -> tuple[list[int], talker_pb2.SpeakSummary]:
         codes, summary = [], talker_pb2.SpeakSummary()
@@ -172,5 +171,5 @@ async def test_what_it_lacks_is_refused_by_name(checkpoint: Path) -> None:
 def test_a_family_is_known_once_its_package_is_installed(checkpoint: Path) -> None:
     assert family_of(CONFIG).name == "toy"
     assert "toy" not in [family.name for family in FAMILIES]
-    with pytest.raises(ValueError, match="no family of stages has it .*toy_speaker"):
+    with pytest.raises(ValueError, match=r"no family of stages has it .*toy_speaker"):
         family_of({"model_type": "else"})
