@@ -109,6 +109,7 @@ class Fused:
         speech.finish_text()
 
     async def _decode(self, answer: Answer, speech_input: _SpeechInput) -> bytes:
+        from services.code2wav.frames import check_codes
         from services.code2wav.stream import Event, Failed, Samples
 
         code2wav, loop = self._code2wav, asyncio.get_running_loop()
@@ -119,7 +120,7 @@ class Fused:
             speech = await speech_input.speech
             async with aclosing(speech.frames()) as ready:
                 async for codes in ready:
-                    code2wav.put(stream, code2wav.check(codes, "codes"))
+                    code2wav.put(stream, check_codes(code2wav.spec, codes, "codes"))
             code2wav.finish(stream)
 
         feeding = asyncio.create_task(feed())

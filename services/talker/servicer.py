@@ -226,11 +226,9 @@ class SpeakSession:
         return talker_pb2.SpeakResponse(summary=summary)
 
 
-def talker_info(
-    spec: TalkerSpec, positions: int, transports: list[stream_pb2.Transport]
-) -> tuple[list[server_info_pb2.RowsInfo], server_info_pb2.TalkerInfo]:
+def talker_info(spec: TalkerSpec, positions: int) -> tuple[list[server_info_pb2.RowsInfo], server_info_pb2.TalkerInfo]:
     """What ServerInfo says of this talker, which has `positions` positions a request."""
-    rows = [server_info_pb2.RowsInfo(name=CODES, width=spec.num_code_groups, transports=transports)]
+    rows = [server_info_pb2.RowsInfo(name=CODES)]
     info = server_info_pb2.TalkerInfo(
         speakers=list(spec.speakers), num_code_groups=spec.num_code_groups, max_context_positions=positions
     )
