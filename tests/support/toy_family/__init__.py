@@ -8,6 +8,7 @@ from pathlib import Path
 
 from services.families import ENTRY_POINTS, Family
 
+PIPELINE = Path(__file__).parent / "pipeline.yaml"
 FAMILY = Family("toy", ("toy_speaker",), package=__name__)
 
 

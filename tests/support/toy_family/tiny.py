@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from tests.support.toy_family.talker import LETTERS
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "toy_speaker",
     "width": 64,
     "depth": 3,
@@ -36,6 +37,7 @@ def write(folder: Path) -> Path:
         "letters.weight": random(LETTERS + 2, width),
         "sounds.weight": random(codes, width),
         "to_sound.weight": random(codes, width, scale=0.2),
+        "waves": random(CONFIG["sounds"], 24_000 // CONFIG["frame_rate"], scale=0.1),
         "last_norm.weight": 1 + random(width, scale=0.1),
     }
     for i in range(3):
