@@ -84,9 +84,11 @@ def _experts_hit(step: Callable[[], object]) -> float:
 def _step_bytes(model: TalkerModel, batch: int, context: int, experts_hit: float) -> int:
     """Weights of one pass of the talker with the experts that are hit, of all passes of the code predictor, and the
     cached keys and values. Rows of embedding tables are left out: they are a few KiB."""
+    assert TALKER.moe is not None
     all_experts = sum(parameter_bytes(module) for module in model.model.modules() if isinstance(module, Experts))
     stack = parameter_bytes(model.model.layers) - all_experts + round(all_experts * experts_hit / TALKER.moe.experts)
     predictor = model.code_predictor
+    assert predictor is not None
     passes = TALKER.num_code_groups  # one for the talker's state, one for each code but the last
     predictor_bytes = passes * parameter_bytes(predictor.model.layers) + parameter_bytes(predictor.lm_head)
     sizes = TALKER.talker

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from services.code2wav.engine import DecodeEngine
     from services.common.stream.rows import Rows
     from services.talker.engine import TalkerEngine
+    from services.talker.family import TalkerFamily
     from services.talker.speech import Speech
     from services.thinker.engine import ThinkerEngine
     from services.thinker.preprocess import Preprocessor
@@ -30,8 +31,14 @@ class Fused:
     """All engines, with the settings that the services have by default. Make it with `start`."""
 
     def __init__(
-        self, thinker: ThinkerEngine, preprocessor: Preprocessor, talker: TalkerEngine, code2wav: DecodeEngine
+        self,
+        thinker: ThinkerEngine,
+        preprocessor: Preprocessor,
+        family: TalkerFamily,
+        talker: TalkerEngine,
+        code2wav: DecodeEngine,
     ) -> None:
+        self._family = family
         self._thinker, self._preprocessor, self._talker, self._code2wav = thinker, preprocessor, talker, code2wav
 
     @classmethod
@@ -52,8 +59,8 @@ class Fused:
 
         thinker = await ThinkerEngine.start(settings)
         preprocessor = Preprocessor(settings, thinker.checkpoint, thinker.renderer, thinker.max_context_tokens)
-        talker = await start_talker(TalkerSettings.load(["--model", model]))
-        return cls(thinker, preprocessor, talker, start_code2wav(Code2WavSettings.load(["--model", model])))
+        family, talker = await start_talker(TalkerSettings.load(["--model", model]))
+        return cls(thinker, preprocessor, family, talker, start_code2wav(Code2WavSettings.load(["--model", model])))
 
     @property
     def sample_rate_hz(self) -> int:
@@ -70,17 +77,16 @@ class Fused:
     async def answer(self, prompt: str, tokens: int, frames: int) -> tuple[Answer, bytes]:
         """One greedy spoken answer and its PCM16 samples; the text is written while it is spoken."""
         answer = Answer(prompt, time.perf_counter(), 0.0)
-        talk = _Talk(self._talker, frames)
+        speech = _SpeechInput(self._family, self._talker, frames)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._think(answer, talk, tokens))
-            pcm16 = group.create_task(self._decode(answer, talk))
+            group.create_task(self._think(answer, speech, tokens))
+            pcm16 = group.create_task(self._decode(answer, speech))
         answer.done_s = time.perf_counter()
         answer.frames = -(-answer.samples // self._code2wav.spec.samples_per_frame)
         return answer, pcm16.result()
 
-    async def _think(self, answer: Answer, talk: _Talk, tokens: int) -> None:
+    async def _think(self, answer: Answer, speech: _SpeechInput, tokens: int) -> None:
         from quartet.v1 import thinker_pb2
-        from services.talker.thinker_input import ROPE_POSITIONS
         from services.thinker.conversation import Conversation, Message
         from services.thinker.engine import RowSubscription
         from services.thinker.sampling import sampling_params
@@ -89,20 +95,20 @@ class Fused:
         prompt = await self._preprocessor.prepare(Conversation([Message("user", [answer.prompt])]))
         asked = thinker_pb2.SamplingParameters(temperature=0, max_tokens=tokens)
         params = sampling_params(asked, thinker.sampling_defaults, thinker.checkpoint.vocab_size, None)
-        talk.begin(prompt.token_ids)
+        speech.begin(prompt.token_ids)
         positions = len(prompt.token_ids)
-        wanted = {talk.hidden_states: prompt.multimodal, ROPE_POSITIONS: [(0, positions)]}  # as the talker service asks
-        steps = thinker.generate(uuid.uuid4().hex, prompt, params, RowSubscription(wanted, talk.take_rows))
+        wanted = speech.wanted(positions, prompt.multimodal)
+        steps = thinker.generate(uuid.uuid4().hex, prompt, params, RowSubscription(wanted, speech.take_rows))
         async with aclosing(steps):
             async for step in steps:
                 if step.text:
                     answer.text += step.text
                     answer.text_s.append(time.perf_counter())
                 answer.tokens += len(step.token_ids)
-                talk.take_text(step.token_ids[:-1] if step.finish_reason == "stop" else step.token_ids)
-        talk.finish_text()
+                speech.take_text(step.token_ids[:-1] if step.finish_reason == "stop" else step.token_ids)
+        speech.finish_text()
 
-    async def _decode(self, answer: Answer, talk: _Talk) -> bytes:
+    async def _decode(self, answer: Answer, speech_input: _SpeechInput) -> bytes:
         from services.code2wav.frames import check_codes
         from services.code2wav.stream import Event, Failed, Samples
 
@@ -111,7 +117,7 @@ class Fused:
         stream = code2wav.open(lambda event: loop.call_soon_threadsafe(events.put_nowait, event), pcm16=True)
 
         async def feed() -> None:
-            speech = await talk.speech
+            speech = await speech_input.speech
             async with aclosing(speech.frames()) as ready:
                 async for codes in ready:
                     code2wav.put(stream, check_codes(code2wav.spec, codes, "codes"))
@@ -130,18 +136,26 @@ class Fused:
         return pcm16
 
 
-class _Talk:
+class _SpeechInput:
     """What the thinker says, on its way into the talker: the speech starts as soon as its prompt and first text are
     there."""
 
-    def __init__(self, talker: TalkerEngine, frames: int) -> None:
-        from services.talker.thinker_input import ThinkerInput
-
+    def __init__(self, family: TalkerFamily, talker: TalkerEngine, frames: int) -> None:
         self.speech: asyncio.Future[Speech] = asyncio.get_running_loop().create_future()
-        self._talker, self._frames = talker, frames
-        self._input = ThinkerInput(talker.spec, text_ids=2**31)
-        self.hidden_states = self._input.hidden_states
+        self._spec, self._talker, self._frames = family.spec, talker, frames
+        assert family.thinker_input is not None
+        self._input = family.thinker_input(family.spec.speakers[0])
         self._position = 0
+
+    def wanted(self, positions: int, multimodal: list[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
+        """Name of each kind of rows -> which of a prompt of `positions` the talker service asks for."""
+        from quartet.v1 import stream_pb2
+
+        ranges = {
+            stream_pb2.POSITIONS_PROMPT: [(0, positions)],
+            stream_pb2.POSITIONS_PROMPT_MULTIMODAL: multimodal,
+        }
+        return {row.name: ranges[row.positions] for row in self._input.wanted if row.name != "token_ids"}
 
     def begin(self, token_ids: list[int]) -> None:
         """The prompt."""
@@ -152,10 +166,8 @@ class _Talk:
         """The next tokens, first those of the prompt."""
         import torch
 
-        from services.talker.thinker_input import TOKEN_IDS
-
         if token_ids:
-            self._add(TOKEN_IDS, self._position, torch.tensor(token_ids))
+            self._add("token_ids", self._position, torch.tensor(token_ids))
             self._position += len(token_ids)
 
     def take_rows(self, rows: Rows) -> None:
@@ -167,15 +179,14 @@ class _Talk:
         self.speech.result().finish_text()
 
     def _add(self, name: str, first_position: int, rows: torch.Tensor) -> None:
+        from services.common.stream.rows import Rows
         from services.talker.sampling import resolve
         from services.talker.speech import SpeechRequest
 
-        self._input.add(name, first_position, rows)
+        self._input.add(Rows(name, first_position, rows))
         if self.speech.done():
             self.speech.result().feed(self._input.take_text())
         elif self._input.ready:
-            spec = self._talker.spec
-            sampling = resolve(spec.defaults, temperature=0, max_frames=self._frames)
-            text = tuple(self._input.take_text())
-            request = SpeechRequest(self._input.take_prompt(), text, next(iter(spec.speakers)), sampling)
+            sampling = resolve(self._spec.defaults, temperature=0, max_frames=self._frames)
+            request = SpeechRequest(self._input.take_prompt(), self._input.take_text(), sampling)
             self.speech.set_result(self._talker.submit(request))

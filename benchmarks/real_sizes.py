@@ -10,9 +10,9 @@ from torch import nn
 
 from services.code2wav.transformer import TransformerSizes
 from services.families.qwen3_omni.code2wav import DecoderSizes, Qwen3OmniDecoder
+from services.talker.family import MoeSpec, ProjectionSpec, SamplingDefaults, TalkerSpec, TransformerSpec
 from services.talker.loading import empty_model
 from services.talker.model import TalkerModel
-from services.talker.spec import MoeSpec, SamplingDefaults, TalkerSpec, TransformerSpec
 
 # Random numbers are made once and repeated: the length shares no factor with any layer's, so that no two rows agree.
 _BLOCK = 1_000_003
@@ -29,8 +29,9 @@ TALKER = TalkerSpec(
         vocab=3072,
         norm_eps=1e-6,
         rope_theta=1_000_000.0,
-        attention_bias=False,
         activation="silu",
+        rope_sections=(24, 20, 20),
+        rope_interleaved=True,
     ),
     moe=MoeSpec(experts=128, experts_per_token=6, intermediate=384, shared_intermediate=768, renormalize=True),
     predictor=TransformerSpec(
@@ -43,31 +44,17 @@ TALKER = TalkerSpec(
         vocab=2048,
         norm_eps=1e-6,
         rope_theta=1_000_000.0,
-        attention_bias=False,
         activation="silu",
     ),
-    mrope_section=(24, 20, 20),
+    text_projection=ProjectionSpec(inputs=2048, inner=2048),
+    state_projection=ProjectionSpec(inputs=2048, inner=2048),
     num_code_groups=16,
-    thinker_hidden=2048,
-    accept_hidden_layer=24,
     max_positions=65536,
-    speakers={"ethan": 2302},
-    im_start_id=0,
-    user_id=1,
-    assistant_id=2,
-    media_ids=frozenset(),
-    vision_ids=frozenset(),
-    vision_start_id=3,
-    audio_start_id=4,
-    tts_bos_id=5,
-    tts_eos_id=6,
-    tts_pad_id=7,
-    codec_nothink_id=2155,
-    codec_think_bos_id=2156,
-    codec_think_eos_id=2157,
-    codec_pad_id=2148,
-    codec_bos_id=2149,
-    codec_eos_id=2150,
+    text_vocab=TEXT_IDS,
+    speakers=("ethan",),
+    after_text=(6, 7),
+    end_codes=frozenset({2150}),
+    suppressed_codes=frozenset(range(2048, 3072)) - {2150},
     defaults=SamplingDefaults(0.9, 50, 1.0, 1.05, 4096, 1.0, 50, 0.8),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from services.families import FAMILIES, family_of, read_config
+from services.families import families, family_of, read_config
 from services.families.sizes import Sizes
 
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -31,7 +31,7 @@ class TooLittleMemory(BudgetError):
 
 def published_sizes() -> Sizes:
     """Those of the published model of the first family that has a budget."""
-    return next(family.part("budget").PUBLISHED for family in FAMILIES if family.has("budget"))
+    return next(family.part("budget").PUBLISHED for family in families() if family.has("budget"))
 
 
 def read_sizes(model: str) -> Sizes:

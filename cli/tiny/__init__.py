@@ -4,9 +4,9 @@ import warnings
 from pathlib import Path
 
 from cli.tiny import diffusion
-from services.families import FAMILIES
+from services.families import families
 
-_OF_STAGES = {family.name.replace("_", "-"): family for family in FAMILIES if family.has("tiny")}
+_OF_STAGES = {family.name.replace("_", "-"): family for family in families() if family.has("tiny")}
 ARCHS = (*_OF_STAGES, *diffusion.FAMILIES)
 
 

@@ -4,14 +4,22 @@ A folder has a module for each part that the family has: `thinker`, `talker`, `c
 asks of a family: its `family.py`), `tiny` (a small random checkpoint) and `budget` (what a checkpoint needs of a GPU).
 A part that a family lacks has no module. Modules are imported when they are asked for, so that a stage imports no
 other stage's libraries. `services/dit/families.py` is the table of diffusion pipelines.
+
+A package of somebody else adds a row by an entry point of the group `quartet.families` that is a `Family`:
+
+    [project.entry-points."quartet.families"]
+    mine = "my_models.mine:FAMILY"  # FAMILY = Family("mine", ("my_omni",), package="my_models.mine")
 """
 
 import importlib
 import importlib.util
 import json
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
+
+ENTRY_POINTS = "quartet.families"
 
 
 @dataclass(frozen=True)
@@ -22,15 +30,17 @@ class Family:
         name: its folder here.
         model_types: values of `model_type` in a checkpoint's config.json.
         pipeline: the file of gateway/pipelines that serves it; None: none that comes with Quartet.
+        package: what has its modules, if that is not its folder here.
     """
 
     name: str
     model_types: tuple[str, ...]
     pipeline: str | None = None
+    package: str = ""
 
     def has(self, part: str) -> bool:
         """Whether it has `part`."""
-        return importlib.util.find_spec(f"{__name__}.{self.name}.{part}") is not None
+        return importlib.util.find_spec(self._module(part)) is not None
 
     def part(self, part: str) -> ModuleType:
         """Its module `part`.
@@ -40,10 +50,18 @@ class Family:
         """
         if not self.has(part):
             raise ValueError(f"{self.name} models have no {part}")
-        return importlib.import_module(f"{__name__}.{self.name}.{part}")
+        return importlib.import_module(self._module(part))
+
+    def _module(self, part: str) -> str:
+        return f"{self.package or f'{__name__}.{self.name}'}.{part}"
 
 
 FAMILIES = (Family("qwen3_omni", ("qwen3_omni_moe",), "qwen3-omni.yaml"),)
+
+
+def families() -> tuple[Family, ...]:
+    """All rows: those here, then those of installed packages."""
+    return FAMILIES + tuple(point.load() for point in entry_points(group=ENTRY_POINTS))
 
 
 def read_config(folder: Path) -> dict:
@@ -69,8 +87,9 @@ def family_of(config: dict) -> Family:
     Raises:
         ValueError: no family has its `model_type`.
     """
-    for family in FAMILIES:
+    known = families()
+    for family in known:
         if config.get("model_type") in family.model_types:
             return family
-    known = ", ".join(model_type for family in FAMILIES for model_type in family.model_types)
-    raise ValueError(f"config.json's model_type is {config.get('model_type')!r}: no family of stages has it ({known})")
+    model_type, have = config.get("model_type"), ", ".join(name for family in known for name in family.model_types)
+    raise ValueError(f"config.json's model_type is {model_type!r}: no family of stages has it ({have})")

@@ -12,13 +12,14 @@ from services.common.rpc import server
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
 from services.talker.execution import decide
-from services.talker.loading import load_model
-from services.talker.prompt import ThinkerPrompt
+from services.talker.family import Prompt, TalkerFamily, Text
+from services.talker.loading import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
 from services.talker.servicer import TalkerServicer, talker_info
-from services.talker.spec import TalkerSpec
 from services.talker.speech import SpeechRequest
+
+_WARM_UP_ROWS = 11  # no more than the least `max_context_positions` less a frame
 
 
 async def serve(settings: TalkerSettings) -> None:
@@ -27,12 +28,12 @@ async def serve(settings: TalkerSettings) -> None:
     engines: list[TalkerEngine] = []
 
     async def start() -> server_info_pb2.GetServerInfoResponse:
-        engine = await start_engine(settings, stage.fatal)
+        family, engine = await start_engine(settings, stage.fatal)
         engines.append(engine)
         await _warm_up(engine)
         model = engine.runner.model
-        servicer.bind(engine, len(model.text_table))
-        rows, info = talker_info(engine, engine.runner.positions)
+        servicer.bind(engine, family)
+        rows, info = talker_info(model.spec, engine.runner.positions)
         return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
 
     servicer = TalkerServicer(stage.admission, stage.hub)
@@ -46,49 +47,45 @@ async def serve(settings: TalkerSettings) -> None:
 
 async def start_engine(
     settings: TalkerSettings, on_failure: Callable[[BaseException], None] = lambda error: None
-) -> TalkerEngine:
-    """The engine of this stage, loaded as `settings` say; not warmed up.
+) -> tuple[TalkerFamily, TalkerEngine]:
+    """The engine of this stage, loaded as `settings` say, and what it runs; not warmed up.
 
     Raises:
         ValueError: no such device, no such checkpoint, no talker in it, or tensors that are missing, unknown or of
             another shape.
     """
-    runner = await asyncio.to_thread(_load, settings)
-    return TalkerEngine(runner, settings.prefill_chunk_positions, settings.max_frames_ahead, on_failure)
+    family, runner = await asyncio.to_thread(_load, settings)
+    return family, TalkerEngine(runner, settings.prefill_chunk_positions, settings.max_frames_ahead, on_failure)
 
 
-def _load(settings: TalkerSettings) -> TalkerRunner:
+def _load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
     device = engine_device(settings.device)
     make_current(device)
     disable_cudnn_attention()
-    model = load_model(settings.model, device, None if settings.dtype == "auto" else getattr(torch, settings.dtype))
+    dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    family, model = load_talker(settings.model, device, dtype)
     positions = min(settings.max_context_positions, model.spec.max_positions)
     execution = decide(settings.enforce_eager, Accelerator.of(device), str(model.dtype).removeprefix("torch."))
     log_choices(execution.choices)
     model.use_experts(execution.run_experts)
     slots = settings.max_running_requests
-    return TalkerRunner(model, slots, positions, execution.capturer(device), execution.compiled_predictor)
+    return family, TalkerRunner(model, slots, positions, execution.capturer(device), execution.compiled_predictor)
 
 
 async def _warm_up(engine: TalkerEngine) -> None:
-    """Speaks two frames of a one-token answer, greedily."""
+    """Speaks two frames after a prompt of any text, greedily."""
     spec = engine.spec
-    speech = engine.submit(
-        SpeechRequest(
-            prompt=_shortest_prompt(spec),
-            text=(spec.tts_pad_id,),
-            speaker=next(iter(spec.speakers)),
-            sampling=resolve(spec.defaults, temperature=0, max_frames=2, seed=0),
-        )
+    rows = _WARM_UP_ROWS
+    prompt = Prompt(
+        text_ids=torch.full((rows,), spec.after_text[-1]),
+        codes=torch.full((rows,), -1),
+        positions=torch.arange(rows)[:, None].expand(-1, 3),
     )
+    sampling = resolve(spec.defaults, temperature=0, max_frames=2, seed=0)
+    speech = engine.submit(SpeechRequest(prompt, Text(spec.after_text[-1:]), sampling))
     speech.finish_text()
     async for _ in speech.frames():
         pass
-
-
-def _shortest_prompt(spec: TalkerSpec) -> ThinkerPrompt:
-    user, assistant = [spec.im_start_id, spec.user_id], [spec.im_start_id, spec.assistant_id, spec.tts_pad_id]
-    return ThinkerPrompt(torch.tensor(user + assistant), (), None)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from services.common.engine.device import Staging, make_current
 from services.common.engine.process import lower_engine_priority
 from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.talker import metrics
-from services.talker.prompt import answer_head, is_media, prompt_length, prompt_rows, rope_positions
 from services.talker.runner import Advance, PromptChunk, StepInput, TalkerRunner
 from services.talker.speech import End, Speech, SpeechRequest, SpeechState
 
@@ -68,13 +67,11 @@ class TalkerEngine:
         """Queues `request`. Call on the event loop.
 
         Raises:
-            InvalidInput: it does not fit the checkpoint or a slot.
+            InvalidInput: it has no text, or does not fit a slot.
             Unavailable: the engine failed or is closed.
         """
         most_frames = self._check(request)
-        head = answer_head(request.prompt.token_ids, self.spec)
-        state = SpeechState([*head, *request.text], most_frames, self.spec.tts_eos_id, self.spec.tts_pad_id)
-        speech = Speech(self, request, state)
+        speech = Speech(self.changed, request, SpeechState(request.text, most_frames, self.spec.after_text))
         with self.changed:
             if self._stopping or self._failure:
                 raise Unavailable("the talker's engine has stopped")
@@ -91,17 +88,9 @@ class TalkerEngine:
 
     def _check(self, request: SpeechRequest) -> int:
         """Most frames that `request` can have."""
-        prompt, capacity = request.prompt, self.runner.positions
-        if not request.text:
+        length, capacity = len(request.prompt), self.runner.positions
+        if not request.text.ids:
             raise InvalidInput("token_ids", "there is no answer to speak")
-        media = int(is_media(prompt.token_ids, self.spec).sum())
-        rows = sum(map(len, prompt.media_states))
-        if rows != media or any(states.shape[1:] != (self.spec.thinker_hidden,) for states in prompt.media_states):
-            raise InvalidInput(
-                f"hidden_states.{self.spec.accept_hidden_layer}",
-                f"has {rows} rows, the prompt needs {media} of {self.spec.thinker_hidden}",
-            )
-        length = prompt_length(prompt, self.spec)
         if length > capacity:
             raise InvalidInput("token_ids", f"the prompt takes {length} positions; this talker has {capacity}")
         return min(request.sampling.max_frames, capacity - length + 1)  # the last frame needs no step after it
@@ -134,11 +123,11 @@ class TalkerEngine:
         if self._waiting and (self._free or any(speech.state.cancelled for speech in self._waiting)):
             return True
         states = [speech.state for speech in self._running]
-        return any(state.cancelled or state.rows or self._is_runnable(state) for state in states)
+        return any(state.cancelled or state.rows is not None or self._is_runnable(state) for state in states)
 
     def _is_runnable(self, state: SpeechState) -> bool:
         """Whether it can have a frame now, prefill aside."""
-        return (state.ready or state.text_ready) and state.frames - state.frames_read < self._max_frames_ahead
+        return (state.has_state or state.text_ready) and state.frames - state.frames_read < self._max_frames_ahead
 
     def _step(self) -> None:
         outputs: list[_Output] = []
@@ -169,23 +158,18 @@ class TalkerEngine:
             heapq.heappush(self._free, speech.state.slot)
 
     def _admit(self, speech: Speech, outputs: list[_Output]) -> None:
-        """Gives `speech` the lowest free slot and embeds its prompt. A prompt that cannot be embedded fails alone."""
-        request, state = speech.request, speech.state
+        """Gives `speech` the lowest free slot and embeds its prompt. States that are no numbers fail it alone."""
+        request, prompt, state = speech.request, speech.request.prompt, speech.state
         if request.marks:
             request.marks.mark_started()
-        try:
-            positions = rope_positions(request.prompt, self.spec)
-            state.rows = prompt_rows(
-                request.prompt, state.text[0], request.speaker, self.runner.model, positions, self._staging
-            )
-            if not state.rows.embeddings.isfinite().all():  # in the cache, they would spoil the slot's next requests
-                raise InvalidInput(f"hidden_states.{self.spec.accept_hidden_layer}", "must be finite numbers")
-        except StageError as error:
-            outputs.append((speech, error))
-            return
-        # The states may be the thinker's memory, which waits to be used again.
-        speech.request = replace(request, prompt=replace(request.prompt, media_states=()))
-        state.rope_position = int(positions.max()) + 1
+        rows = self.runner.model.embed(prompt, self._staging)
+        if prompt.states is not None:
+            if not rows.isfinite().all():  # in the cache, they would spoil the slot's next requests
+                outputs.append((speech, InvalidInput(prompt.states.name, "must be finite numbers")))
+                return
+            # The states may be the thinker's memory, which waits to be used again.
+            speech.request = replace(request, prompt=replace(prompt, states=None))
+        state.rows, state.rope_position = rows, int(prompt.positions.max()) + 1
         state.slot = heapq.heappop(self._free)
         self.runner.assign(state.slot, request.sampling)
         self._running.append(speech)
@@ -198,13 +182,14 @@ class TalkerEngine:
             state = speech.state
             if state.rows is None or state.slot is None or not room:
                 continue
-            begin, total = state.prefilled, len(state.rows.embeddings)
+            begin, total = state.prefilled, len(state.rows)
             end = min(begin + room, total)
-            chunks.append(PromptChunk(state.slot, begin, end, state.rows))
+            positions = speech.request.prompt.positions[begin:end]
+            chunks.append(PromptChunk(state.slot, begin, end, state.rows[begin:end], positions))
             room -= end - begin
             state.prefilled = state.length = end
             if end == total:
-                state.rows, state.ready = None, True
+                state.rows, state.has_state = None, True
                 done.append(speech)
         if chunks:
             self.runner.prefill(chunks)
@@ -222,11 +207,11 @@ class TalkerEngine:
         with metrics.STEP_SECONDS.time():
             frames = self.runner.step([self._step_input(speech) for speech in speaking])
         metrics.STEP_BATCH.observe(len(speaking))
-        for speech, frame, is_end in zip(speaking, frames, frames[:, 0] == self.spec.codec_eos_id, strict=True):
+        for speech, frame, code in zip(speaking, frames, frames[:, 0].tolist(), strict=True):
             state = speech.state
-            state.ready = False
-            end: End | None = "stop" if is_end else None
-            if not is_end:
+            state.has_state = False
+            end: End | None = "stop" if code in self.spec.end_codes else None
+            if not end:
                 outputs.append((speech, frame))
                 metrics.FRAMES.inc()
                 with self.changed:
@@ -243,11 +228,11 @@ class TalkerEngine:
         with self.changed:
             for speech in self._running:
                 state = speech.state
-                if state.rows:
+                if state.rows is not None:
                     continue
                 if self._is_runnable(state):
                     runnable.append(speech)
-                elif state.ready or state.text_ready:
+                elif state.has_state or state.text_ready:
                     no_reader += 1
                 else:
                     no_text += 1
@@ -272,10 +257,13 @@ class TalkerEngine:
         sampling, state, spec = speech.request.sampling, speech.state, self.spec
         assert state.slot is not None
         width = sampling.temperature and (sampling.top_k or spec.talker.vocab)
-        predictor_width = sampling.predictor_temperature and (sampling.predictor_top_k or spec.predictor.vocab)
+        predictor_width = 0
+        if spec.predictor:
+            predictor_width = sampling.predictor_temperature and (sampling.predictor_top_k or spec.predictor.vocab)
         advance = None
-        if not state.ready:
-            advance = Advance(state.text_id, state.length, state.rope_position)
+        if not state.has_state:
+            text_state = state.text_states.pop(state.frames, None)
+            advance = Advance(state.text_id, state.length, state.rope_position, text_state)
             state.length += 1
             state.rope_position += 1
         return StepInput(state.slot, state.frames, int(width), int(predictor_width), advance)

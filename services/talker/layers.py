@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from services.talker.attend import Attend
+from services.talker.attention import Attend
+from services.talker.family import MoeSpec, ProjectionSpec, TransformerSpec
 from services.talker.moe import (
     Mlp,
     MlpWeights,
@@ -20,7 +21,6 @@ from services.talker.moe import (
     run_moe,
     weights_of,
 )
-from services.talker.spec import MoeSpec, TransformerSpec
 
 # cos and signed sin, as Rope makes them
 Angles = tuple[torch.Tensor, torch.Tensor]
@@ -39,27 +39,22 @@ class RMSNorm(nn.Module):
 
 
 class Rope(nn.Module):
-    """Rotary positions (Su et al., 2021), interleaved over time, height and width where there are sections.
+    """Rotary positions (Su et al., 2021), of time, height and width where there are sections.
 
-    With sections (t, h, w), of each three consecutive frequencies the second turns with the height and the third with
-    the width, as long as their sections last; all others turn with time. Equal to the reference's
-    `Qwen3OmniMoeTalkerRotaryEmbedding`.
+    With sections (t, h, w) the first t frequencies turn with time, the next h with the height, the last w with the
+    width. If they are interleaved, of each three consecutive frequencies the second turns with the height and the third
+    with the width, as long as their sections last; all others turn with time.
     """
 
     inv_freq: torch.Tensor
     axis: torch.Tensor
 
-    def __init__(self, spec: TransformerSpec, mrope_section: tuple[int, ...] | None = None) -> None:
+    def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
-        half = spec.head_dim // 2
         # Computed on the CPU whatever the default device is: parameters are made on the meta device.
         exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32, device="cpu") / spec.head_dim
         self.register_buffer("inv_freq", 1.0 / spec.rope_theta**exponents, persistent=False)
-        axis = torch.zeros(half, dtype=torch.long, device="cpu")
-        if mrope_section:
-            for dim in (1, 2):
-                axis[dim : mrope_section[dim] * 3 : 3] = dim
-        self.register_buffer("axis", axis, persistent=False)
+        self.register_buffer("axis", _axis_of_frequencies(spec), persistent=False)
 
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> Angles:
         """Angles for `rotate`, each (..., 1, head_dim), for `positions` (..., 3) of any number dtype."""
@@ -68,29 +63,50 @@ class Rope(nn.Module):
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
+def _axis_of_frequencies(spec: TransformerSpec) -> torch.Tensor:
+    """Which of time, height and width each frequency turns with: (head_dim / 2,) int64 on the CPU."""
+    axis = torch.zeros(spec.head_dim // 2, dtype=torch.long, device="cpu")
+    if spec.rope_sections is None:
+        return axis
+    time, height, width = spec.rope_sections
+    if spec.rope_interleaved:
+        axis[1 : 3 * height : 3], axis[2 : 3 * width : 3] = 1, 2
+    else:
+        axis[time : time + height], axis[time + height : time + height + width] = 1, 2
+    return axis
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """Turns `x` (..., heads, head_dim), whose halves pair up, by the angles of `Rope`."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), signed_sin)
 
 
 class Attention(nn.Module):
-    """Parameters of grouped-query attention with normed queries and keys."""
+    """Parameters of grouped-query attention."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
-        width, bias = spec.heads * spec.head_dim, spec.attention_bias
+        width = spec.heads * spec.head_dim
         self.spec = spec
-        self.qkv_proj = nn.Linear(spec.hidden, width + 2 * spec.kv_heads * spec.head_dim, bias=bias)
-        self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-        self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-        self.o_proj = nn.Linear(width, spec.hidden, bias=bias)
+        self.qkv_proj = nn.Linear(spec.hidden, width + 2 * spec.kv_heads * spec.head_dim, bias=spec.qkv_bias)
+        self.o_proj = nn.Linear(width, spec.hidden, bias=spec.o_bias)
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+            self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+
+    def qk_norm_weight(self) -> torch.Tensor | None:
+        """(heads + kv_heads, head_dim), or None where neither is normed."""
+        if not self.spec.qk_norm:
+            return None
+        norms = (self.q_norm.weight, self.spec.heads), (self.k_norm.weight, self.spec.kv_heads)
+        return torch.cat([weight.expand(count, -1) for weight, count in norms])
 
 
 class _LayerWeights(NamedTuple):
     input_norm: torch.Tensor
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
-    qk_norm: torch.Tensor  # (heads + kv_heads, head_dim)
+    qk_norm: torch.Tensor | None  # (heads + kv_heads, head_dim)
     o: torch.Tensor
     o_bias: torch.Tensor | None
     mlp_norm: torch.Tensor
@@ -123,12 +139,11 @@ class DecoderLayer(nn.Module):
             feed_forward = weights_of(mlp)
         else:
             feed_forward = MlpWeights(mlp.gate_up_proj.weight, mlp.down_proj.weight)
-        norms = (attn.q_norm.weight, self.spec.heads), (attn.k_norm.weight, self.spec.kv_heads)
         self._weights = _LayerWeights(
             self.input_layernorm.weight,
             attn.qkv_proj.weight,
             attn.qkv_proj.bias,
-            torch.cat([weight.expand(count, -1) for weight, count in norms]),
+            attn.qk_norm_weight(),
             attn.o_proj.weight,
             attn.o_proj.bias,
             self.post_attention_layernorm.weight,
@@ -139,9 +154,12 @@ class DecoderLayer(nn.Module):
         """`x` (tokens, hidden), kept; `rope` (tokens or 1, 1, head_dim) each."""
         spec, w = self.spec, self._weights
         qkv = F.linear(_norm(x, w.input_norm, spec), w.qkv, w.qkv_bias).view(len(x), -1, spec.head_dim)
-        normed = spec.heads + spec.kv_heads  # queries and keys, in this order; values follow
-        turned = rotate(F.rms_norm(qkv[:, :normed], (spec.head_dim,), None, spec.norm_eps) * w.qk_norm, *rope)
-        mixed = attend(self.layer, turned[:, : spec.heads], turned[:, spec.heads :], qkv[:, normed:])
+        turning = spec.heads + spec.kv_heads  # queries and keys, in this order; values follow
+        queries_keys, values = qkv[:, :turning], qkv[:, turning:]
+        if w.qk_norm is not None:
+            queries_keys = F.rms_norm(queries_keys, (spec.head_dim,), None, spec.norm_eps) * w.qk_norm
+        turned = rotate(queries_keys, *rope)
+        mixed = attend(self.layer, turned[:, : spec.heads], turned[:, spec.heads :], values)
         x = x + F.linear(mixed.reshape(len(x), -1), w.o, w.o_bias)
         y = _norm(x, w.mlp_norm, spec)
         if isinstance(w.mlp, MlpWeights):
@@ -154,14 +172,23 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, spec: TransformerSpec) -> torch
     return F.rms_norm(x, weight.shape, weight, spec.norm_eps)
 
 
-class ResizeMlp(nn.Module):
-    """Projects a thinker state into the talker's space."""
+class Projection(nn.Module):
+    """Takes text embeddings or thinker states into the talker's space, with an inner layer."""
 
-    def __init__(self, thinker_hidden: int, spec: TransformerSpec) -> None:
+    def __init__(self, spec: ProjectionSpec, inner: int, talker: TransformerSpec) -> None:
         super().__init__()
-        self.linear_fc1 = nn.Linear(thinker_hidden, spec.intermediate)
-        self.linear_fc2 = nn.Linear(spec.intermediate, spec.hidden)
-        self.activation = ACT2FN[spec.activation]
+        self.linear_fc1 = nn.Linear(spec.inputs, inner, bias=spec.bias)
+        self.linear_fc2 = nn.Linear(inner, talker.hidden, bias=spec.bias)
+        self.activation = ACT2FN[talker.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear_fc2(self.activation(self.linear_fc1(x)))
+
+
+def projection(spec: ProjectionSpec | None, talker: TransformerSpec) -> nn.Module | None:
+    """What `spec` says, (..., inputs) to (..., hidden)."""
+    if spec is None:
+        return None
+    if spec.inner is None:
+        return nn.Linear(spec.inputs, talker.hidden, bias=spec.bias)
+    return Projection(spec, spec.inner, talker)

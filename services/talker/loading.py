@@ -3,45 +3,53 @@
 import torch
 
 from services.common.engine.weights import Checkpoint
+from services.talker.family import TEXT_EMBEDDINGS, TalkerFamily, TalkerSpec, read_talker
 from services.talker.layers import Attention
 from services.talker.model import TalkerModel
 from services.talker.moe import Experts, Mlp
-from services.talker.spec import TalkerSpec, read_spec
 
-_PREFIX = "talker."
-_TEXT_EMBEDDINGS = "thinker.model.embed_tokens.weight"
-_STORED_DTYPE_OF = "talker.codec_head.weight"
 _TABLE_ROWS = 4096  # text embeddings projected at a time
 
 
 @torch.inference_mode()
-def load_model(model: str, device: torch.device, dtype: torch.dtype | None = None) -> TalkerModel:
+def load_talker(model: str, device: torch.device, dtype: torch.dtype | None = None) -> tuple[TalkerFamily, TalkerModel]:
     """The talker of checkpoint `model`, a directory or a hub id, on `device`, in `dtype` or the one it is stored in.
 
     Raises:
-        ValueError: tensors are missing, unexpected or of the wrong shape.
+        ValueError: no family has such a checkpoint, or tensors are missing, unexpected or of the wrong shape.
     """
     checkpoint = Checkpoint(model)
-    checkpoint.select(lambda name: name.startswith(_PREFIX) or name == _TEXT_EMBEDDINGS)
-    talker = empty_model(read_spec(checkpoint.folder), device, dtype or checkpoint.stored_dtype(_STORED_DTYPE_OF))
+    family = read_talker(checkpoint.folder)
+    weights = family.weights
+    checkpoint.select(lambda name: weights.parameter_of(name) is not None)
+    talker = empty_model(family.spec, device, dtype or checkpoint.stored_dtype(weights.stored_dtype_of))
     places = _published(talker)
     embeddings = None
     for name, tensor in checkpoint.tensors():
-        if name == _TEXT_EMBEDDINGS:
+        own = weights.parameter_of(name)
+        if own == TEXT_EMBEDDINGS:
             embeddings = tensor
             continue
-        place = places.pop(name.removeprefix(_PREFIX), None)
+        place = places.pop(own, None) if own else None
         if place is None or place.shape != tensor.shape:
             expected = "no such tensor" if place is None else tuple(place.shape)
             raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, expected {expected}")
         place.copy_(tensor)
     if embeddings is None or places:
-        raise ValueError(f"the checkpoint lacks {sorted(places) or _TEXT_EMBEDDINGS}")
-    talker.text_table = torch.empty(len(embeddings), talker.spec.talker.hidden, dtype=talker.dtype, device=device)
-    for part, rows in zip(embeddings.split(_TABLE_ROWS), talker.text_table.split(_TABLE_ROWS), strict=True):
-        rows.copy_(talker.text_projection(part.to(device, talker.dtype)))
+        raise ValueError(f"the checkpoint lacks {sorted(places) or TEXT_EMBEDDINGS}")
+    talker.text_table = _text_table(talker, embeddings)
     talker.precompute()
-    return talker
+    return family, talker
+
+
+def _text_table(talker: TalkerModel, embeddings: torch.Tensor) -> torch.Tensor:
+    """(text_vocab, hidden) of `embeddings` (text_vocab, width), which are projected a part at a time."""
+    if len(embeddings) != talker.spec.text_vocab:
+        raise ValueError(f"{len(embeddings)} text ids have embeddings, expected {talker.spec.text_vocab}")
+    table = torch.empty(len(embeddings), talker.spec.talker.hidden, dtype=talker.dtype, device=talker.device)
+    for part, rows in zip(embeddings.split(_TABLE_ROWS), table.split(_TABLE_ROWS), strict=True):
+        rows.copy_(talker.project_text(part))
+    return table
 
 
 @torch.inference_mode()
@@ -58,7 +66,10 @@ def empty_model(spec: TalkerSpec, device: torch.device, dtype: torch.dtype) -> T
 
 
 def _published(talker: TalkerModel) -> dict[str, torch.Tensor]:
-    """Published name, less the prefix "talker.", of everything there is to load -> its place in the parameters."""
+    """Name of everything there is to load, as `WeightNames.parameter_of` gives it -> its place in the parameters.
+
+    Checkpoints have queries, keys and values apart, gates and up projections apart, and each expert by itself.
+    """
     places: dict[str, torch.Tensor] = dict(talker.named_parameters())
     for prefix, module in talker.named_modules():
         if isinstance(module, Attention):

@@ -1,7 +1,4 @@
-"""Routed experts and a gated shared expert, by one of two paths that neither wait for the device nor branch on data.
-
-Reference: transformers' `Qwen3OmniMoeTalkerTextSparseMoeBlock`.
-"""
+"""Routed experts and a gated shared expert, by one of two paths that neither wait for the device nor branch on data."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from services.talker.spec import MoeSpec, TransformerSpec
+from services.talker.family import MoeSpec, TransformerSpec
 
 # Reading the gathered weights of an expert costs about three times what reading them in place does: they are read,
 # written, and read again.

@@ -6,22 +6,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from services.talker.attend import AttendFrame, KeyValueCache
+from services.talker.attention import FrameAttention, KeyValueCache
+from services.talker.family import TalkerSpec, TransformerSpec
 from services.talker.layers import Angles, DecoderLayer, RMSNorm, Rope
 from services.talker.sampling import DrawRules, draw
-from services.talker.spec import TalkerSpec
 
 
 class PredictorTransformer(nn.Module):
-    """The code predictor's decoder stack and the embeddings of groups 1 and up."""
+    """The code predictor's decoder stack and the embeddings of groups 1 and up, which are as wide as the talker."""
 
-    def __init__(self, spec: TalkerSpec) -> None:
+    def __init__(self, spec: TalkerSpec, sizes: TransformerSpec) -> None:
         super().__init__()
-        sizes = spec.predictor
         self.layers = nn.ModuleList(DecoderLayer(sizes, i, None) for i in range(sizes.layers))
         self.norm = RMSNorm(sizes.hidden, sizes.norm_eps)
         self.codec_embedding = nn.ModuleList(
-            nn.Embedding(sizes.vocab, sizes.hidden) for _ in range(spec.num_code_groups - 1)
+            nn.Embedding(sizes.vocab, spec.talker.hidden) for _ in range(spec.num_code_groups - 1)
         )
         self.rope = Rope(sizes)
 
@@ -38,14 +37,17 @@ class Pass:
 class CodePredictor(nn.Module):
     """Draws groups 1 and up of a frame, one after the other.
 
-    Reference: transformers' `Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration`. It runs the talker's state
-    and the code of group 0 as a prompt of two; here they are two passes, so that all passes have one shape.
+    References run the talker's state and the code of group 0 as a prompt of two; here they are two passes, so that all
+    passes have one shape. A predictor of another width than the talker's has a projection of all that it reads.
     """
 
-    def __init__(self, spec: TalkerSpec) -> None:
+    def __init__(self, spec: TalkerSpec, sizes: TransformerSpec) -> None:
         super().__init__()
-        self.sizes, self.groups = spec.predictor, spec.num_code_groups
-        self.model = PredictorTransformer(spec)
+        self.sizes, self.groups = sizes, spec.num_code_groups
+        self.model = PredictorTransformer(spec, sizes)
+        self.input_projection = (
+            nn.Linear(spec.talker.hidden, sizes.hidden) if sizes.hidden != spec.talker.hidden else None
+        )
         self.lm_head = nn.ModuleList(
             nn.Linear(self.sizes.hidden, self.sizes.vocab, bias=False) for _ in range(self.groups - 1)
         )
@@ -106,8 +108,10 @@ class CodePredictor(nn.Module):
         return torch.stack(codes, dim=1), total
 
     def _run_layers(self, x: torch.Tensor, cache: KeyValueCache, at: Pass) -> torch.Tensor:
-        """The stack on one position of each row: (rows, hidden), kept."""
-        attend = AttendFrame(cache, at.place, at.mask)
+        """The stack on one position of each row: (rows, the talker's hidden) to (rows, hidden)."""
+        if self.input_projection is not None:
+            x = self.input_projection(x)
+        attend = FrameAttention(cache, at.place, at.mask)
         for layer in self._layers:
             x = layer.forward(x, at.rope, attend)
         return x

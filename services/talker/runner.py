@@ -7,11 +7,10 @@ import numpy as np
 import torch
 
 from services.common.engine.device import Capturer
-from services.talker.attend import AttendPrompts, AttendStep, KeyValueCache, Piece
-from services.talker.compiled import CompiledPredictor
+from services.talker.attention import DecodeAttention, KeyValueCache, Piece, PrefillAttention
+from services.talker.compiled_predictor import CompiledPredictor
 from services.talker.graphs import StepGraphs, StepShape
 from services.talker.model import TalkerModel
-from services.talker.prompt import PromptRows
 from services.talker.sampling import Sampling, SamplingRows, draw, penalize, prepared_width, uniform
 
 _LENGTH_STEP = 64  # attention looks at a multiple of this many cached positions: few shapes, little waste
@@ -19,11 +18,17 @@ _LENGTH_STEP = 64  # attention looks at a multiple of this many cached positions
 
 @dataclass(frozen=True)
 class Advance:
-    """The talker step that a slot needs before its frame; it reads the slot's last frame and this text."""
+    """The talker step that a slot needs before its frame; it reads the slot's last frame and this text.
+
+    Attributes:
+        length: cached positions, which is where the step writes.
+        state: the thinker's (width,) of the text, where the spec says `text_has_states` and there is text left.
+    """
 
     text_id: int
-    length: int  # cached positions, which is where the step writes
+    length: int
     rope_position: int
+    state: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,10 @@ class StepInput:
 
 @dataclass(frozen=True)
 class PromptChunk(Piece):
-    """A piece of a prompt, and the rows of all of it."""
+    """A piece of a prompt: its rows (end - begin, hidden), and their positions (end - begin, 3)."""
 
-    rows: PromptRows
+    embeddings: torch.Tensor
+    positions: torch.Tensor
 
 
 class TalkerRunner:
@@ -71,7 +77,7 @@ class TalkerRunner:
         capturer: Capturer | None = None,
         compiled: bool = False,
     ) -> None:
-        sizes, device = model.spec.talker, model.device
+        spec, sizes, device = model.spec, model.spec.talker, model.device
         self.model, self.slots, self.positions = model, slots, positions
         # Zeros, not empty: attention weighs masked positions with 0, and 0 times a stray NaN would be NaN.
         shape = (sizes.layers, slots, sizes.kv_heads, positions + 1, sizes.head_dim)
@@ -83,18 +89,23 @@ class TalkerRunner:
         self._seed = torch.zeros(slots, dtype=torch.long, device=device)
         self._rules = SamplingRows.empty(slots, device)
         self._predictor_rules = SamplingRows.empty(slots, device)
-        self._suppressed = torch.tensor(model.spec.suppressed_codes, device=device)
-        self._frame_cache = model.code_predictor.new_cache(slots)
+        self._suppressed = torch.tensor(sorted(spec.suppressed_codes), dtype=torch.long, device=device)
+        self._ends = torch.tensor(sorted(spec.end_codes), dtype=torch.long, device=device)
+        self._seen_at_start = torch.tensor(sorted(spec.seen_codes), dtype=torch.long, device=device)
         self._codes = torch.arange(sizes.vocab, device=device)
+        self._frame_cache = model.code_predictor.new_cache(slots) if model.code_predictor else None
         # speaks, advances, text id, place, rope position, frame: (6, slots). An idle row writes to the spare position.
         self._idle = (0, 0, 0, positions, 0, 0)
         self._host_inputs = torch.zeros(6, slots, dtype=torch.long, pin_memory=device.type == "cuda")
         self._inputs = torch.zeros(6, slots, dtype=torch.long, device=device)
         self._host_idle = torch.tensor(self._idle)[:, None]
-        self._compiled = CompiledPredictor(model.code_predictor, slots) if compiled else None
+        self._text_states: torch.Tensor | None = None
+        if spec.text_has_states and spec.state_projection:
+            self._text_states = torch.zeros(slots, spec.state_projection.inputs, dtype=model.dtype, device=device)
+        self._compiled = CompiledPredictor(model.code_predictor, slots) if compiled and model.code_predictor else None
         self._graphs: StepGraphs | None = None
         if capturer is not None:
-            codes = max(sizes.vocab, model.spec.predictor.vocab)
+            codes = max(sizes.vocab, spec.predictor.vocab if spec.predictor else 0)
             self._graphs = StepGraphs(capturer, self._step, self._inputs, self._idle, positions, codes)
 
     @property
@@ -106,6 +117,7 @@ class TalkerRunner:
     def assign(self, slot: int, sampling: Sampling) -> None:
         """Gives `slot` to a new request."""
         self._seen[slot] = False
+        self._seen[slot, self._seen_at_start] = True
         self._penalty[slot] = sampling.repetition_penalty
         self._seed[slot] = sampling.seed
         self._rules.set(slot, sampling.temperature, sampling.top_k, sampling.top_p)
@@ -126,9 +138,9 @@ class TalkerRunner:
     def prefill(self, chunks: Sequence[PromptChunk]) -> None:
         """Runs chunks of different prompts in one pass."""
         hidden = self.model.model(
-            torch.cat([chunk.rows.embeddings[chunk.begin : chunk.end] for chunk in chunks]),
-            torch.cat([chunk.rows.positions[chunk.begin : chunk.end] for chunk in chunks]).to(self.model.device),
-            AttendPrompts(self._cache, chunks),
+            torch.cat([chunk.embeddings for chunk in chunks]),
+            torch.cat([chunk.positions for chunk in chunks]).to(self.model.device),
+            PrefillAttention(self._cache, chunks),
         )
         end = 0
         for chunk in chunks:
@@ -140,8 +152,8 @@ class TalkerRunner:
         """One frame for each slot in `batch`. Nothing of it waits for the host until the codes are there.
 
         Returns:
-            (batch, groups) int32 on the CPU, in the order of `batch`. Where group 0 is the codec's end-of-speech there
-            is no frame, and the rest of the row means nothing.
+            (batch, groups) int32 on the CPU, in the order of `batch`. Where group 0 ends speech there is no frame, and
+            the rest of the row means nothing.
         """
         rows = max(row.slot for row in batch) + 1
         columns = [list(self._idle) for _ in range(rows)]
@@ -157,8 +169,17 @@ class TalkerRunner:
         self._host_inputs[:, :rows] = torch.tensor(columns).T
         self._host_inputs[:, rows:] = self._host_idle  # a captured step may have more rows
         self._inputs.copy_(self._host_inputs, non_blocking=True)
+        if self._text_states is not None:
+            self._set_text_states(self._text_states, batch)
         codes = self._step(shape) if self._graphs is None else self._graphs.run(shape)
         return codes[[row.slot for row in batch]].to("cpu", torch.int32)
+
+    def _set_text_states(self, states: torch.Tensor, batch: Sequence[StepInput]) -> None:
+        given = [(row.slot, row.advance.state) for row in batch if row.advance and row.advance.state is not None]
+        states.zero_()
+        if given:
+            slots, rows = zip(*given, strict=True)
+            states[list(slots)] = torch.stack(rows).to(states)
 
     def _step(self, shape: StepShape) -> torch.Tensor:
         """The codes (rows, groups) int64 of the slots that `_inputs` describes. Static: no value decides what runs."""
@@ -166,10 +187,13 @@ class TalkerRunner:
         speaks, advances, text_ids, places, rope, frames = self._inputs[:, :rows]
         if shape.length:
             length = min(self.positions, -(-shape.length // _LENGTH_STEP) * _LENGTH_STEP)
+            x = self._frame_row[:rows] + model.text_table[text_ids]
+            if self._text_states is not None:
+                x = x + model.project_states(self._text_states[:rows])
             new = model.model(
-                self._frame_row[:rows] + model.text_table[text_ids],
+                x,
                 rope[:, None].expand(-1, 3),
-                AttendStep(self._cache, places, length),
+                DecodeAttention(self._cache, places, length),
             )
             self._hidden[:rows] = torch.where(advances.bool()[:, None], new, self._hidden[:rows])
 
@@ -178,10 +202,13 @@ class TalkerRunner:
         hidden, speaks = self._hidden[:rows], speaks.bool()[:, None]
         logits = penalize(model.codec_head(hidden).float(), self._seen[:rows], self._penalty[:rows])
         logits.index_fill_(1, self._suppressed, -torch.inf)
+        if model.spec.min_frames:
+            too_early = (frames < model.spec.min_frames)[:, None]
+            logits[:, self._ends] = logits[:, self._ends].masked_fill(too_early, -torch.inf)
         first = draw(logits, self._rules.first(rows, shape.width), None if noise is None else noise[0])
         self._seen[:rows] |= speaks & (self._codes == first.unsqueeze(-1))
 
-        first_row = model.model.codec_embedding(first)
+        first_row = model.embed_codes(first)
         codes, frame_row = self._complete(hidden, first, first_row, shape.predictor_width, noise)
         self._frame_row[:rows] = torch.where(speaks, frame_row, self._frame_row[:rows])
         return codes
@@ -190,11 +217,14 @@ class TalkerRunner:
         self, hidden: torch.Tensor, first: torch.Tensor, first_row: torch.Tensor, width: int, noise: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The code predictor's part: all codes of the frames, and the sums of their embeddings."""
+        predictor, cache = self.model.code_predictor, self._frame_cache
+        if predictor is None or cache is None:
+            return first.unsqueeze(1), first_row
         rows, prepared = len(first), prepared_width(width)
         if self._compiled is not None and prepared is not None:
             return self._compiled(hidden, first, first_row, self._predictor_rules.first(rows, prepared), noise)
         rules = self._predictor_rules.first(rows, width)
-        return self.model.code_predictor(self._frame_cache.rows(rows), hidden, first, first_row, rules, noise)
+        return predictor(cache.rows(rows), hidden, first, first_row, rules, noise)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from services.common.rpc.errors import InvalidInput
-from services.talker.spec import SamplingDefaults
+from services.talker.family import SamplingDefaults
 
 # SplitMix64's increment and finaliser (Steele, Lea and Flood, 2014), as signed 64-bit integers.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
@@ -15,7 +15,7 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sampling(SamplingDefaults):
     """Rules of one request. Temperature 0 is greedy, top_k 0 keeps all codes, `max_frames` is in codec frames."""
 

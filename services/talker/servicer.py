@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import grpc
 
@@ -16,9 +16,9 @@ from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.tensors import to_message, to_torch
 from services.talker.engine import TalkerEngine
+from services.talker.family import Prompt, TalkerFamily, TalkerSpec, Text, ThinkerInput
 from services.talker.sampling import Sampling, resolve
 from services.talker.speech import Speech, SpeechRequest
-from services.talker.thinker_input import ROPE_POSITIONS, TOKEN_IDS, ThinkerInput
 
 CODES = "codes"
 # Frames that wait for the consumer's credit before the speech is read no further, and then made no further.
@@ -33,11 +33,11 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
     def __init__(self, admission: Admission, hub: StreamHub) -> None:
         self._admission, self._hub = admission, hub
         self._engine: TalkerEngine
-        self._text_ids = 0
+        self._family: TalkerFamily
 
-    def bind(self, engine: TalkerEngine, text_ids: int) -> None:
-        """The engine, before `admission` opens. `text_ids` is the size of the text vocabulary."""
-        self._engine, self._text_ids = engine, text_ids
+    def bind(self, engine: TalkerEngine, family: TalkerFamily) -> None:
+        """The engine and what it runs, before `admission` opens."""
+        self._engine, self._family = engine, family
 
     async def Speak(
         self, request: talker_pb2.SpeakRequest, context: grpc.aio.ServicerContext
@@ -45,8 +45,8 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
         async with serve_call("talker", request.request_id, context, self._admission) as call:
             with self._output(request) as output:
                 sampling, speaker = self._sampling(request.sampling), self._speaker(request.speaker)
-                talk = _Talk(self._engine, ThinkerInput(self._engine.spec, self._text_ids), speaker, sampling, call)
-                async with contextlib.aclosing(self._speak(request, talk, output)) as responses:
+                session = SpeakSession(self._engine, self._family, speaker, sampling, call)
+                async with contextlib.aclosing(self._speak(request, session, output)) as responses:
                     async for response in responses:
                         yield response
 
@@ -59,9 +59,9 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
 
     def _speaker(self, asked: str) -> str:
         """Name of the voice as the checkpoint writes it."""
-        speakers = self._engine.spec.speakers
+        speakers = self._family.spec.speakers
         if not asked:
-            return next(iter(speakers))
+            return speakers[0]
         for name in speakers:
             if name.lower() == asked.lower():
                 return name
@@ -69,23 +69,27 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
 
     def _sampling(self, message: talker_pb2.TalkerSampling) -> Sampling:
         asked = {field.name: value for field, value in message.ListFields()}
-        return resolve(self._engine.spec.defaults, **asked)
+        spec = self._family.spec
+        for name in asked if spec.predictor is None else ():
+            if name.startswith("predictor_"):
+                raise InvalidInput(f"sampling.{name}", "must be unset: this talker has no code predictor")
+        return resolve(spec.defaults, **asked)
 
     async def _speak(
-        self, request: talker_pb2.SpeakRequest, talk: "_Talk", output: OutputStream | None
+        self, request: talker_pb2.SpeakRequest, session: "SpeakSession", output: OutputStream | None
     ) -> AsyncGenerator[talker_pb2.SpeakResponse, None]:
-        reading = asyncio.create_task(talk.read(request))
+        reading = asyncio.create_task(session.read(request))
         try:
-            speech = await talk.started
+            speech = await session.started
             if speech is None:
-                yield talk.summary(talker_pb2.SPEECH_END_EMPTY, output)
+                yield session.summary(talker_pb2.SPEECH_END_EMPTY, output)
                 return
-            started = talker_pb2.SpeakStarted(speaker=talk.speaker, seed=talk.sampling.seed)
+            started = talker_pb2.SpeakStarted(speaker=session.speaker, seed=session.sampling.seed)
             yield talker_pb2.SpeakResponse(started=started)
             async with contextlib.aclosing(speech.frames()) as ready:
                 async for codes in ready:
                     first = speech.frame_count - len(codes)
-                    talk.call.timings.mark_output()
+                    session.call.timings.mark_output()
                     if output is None:
                         frames = stream_pb2.Rows(name=CODES, first_position=first, tensor=to_message(codes))
                         yield talker_pb2.SpeakResponse(frames=frames)
@@ -93,24 +97,24 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
                         output.put([Rows(CODES, first, codes)])
                         await output.room(MAX_PENDING_FRAMES)
             assert speech.end is not None
-            yield talk.summary(_ENDS[speech.end], output)
+            yield session.summary(_ENDS[speech.end], output)
         finally:
             reading.cancel()
-            talk.cancel()
+            session.cancel()
 
 
-class _Talk:
-    """One request: carries the thinker's rows to the engine.
+class SpeakSession:
+    """One request: carries what it is given, by a thinker or as text, to the engine.
 
     `started` becomes the Speech as soon as there is one, None when there is nothing to say, or the error.
     """
 
     def __init__(
-        self, engine: TalkerEngine, thinker: ThinkerInput, speaker: str, sampling: Sampling, call: Call
+        self, engine: TalkerEngine, family: TalkerFamily, speaker: str, sampling: Sampling, call: Call
     ) -> None:
         self.speaker, self.sampling, self.call = speaker, sampling, call
         self.started: asyncio.Future[Speech | None] = asyncio.get_running_loop().create_future()
-        self._engine, self._thinker = engine, thinker
+        self._engine, self._family = engine, family
         self._accepted = time.monotonic()
         self._waited_for_start_ms = 0.0
         self._speech: Speech | None = None
@@ -118,63 +122,79 @@ class _Talk:
     async def read(self, request: talker_pb2.SpeakRequest) -> None:
         """Reads the input to its end. An error ends the speech with it."""
         try:
-            if request.WhichOneof("input") == "source":
-                await self._read_source(request)
-            elif request.WhichOneof("input") == "inline":
-                self._read_inline(request.inline)
-            else:
-                raise InvalidInput("input", "one of source and inline is required")
-            self._end_of_input()
+            match request.WhichOneof("input"):
+                case "text":
+                    self._read_text(request.text)
+                case "source":
+                    thinker = self._thinker_input("source")
+                    await self._read_source(request, thinker)
+                    self._end_of_input(thinker)
+                case "inline":
+                    thinker = self._thinker_input("inline")
+                    self._read_inline(request.inline, thinker)
+                    self._end_of_input(thinker)
+                case _:
+                    raise InvalidInput("input", "one of source, inline and text is required")
         except Exception as error:  # raised again where the frames are read, which is where the call ends
             self._fail(error)
 
-    async def _read_source(self, request: talker_pb2.SpeakRequest) -> None:
-        wanted = [
-            stream_pb2.RowSelection(name=TOKEN_IDS, positions=stream_pb2.POSITIONS_ALL),
-            stream_pb2.RowSelection(name=self._thinker.hidden_states, positions=stream_pb2.POSITIONS_PROMPT_MULTIMODAL),
-            stream_pb2.RowSelection(name=ROPE_POSITIONS, positions=stream_pb2.POSITIONS_PROMPT),
-        ]
-        async with subscribe(request.source, request.request_id, wanted, producer="thinker") as messages:
+    def _thinker_input(self, field: str) -> ThinkerInput:
+        if self._family.thinker_input is None:
+            raise InvalidInput(field, "must be unset: this talker reads no thinker, but text")
+        return self._family.thinker_input(self.speaker)
+
+    def _read_text(self, spoken: str) -> None:
+        if self._family.text_input is None:
+            raise InvalidInput("text", "must be unset: this talker reads a thinker, by source or inline")
+        prompt, text = self._family.text_input(spoken, self.speaker)
+        if text.ids:
+            self._start(prompt, text).finish_text()
+        else:
+            self.started.set_result(None)
+
+    async def _read_source(self, request: talker_pb2.SpeakRequest, thinker: ThinkerInput) -> None:
+        async with subscribe(request.source, request.request_id, thinker.wanted, producer="thinker") as messages:
             async for message in messages:
-                self._read_message(message)
+                self._read_message(message, thinker)
                 del message  # the thinker waits for its memory, and the next message may be long in coming
 
-    def _read_message(self, message: StreamMessage) -> None:
+    def _read_message(self, message: StreamMessage, thinker: ThinkerInput) -> None:
         if isinstance(message, stream_pb2.StreamHeader):
-            self._thinker.begin(message.prompt_positions)
+            thinker.begin(message.prompt_positions)
         elif isinstance(message, Chunk):
-            self._add(message.rows)
-            self._pass_on()
+            for rows in message.rows:
+                thinker.add(rows)
+            self._pass_on(thinker)
 
-    def _read_inline(self, inline: talker_pb2.InlineThinkerOutput) -> None:
-        self._thinker.begin(inline.header.prompt_positions)
-        # Token ids say what the other rows belong to; inline rows may come in any order of kinds.
+    def _read_inline(self, inline: talker_pb2.InlineThinkerOutput, thinker: ThinkerInput) -> None:
+        thinker.begin(inline.header.prompt_positions)
         rows = [
             Rows(row.name, row.first_position, to_torch(row.tensor, f"inline.rows[{i}].tensor"))
             for i, row in enumerate(inline.rows)
         ]
-        self._add(sorted(rows, key=lambda row: (row.name != TOKEN_IDS, row.name, row.first_position)))
-        self._pass_on()
+        # Kinds of rows may come in any order here. Some say what others belong to: those are wanted first.
+        order = {selection.name: place for place, selection in enumerate(thinker.wanted)}
+        for row in sorted(rows, key=lambda row: (order.get(row.name, len(order)), row.first_position)):
+            thinker.add(row)
+        self._pass_on(thinker)
 
-    def _add(self, rows: Iterable[Rows]) -> None:
-        for row in rows:
-            self._thinker.add(row.name, row.first_position, row.tensor)
-
-    def _pass_on(self) -> None:
+    def _pass_on(self, thinker: ThinkerInput) -> None:
         """Starts the speech once it can be, then feeds it."""
         if self._speech:
-            self._speech.feed(self._thinker.take_text())
-        elif self._thinker.ready:
-            prompt, text = self._thinker.take_prompt(), tuple(self._thinker.take_text())
-            request = SpeechRequest(prompt, text, self.speaker, self.sampling, self.call.timings)
-            self._speech = self._engine.submit(request)
-            self._waited_for_start_ms = (time.monotonic() - self._accepted) * 1000
-            self.started.set_result(self._speech)
+            self._speech.feed(thinker.take_text())
+        elif thinker.ready:
+            self._start(thinker.take_prompt(), thinker.take_text())
 
-    def _end_of_input(self) -> None:
+    def _start(self, prompt: Prompt, text: Text) -> Speech:
+        self._speech = self._engine.submit(SpeechRequest(prompt, text, self.sampling, self.call.timings))
+        self._waited_for_start_ms = (time.monotonic() - self._accepted) * 1000
+        self.started.set_result(self._speech)
+        return self._speech
+
+    def _end_of_input(self, thinker: ThinkerInput) -> None:
         if self._speech:
             self._speech.finish_text()
-        elif self._thinker.is_empty:
+        elif thinker.is_empty:
             self._waited_for_start_ms = (time.monotonic() - self._accepted) * 1000
             self.started.set_result(None)
         else:
@@ -206,11 +226,8 @@ class _Talk:
         return talker_pb2.SpeakResponse(summary=summary)
 
 
-def talker_info(
-    engine: TalkerEngine, positions: int
-) -> tuple[list[server_info_pb2.RowsInfo], server_info_pb2.TalkerInfo]:
-    """What ServerInfo says of this talker."""
-    spec = engine.spec
+def talker_info(spec: TalkerSpec, positions: int) -> tuple[list[server_info_pb2.RowsInfo], server_info_pb2.TalkerInfo]:
+    """What ServerInfo says of this talker, which has `positions` positions a request."""
     rows = [server_info_pb2.RowsInfo(name=CODES)]
     info = server_info_pb2.TalkerInfo(
         speakers=list(spec.speakers), num_code_groups=spec.num_code_groups, max_context_positions=positions

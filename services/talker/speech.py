@@ -2,17 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from threading import Condition
+from typing import Literal, Protocol, cast
 
 import torch
 
-from services.talker.prompt import PromptRows, ThinkerPrompt
+from services.talker.family import Prompt, Text
 from services.talker.sampling import Sampling
-
-if TYPE_CHECKING:
-    from services.talker.engine import TalkerEngine
 
 End = Literal["stop", "length"]
 
@@ -27,11 +25,11 @@ class Marks(Protocol):
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """What is to be spoken, and how. `text` is the answer's text so far: at least its first token."""
+    """What is to be spoken, and how. `text` is what is known of it so far: at least its first id, which the prompt's
+    last row takes."""
 
-    prompt: ThinkerPrompt
-    text: tuple[int, ...]
-    speaker: str
+    prompt: Prompt
+    text: Text
     sampling: Sampling
     marks: Marks | None = None
 
@@ -39,40 +37,43 @@ class SpeechRequest:
 class Speech:
     """Handle of a submitted request. `feed`, `finish_text` and `cancel` may be called from any thread.
 
+    Args:
+        changed: guards the shared part of `state`, and tells the engine of changes to it.
+
     Attributes:
         end: why speech ended, once `frames` is exhausted: "stop" (end-of-speech) or "length".
         frame_count: frames delivered so far.
         waited_ms: milliseconds for which speech stood still because the text was late.
     """
 
-    def __init__(self, engine: "TalkerEngine", request: SpeechRequest, state: "SpeechState") -> None:
+    def __init__(self, changed: Condition, request: SpeechRequest, state: "SpeechState") -> None:
         self.request, self.state = request, state
         self.end: End | None = None
         self.frame_count = 0
-        self._engine = engine
+        self._changed = changed
         self._outputs: asyncio.Queue[torch.Tensor | End | Exception] = asyncio.Queue()
 
     @property
     def waited_ms(self) -> float:
         return self.state.waited_s * 1000
 
-    def feed(self, token_ids: Iterable[int]) -> None:
+    def feed(self, text: Text) -> None:
         """Appends text of the answer."""
-        with self._engine.changed:
-            self.state.text.extend(token_ids)
+        with self._changed:
+            self.state.add_text(text)
             self._wake()
 
     def finish_text(self) -> None:
         """The answer is complete: what was fed is all there is to say."""
-        with self._engine.changed:
+        with self._changed:
             self.state.text_complete = True
             self._wake()
 
     def cancel(self) -> None:
         """Ends the request: its slot is free at the engine's next step. Harmless when it has ended already."""
-        with self._engine.changed:
+        with self._changed:
             self.state.cancelled = True
-            self._engine.changed.notify()
+            self._changed.notify()
 
     def fail(self, error: Exception) -> None:
         """Ends the request because its input failed: `frames` raises `error`. Call on the event loop."""
@@ -83,7 +84,7 @@ class Speech:
         if self.state.waiting_since is not None and self.state.text_ready:
             self.state.waited_s += time.monotonic() - self.state.waiting_since
             self.state.waiting_since = None
-        self._engine.changed.notify()
+        self._changed.notify()
 
     async def frames(self) -> AsyncGenerator[torch.Tensor, None]:
         """Codec frames as they come to exist, those that are ready together at once: (n, groups) int32 on the CPU.
@@ -95,9 +96,9 @@ class Speech:
             Exception: what `fail` was given.
         """
         while True:
-            with self._engine.changed:
+            with self._changed:
                 self.state.frames_read = self.frame_count
-                self._engine.changed.notify()
+                self._changed.notify()
             ready = [await self._outputs.get()]
             while not self._outputs.empty():
                 ready.append(self._outputs.get_nowait())
@@ -123,33 +124,42 @@ class SpeechState:
 
     Attributes:
         text: all text of the answer that is known.
+        text_states: of the text whose steps are to come, by its index, where there are any.
         slot: place in the runner, once admitted.
-        rows: the prefill, until it is done.
+        rows: the prefill (rows, hidden), until it is done.
         prefilled: rows of it that were run.
         length: cached positions.
         rope_position: of the next step.
         frames: frames made.
         frames_read: of them, those that the reader has dealt with.
         most_frames: the request's limit, or what fits into the slot.
-        ready: whether a state waits for its frame.
+        has_state: whether the talker's state is there and waits for its frame.
     """
 
-    def __init__(self, text: Iterable[int], most_frames: int, tts_eos_id: int, tts_pad_id: int) -> None:
-        self.text = list(text)
+    def __init__(self, text: Text, most_frames: int, after_text: tuple[int, ...]) -> None:
+        self.text: list[int] = []
+        self.text_states: dict[int, torch.Tensor] = {}
+        self.add_text(text)
         self.text_complete = False
         self.cancelled = False
         self.waiting_since: float | None = None
         self.waited_s = 0.0
         self.slot: int | None = None
-        self.rows: PromptRows | None = None
+        self.rows: torch.Tensor | None = None
         self.prefilled = 0
         self.length = 0
         self.rope_position = 0
         self.frames = 0
         self.frames_read = 0
         self.most_frames = most_frames
-        self.ready = False
-        self._tts_eos_id, self._tts_pad_id = tts_eos_id, tts_pad_id
+        self.has_state = False
+        self._after_text = after_text
+
+    def add_text(self, text: Text) -> None:
+        """Appends text of the answer."""
+        if text.states is not None:
+            self.text_states.update(enumerate(text.states, start=len(self.text)))
+        self.text.extend(text.ids)
 
     @property
     def text_ready(self) -> bool:
@@ -158,7 +168,7 @@ class SpeechState:
 
     @property
     def text_id(self) -> int:
-        """Text of the next talker step: a token a frame, then tts_eos once, then tts_pad. Prefill took the first."""
+        """Text of the next talker step: an id a frame, then those that follow all text. Prefill took the first."""
         if self.frames < len(self.text):
             return self.text[self.frames]
-        return self._tts_eos_id if self.frames == len(self.text) else self._tts_pad_id
+        return self._after_text[min(self.frames - len(self.text), len(self._after_text) - 1)]

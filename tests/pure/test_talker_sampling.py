@@ -11,8 +11,8 @@ from transformers import (
 )
 
 from services.common.rpc.errors import InvalidInput
+from services.talker.family import SamplingDefaults
 from services.talker.sampling import SamplingRows, draw, penalize, resolve, uniform
-from services.talker.spec import SamplingDefaults
 
 DEFAULTS = SamplingDefaults(0.9, 50, 1.0, 1.05, 4096, 1.0, 50, 0.8)
 CODES = 40

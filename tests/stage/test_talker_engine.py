@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import Qwen3OmniMoeConfig
 
 from services.common.engine.device import CapturedRun, Capturer, CudaGraphs, engine_device
 from services.common.rpc.errors import InvalidInput, StageError
+from services.families.qwen3_omni.talker import prompt_spec
+from services.families.qwen3_omni.talker_prompt import PromptSpec, ThinkerPrompt, is_media, talker_prompt
 from services.talker.engine import TalkerEngine
-from services.talker.loading import empty_model, load_model
+from services.talker.family import Prompt, Text
+from services.talker.loading import empty_model, load_talker
 from services.talker.model import TalkerModel
 from services.talker.moe import grouped_experts, static_experts
 from services.talker.predictor import CodePredictor
-from services.talker.prompt import ThinkerPrompt, is_media
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import PREPARED_WIDTHS, resolve
 from services.talker.speech import Speech, SpeechRequest
@@ -73,28 +76,39 @@ class Setup:
 
     def __init__(self, checkpoint: Path) -> None:
         self.reference = Reference(checkpoint)
-        self.model: TalkerModel = load_model(str(checkpoint), torch.device("cpu"), torch.float32)
+        self.family, self.model = load_talker(str(checkpoint), torch.device("cpu"), torch.float32)
         self.spec = self.model.spec
+        self.prompt_spec = read_prompt_spec(checkpoint)
         self.answer = cache(self._answer)
 
     def _answer(self, name: str) -> ReferenceAnswer:
-        layers = (self.spec.accept_hidden_layer,)
+        layers = (self.prompt_spec.state_layer,)
         return self.reference.answer(CONVERSATIONS[name], MAX_TOKENS, MAX_FRAMES, layers=layers)
 
     def request(self, name: str, first_tokens: int | None = None, **sampling: float | int) -> SpeechRequest:
-        answer = self.answer(name)
+        answer, speaker = self.answer(name), self.spec.speakers[0]
         ids = torch.from_numpy(answer.prompt_ids)
-        states = answer.hidden_states[self.spec.accept_hidden_layer][: len(ids)][is_media(ids, self.spec)]
+        states = answer.hidden_states[self.prompt_spec.state_layer][: len(ids)][is_media(ids, self.prompt_spec)]
+        prompt = ThinkerPrompt(ids, (states,), answer.rope_positions)
         rules = resolve(self.spec.defaults, **{"temperature": 0, "max_frames": MAX_FRAMES, **sampling})
         return SpeechRequest(
-            prompt=ThinkerPrompt(ids, (states,), answer.rope_positions),
-            text=tuple(answer.token_ids[:first_tokens]),
-            speaker=next(iter(self.spec.speakers)),
+            prompt=talker_prompt(prompt, answer.token_ids[0], speaker, self.prompt_spec),
+            text=Text(answer.token_ids[:first_tokens]),
             sampling=rules,
         )
 
     def engine(self, slots: int = 4, **arguments) -> TalkerEngine:
         return TalkerEngine(TalkerRunner(self.model, slots, POSITIONS), **arguments)
+
+
+def read_prompt_spec(checkpoint: Path) -> PromptSpec:
+    """What the prompts of a checkpoint are made of."""
+    return prompt_spec(Qwen3OmniMoeConfig.from_pretrained(checkpoint))
+
+
+def _short_prompt(model: TalkerModel, spec: PromptSpec, first_text_id: int) -> Prompt:
+    ids = [spec.im_start_id, spec.user_id, 20, 21, spec.im_start_id, spec.assistant_id, 22]
+    return talker_prompt(ThinkerPrompt(torch.tensor(ids), (), None), first_text_id, model.spec.speakers[0], spec)
 
 
 @pytest.fixture(scope="module", params=["tiny_checkpoint", "small_checkpoint"])
@@ -162,7 +176,7 @@ async def test_late_text_gives_the_same_codes_and_holds_nobody_up(setup: Setup, 
     np.testing.assert_array_equal(await _say(engine, setup.request("text")), setup.answer("text").codes)
     parts = [first.numpy()]
     for token in setup.answer("image").token_ids[1:]:
-        late.feed([token])
+        late.feed(Text([token]))
         parts += [part.numpy() async for part in _next(frames)]
     late.finish_text()
     parts += [part.numpy() async for part in frames]
@@ -202,7 +216,7 @@ async def test_max_frames_counts_frames(setup: Setup, engine: TalkerEngine) -> N
 
 async def test_a_full_slot_ends_speech_and_a_longer_prompt_is_refused(setup: Setup) -> None:
     request = setup.request("text")
-    length = len(request.prompt.token_ids) + 6  # a text-only prompt of one user turn gains six rows
+    length = len(setup.answer("text").prompt_ids) + 6  # a text-only prompt of one user turn gains six rows
     engine = TalkerEngine(TalkerRunner(setup.model, 1, length + 2))
     speech = engine.submit(request)
     speech.finish_text()
@@ -220,9 +234,9 @@ async def test_a_broken_engine_tells_every_request(setup: Setup) -> None:
     engine = setup.engine(slots=1, on_failure=failure.set_result)
     parked = engine.submit(setup.request("text", first_tokens=1))
     await anext(parked.frames())
-    out_of_table = replace(setup.request("text"), text=(setup.model.text_table.shape[0],))
+    out_of_table = replace(setup.request("text"), text=Text([setup.model.text_table.shape[0]]))
     broken = engine.submit(out_of_table)
-    parked.feed([setup.model.text_table.shape[0]])
+    parked.feed(Text([setup.model.text_table.shape[0]]))
     for speech in (parked, broken):
         with pytest.raises(StageError, match="failed"):
             await _codes(speech)
@@ -262,7 +276,7 @@ async def test_requests_move_down_when_the_slots_below_are_free(setup: Setup) ->
     for speech in short:
         speech.finish_text()
         await _codes(speech)
-    last.feed(setup.answer("image").token_ids[2:])
+    last.feed(Text(setup.answer("image").token_ids[2:]))
     last.finish_text()
     np.testing.assert_array_equal(await _codes(last), setup.answer("image").codes)
     assert last.state.slot == 0
@@ -284,15 +298,13 @@ def _with_few_groups(whole: TalkerModel) -> TalkerModel:
 
 @pytest.mark.long
 async def test_a_compiled_predictor_says_what_an_eager_one_says(tiny_checkpoint: Path) -> None:
-    model = _with_few_groups(load_model(str(tiny_checkpoint), torch.device("cpu"), torch.float32))
+    model = _with_few_groups(load_talker(str(tiny_checkpoint), torch.device("cpu"), torch.float32)[1])
     spec, slots = model.spec, 5
-    ids = [spec.im_start_id, spec.user_id, 20, 21, spec.im_start_id, spec.assistant_id, 22]
-    states = torch.zeros(0, spec.thinker_hidden)
+    prompt = _short_prompt(model, read_prompt_spec(tiny_checkpoint), 30)
     requests = [
         SpeechRequest(
-            ThinkerPrompt(torch.tensor(ids), (states,), None),
-            tuple(range(30, 40 + i)),
-            next(iter(spec.speakers)),
+            prompt,
+            Text(range(30, 40 + i)),
             # greedy, random, and the last keeps more codes than any compiled width
             resolve(
                 spec.defaults,
@@ -343,18 +355,15 @@ async def test_captured_steps_with_static_experts_give_the_references_codes(setu
 async def test_captured_steps_say_what_eager_steps_say(tiny_checkpoint: Path, device: str) -> None:
     """Greedy, random and wide rows together; nothing is captured, and no step runs eagerly, once requests come."""
     on = engine_device(device)
-    model = load_model(str(tiny_checkpoint), on, torch.float32)
+    _, model = load_talker(str(tiny_checkpoint), on, torch.float32)
     spec = model.spec
     model.use_experts(static_experts)
-    prompt = ThinkerPrompt(
-        torch.tensor([spec.im_start_id, spec.user_id, 20, 21, spec.im_start_id, spec.assistant_id, 22]), (), None
-    )
+    prompt = _short_prompt(model, read_prompt_spec(tiny_checkpoint), 30)
     rules = [{"temperature": 0}, {"temperature": 0.9}, {"temperature": 0}, {"top_k": 0}, {"predictor_top_k": 200}]
     requests = [
         SpeechRequest(
             prompt,
-            tuple(range(30, 40 + i)),
-            next(iter(spec.speakers)),
+            Text(range(30, 40 + i)),
             resolve(spec.defaults, seed=i, max_frames=12 + i, **rule),
         )
         for i, rule in enumerate(rules)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from services.talker.family import MoeSpec
 from services.talker.moe import MlpWeights, MoeWeights, grouped_experts, run_moe, static_experts
-from services.talker.spec import MoeSpec
 from tests.support.replay import ReplayedOps
 
 HIDDEN, INNER = 24, 16

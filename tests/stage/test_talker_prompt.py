@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from services.common.rpc.errors import InvalidInput
-from services.talker.prompt import ThinkerPrompt, answer_head, rope_positions, user_positions
-from services.talker.spec import read_spec
-from tests.stage.test_talker_engine import CONVERSATIONS, _image, _sound, _turn, _video
+from services.families.qwen3_omni.talker_prompt import ThinkerPrompt, answer_head, rope_positions, user_positions
+from tests.stage.test_talker_engine import CONVERSATIONS, _image, _sound, _turn, _video, read_prompt_spec
 from tests.support.reference import Reference
 
 WITH_SOUND = {
@@ -31,7 +30,7 @@ def reference(tiny_checkpoint: Path) -> Reference:
 
 @pytest.mark.parametrize("name", [*CONVERSATIONS, *WITH_SOUND])
 def test_rope_positions_equal_the_references(reference: Reference, tiny_checkpoint: Path, name: str) -> None:
-    spec, with_sound = read_spec(tiny_checkpoint), name in WITH_SOUND
+    spec, with_sound = read_prompt_spec(tiny_checkpoint), name in WITH_SOUND
     inputs = reference.inputs((CONVERSATIONS | WITH_SOUND)[name], with_sound)
     ids = inputs["input_ids"][0]
     prompt = ThinkerPrompt(ids, (), reference.rope_positions(inputs, with_sound))
@@ -57,10 +56,10 @@ def test_rope_positions_equal_the_references(reference: Reference, tiny_checkpoi
 def test_a_prompt_with_an_image_needs_rope_positions(reference: Reference, tiny_checkpoint: Path) -> None:
     ids = reference.inputs(CONVERSATIONS["image"], False)["input_ids"][0]
     with pytest.raises(InvalidInput, match="rope_positions"):
-        rope_positions(ThinkerPrompt(ids, (), None), read_spec(tiny_checkpoint))
+        rope_positions(ThinkerPrompt(ids, (), None), read_prompt_spec(tiny_checkpoint))
 
 
 def test_a_prompt_without_an_assistant_turn_is_refused(tiny_checkpoint: Path) -> None:
-    spec = read_spec(tiny_checkpoint)
+    spec = read_prompt_spec(tiny_checkpoint)
     with pytest.raises(InvalidInput, match="assistant"):
         answer_head(torch.tensor([spec.im_start_id, spec.user_id, 5]), spec)

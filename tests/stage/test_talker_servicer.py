@@ -24,12 +24,12 @@ from services.common.stream.rows import Chunk, Rows
 from services.common.stream.service import TensorStreamServicer
 from services.common.stream.shared_memory import SharedMemoryTransport
 from services.common.stream.tensors import to_message, to_torch
+from services.families.qwen3_omni.talker_prompt import PromptSpec, is_media
 from services.talker.engine import TalkerEngine
-from services.talker.loading import load_model
-from services.talker.prompt import is_media
+from services.talker.loading import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer
-from tests.stage.test_talker_engine import CONVERSATIONS
+from tests.stage.test_talker_engine import CONVERSATIONS, read_prompt_spec
 from tests.support.reference import Reference, ReferenceAnswer
 from tests.support.shm_support import arena_directory, reading
 
@@ -45,17 +45,17 @@ class Service:
     engine: TalkerEngine
     hub: StreamHub
     answer: ReferenceAnswer
+    prompt_spec: PromptSpec
 
     def rows(self) -> list[stream_pb2.Rows]:
         """What a thinker streams for the answer."""
-        spec, answer = self.engine.spec, self.answer
+        spec, answer = self.prompt_spec, self.answer
         prompt = torch.from_numpy(answer.prompt_ids)
         ids = torch.cat((prompt, torch.tensor(answer.token_ids))).int()
         rows = [_rows("token_ids", 0, ids), _rows("rope_positions", 0, answer.rope_positions.int())]
-        name = f"hidden_states.{spec.accept_hidden_layer}"
-        states = answer.hidden_states[spec.accept_hidden_layer]
+        states = answer.hidden_states[spec.state_layer]
         positions = torch.nonzero(is_media(prompt, spec)).flatten().tolist()
-        return rows + [_rows(name, position, states[position : position + 1]) for position in positions]
+        return rows + [_rows(spec.states, position, states[position : position + 1]) for position in positions]
 
     def inline(self, **fields) -> talker_pb2.SpeakRequest:
         header = stream_pb2.StreamHeader(prompt_positions=len(self.answer.prompt_ids))
@@ -97,21 +97,22 @@ def _put(stream: OutputStream, *rows: stream_pb2.Rows) -> None:
 
 @pytest.fixture(scope="module")
 async def service(tiny_checkpoint: Path):
-    model = load_model(str(tiny_checkpoint), torch.device("cpu"), torch.float32)
+    family, model = load_talker(str(tiny_checkpoint), torch.device("cpu"), torch.float32)
+    prompt_spec = read_prompt_spec(tiny_checkpoint)
     answer = Reference(tiny_checkpoint).answer(
-        CONVERSATIONS["image and audio"], MAX_TOKENS, MAX_FRAMES, layers=(model.spec.accept_hidden_layer,)
+        CONVERSATIONS["image and audio"], MAX_TOKENS, MAX_FRAMES, layers=(prompt_spec.state_layer,)
     )
     server, hub, admission = grpc.aio.server(), StreamHub(), Admission(max_running=2, max_queued=1)
     engine = TalkerEngine(TalkerRunner(model, slots=2, positions=1024))
     servicer = TalkerServicer(admission, hub)
-    servicer.bind(engine, len(model.text_table))
+    servicer.bind(engine, family)
     admission.open()
     talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, server)
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "thinker"), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
-        yield Service(address, talker_pb2_grpc.TalkerServiceStub(channel), engine, hub, answer)
+        yield Service(address, talker_pb2_grpc.TalkerServiceStub(channel), engine, hub, answer, prompt_spec)
     await server.stop(0.5)
     engine.close()
 
@@ -204,7 +205,7 @@ async def test_bad_fields_are_named(service: Service, field: str, change: dict) 
 
 
 async def test_a_speaker_in_capitals_is_known(service: Service) -> None:
-    speaker = next(iter(service.engine.spec.speakers))
+    speaker = service.engine.spec.speakers[0]
     codes, _ = await service.speak(service.inline(speaker=speaker.upper()))
     np.testing.assert_array_equal(codes, service.answer.codes)
 

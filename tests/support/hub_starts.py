@@ -17,7 +17,7 @@ from huggingface_hub import constants
 
 from services.code2wav.family import load_decoder
 from services.common.rpc.digest import checkpoint_digest
-from services.talker.loading import load_model
+from services.talker.loading import load_talker
 from services.thinker.family import load_checkpoint
 
 
@@ -33,7 +33,7 @@ def main(model: str, out: Path) -> None:
 
 
 def talker(model: str, dtype: torch.dtype | None = None) -> Any:
-    read = load_model(model, torch.device("cpu"), dtype)
+    _, read = load_talker(model, torch.device("cpu"), dtype)
     return read.spec, str(read.dtype), _values(read)
 
 

@@ -76,7 +76,8 @@ def running(checkpoint: Path, run_directory: Path, *flags: str) -> Iterator[Stac
     """Runs `quartet up` around a block, and checks that it leaves nothing behind."""
     shared_memory, of_run = set(os.listdir("/dev/shm")), set()
     command = [sys.executable, "-m", "cli.main", "up", "--model", str(checkpoint), "--port", str(free_port())]
-    if not (checkpoint / "model_index.json").exists():  # else there is no thinker
+    config = checkpoint / "config.json"
+    if config.exists() and "thinker_config" in json.loads(config.read_text()):  # else there is no thinker
         command.append(f"--thinker-arg=--block-size={KV_BLOCK_TOKENS}")
     process = subprocess.Popen(
         [*command, "--run-dir", str(run_directory), *flags],

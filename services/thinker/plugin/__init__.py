@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from services.common.engine.process import lower_engine_priority
 from services.common.telemetry import logs
-from services.families import FAMILIES
+from services.families import families
 from services.thinker.device import vllm_is_for_cpus
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def register() -> None:
     """Entry point `vllm.general_plugins`: vLLM calls this in each of its processes."""
     from vllm import ModelRegistry
 
-    for family in FAMILIES:
+    for family in families():
         if family.has("thinker"):
             thinker: ThinkerFamily = family.part("thinker")  # pyright: ignore[reportAssignmentType]
             for architecture, model in thinker.ARCHITECTURES.items():

@@ -1,17 +1,50 @@
 """What the talker reads before its first frame: which of the thinker's prompt, as which rows, where in the rope."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from services.common.engine.device import Staging
 from services.common.rpc.errors import InvalidInput
-from services.talker.model import TalkerModel
-from services.talker.spec import TalkerSpec
+from services.talker.family import Prompt, States
 
 # Rows of the assistant part, and how many of them carry tts_pad. Source: the reference's `_get_talker_assistant_parts`.
 ASSISTANT_HEADER = 3  # <|im_start|>, assistant, newline
 _TTS_PADS = 4
+_ASSISTANT_ROWS = ASSISTANT_HEADER + _TTS_PADS + 2  # and tts_bos, and the first text token
+
+
+@dataclass(frozen=True)
+class PromptSpec:
+    """What prompts of a checkpoint are made of. Ids named `codec_*` and those of speakers are codes, the others text.
+
+    Attributes:
+        state_layer: layer of the thinker whose states stand for media.
+        state_width: their width.
+        codec_prefix: codes before the speaker's.
+        speaker_ids: code of each voice.
+    """
+
+    state_layer: int
+    state_width: int
+    im_start_id: int
+    user_id: int
+    assistant_id: int
+    media_ids: frozenset[int]
+    vision_ids: frozenset[int]
+    vision_start_id: int
+    audio_start_id: int
+    tts_bos_id: int
+    tts_pad_id: int
+    codec_prefix: tuple[int, ...]
+    codec_pad_id: int
+    codec_bos_id: int
+    speaker_ids: Mapping[str, int]
+
+    @property
+    def states(self) -> str:
+        """Kind of the rows that stand for media, as in `Rows.name`."""
+        return f"hidden_states.{self.state_layer}"
 
 
 @dataclass(frozen=True)
@@ -20,8 +53,8 @@ class ThinkerPrompt:
 
     Attributes:
         token_ids: (positions,) int64.
-        media_states: states of `accept_hidden_layer` at the media positions, in order: pieces of
-            (media, thinker hidden), which may be the thinker's memory.
+        media_states: states of `state_layer` at the media positions, in order: pieces of (media, state_width), which
+            may be the thinker's memory.
         rope_positions: the thinker's own (positions, 3), or None where the prompt has no image or video.
     """
 
@@ -30,27 +63,19 @@ class ThinkerPrompt:
     rope_positions: torch.Tensor | None
 
 
-@dataclass(frozen=True)
-class PromptRows:
-    """The prefill: `embeddings` (rows, hidden) on the model's device, rope `positions` (rows, 3) int64 on the CPU."""
-
-    embeddings: torch.Tensor
-    positions: torch.Tensor
-
-
-def is_media(token_ids: torch.Tensor, spec: TalkerSpec) -> torch.Tensor:
+def is_media(token_ids: torch.Tensor, spec: PromptSpec) -> torch.Tensor:
     """Which positions an encoder filled: bool, the shape of `token_ids`."""
     return torch.isin(token_ids, torch.tensor(sorted(spec.media_ids)))
 
 
-def user_positions(token_ids: torch.Tensor, spec: TalkerSpec) -> torch.Tensor:
+def user_positions(token_ids: torch.Tensor, spec: PromptSpec) -> torch.Tensor:
     """Positions of all user turns, ascending: (kept,) int64. Each turn runs from its `<|im_start|>` to the next one."""
     starts = torch.where(token_ids == spec.im_start_id, torch.arange(len(token_ids)), -1)
     roles = (starts.cummax(dim=0).values.clamp_min(0) + 1).clamp_max(len(token_ids) - 1)
     return torch.nonzero(token_ids[roles] == spec.user_id).flatten()
 
 
-def answer_head(token_ids: torch.Tensor, spec: TalkerSpec) -> list[int]:
+def answer_head(token_ids: torch.Tensor, spec: PromptSpec) -> list[int]:
     """Text that the prompt puts at the beginning of the answer, after the header of the assistant's turn.
 
     Raises:
@@ -65,16 +90,7 @@ def answer_head(token_ids: torch.Tensor, spec: TalkerSpec) -> list[int]:
     return token_ids[begin + ASSISTANT_HEADER :].tolist()
 
 
-def prompt_length(prompt: ThinkerPrompt, spec: TalkerSpec) -> int:
-    """Positions of the talker that `prompt` takes."""
-    return len(user_positions(prompt.token_ids, spec)) + _assistant_rows()
-
-
-def _assistant_rows() -> int:
-    return ASSISTANT_HEADER + _TTS_PADS + 2  # and tts_bos, and the first text token
-
-
-def rope_positions(prompt: ThinkerPrompt, spec: TalkerSpec) -> torch.Tensor:
+def rope_positions(prompt: ThinkerPrompt, spec: PromptSpec) -> torch.Tensor:
     """Rope positions of the talker's rows: (rows, 3) int64.
 
     The reference computes them anew (`get_rope_index`) on the ids that are kept. What is dropped is text, so each kept
@@ -96,11 +112,11 @@ def rope_positions(prompt: ThinkerPrompt, spec: TalkerSpec) -> torch.Tensor:
     else:
         following = len(kept)
         pieces.append(torch.arange(following)[:, None].expand(-1, 3))
-    pieces.append(torch.arange(following, following + _assistant_rows())[:, None].expand(-1, 3))
+    pieces.append(torch.arange(following, following + _ASSISTANT_ROWS)[:, None].expand(-1, 3))
     return torch.cat(pieces)
 
 
-def _stretches(kept: list[int], ids: list[int], spec: TalkerSpec) -> list[tuple[int, int, bool]]:
+def _stretches(kept: list[int], ids: list[int], spec: PromptSpec) -> list[tuple[int, int, bool]]:
     """Cuts the kept rows into (begin, end, linear) where a turn was dropped between them, or rope rules change."""
     openings = [i for i in range(len(ids) - 1) if ids[i] == spec.vision_start_id]
     vision_left = sum(ids[i + 1] in spec.vision_ids for i in openings)
@@ -117,47 +133,38 @@ def _stretches(kept: list[int], ids: list[int], spec: TalkerSpec) -> list[tuple[
     return [(begin, end, cuts[begin]) for begin, end in zip(begins, [*begins[1:], len(ids)], strict=True)]
 
 
-@torch.inference_mode()
-def prompt_rows(
-    prompt: ThinkerPrompt,
-    first_text_id: int,
-    speaker: str,
-    model: TalkerModel,
-    positions: torch.Tensor,
-    staging: Staging,
-) -> PromptRows:
-    """Embeds the prompt: all user turns, then the head of the assistant's turn up to the first text token.
+def talker_prompt(prompt: ThinkerPrompt, first_text_id: int, speaker: str, spec: PromptSpec) -> Prompt:
+    """All user turns, then the head of the assistant's turn up to the first text token.
 
     Args:
         prompt: of the thinker.
         first_text_id: first token of the answer.
         speaker: a voice of the checkpoint.
-        model: whose embeddings and projections are used.
-        positions: of `rope_positions`.
-        staging: to the model's device.
+        spec: of the checkpoint.
+
+    Raises:
+        InvalidInput: the rows of the prompt do not fit together.
     """
-    spec, device = model.spec, model.device
+    head = answer_head(prompt.token_ids, spec)
+    _check_states(prompt, spec)
     kept = user_positions(prompt.token_ids, spec)
     ids = prompt.token_ids[kept]
-    user = model.text_table[ids.to(device)]
-    media = is_media(prompt.token_ids, spec)
-    kept_media = is_media(ids, spec)
-    if kept_media.any():
-        order = media.cumsum(dim=0) - 1  # position -> row of media_states
-        states = torch.cat(prompt.media_states)[order[kept[kept_media]]]
-        user[kept_media.to(device)] = model.hidden_projection(staging.to_device(states).to(model.dtype))
-
-    header_begin = len(prompt.token_ids) - len(answer_head(prompt.token_ids, spec)) - ASSISTANT_HEADER
+    media = torch.nonzero(is_media(ids, spec)).flatten()
+    picked = (is_media(prompt.token_ids, spec).cumsum(dim=0) - 1)[kept[media]]  # position -> row of media_states
+    header_begin = len(prompt.token_ids) - len(head) - ASSISTANT_HEADER
     header = prompt.token_ids[header_begin : header_begin + ASSISTANT_HEADER].tolist()
-    text = [*header, *[spec.tts_pad_id] * _TTS_PADS, spec.tts_bos_id, first_text_id]
-    codec = [
-        spec.codec_nothink_id,
-        spec.codec_think_bos_id,
-        spec.codec_think_eos_id,
-        spec.speakers[speaker],
-        spec.codec_pad_id,
-        spec.codec_bos_id,
-    ]
-    assistant = model.text_table[torch.tensor(text, device=device)]
-    assistant[ASSISTANT_HEADER:] += model.model.codec_embedding(torch.tensor(codec, device=device))
-    return PromptRows(torch.cat((user, assistant)), positions)
+    assistant = [*header, *[spec.tts_pad_id] * _TTS_PADS, spec.tts_bos_id, first_text_id]
+    codes = [*spec.codec_prefix, spec.speaker_ids[speaker], spec.codec_pad_id, spec.codec_bos_id]
+    return Prompt(
+        text_ids=torch.cat((ids.index_fill(0, media, -1), torch.tensor(assistant))),
+        codes=torch.tensor([-1] * (len(kept) + ASSISTANT_HEADER) + codes),
+        positions=rope_positions(prompt, spec),
+        states=States(spec.states, prompt.media_states, picked, media) if len(media) else None,
+    )
+
+
+def _check_states(prompt: ThinkerPrompt, spec: PromptSpec) -> None:
+    media = int(is_media(prompt.token_ids, spec).sum())
+    rows = sum(map(len, prompt.media_states))
+    if rows != media or any(states.shape[1:] != (spec.state_width,) for states in prompt.media_states):
+        raise InvalidInput(spec.states, f"has {rows} rows, the prompt needs {media} of {spec.state_width}")

@@ -5,7 +5,7 @@ import torch._dynamo
 import torch._inductor.config as inductor_config
 import torch.fx.experimental._config as shapes_config
 
-from services.talker.attend import KeyValueCache
+from services.talker.attention import KeyValueCache
 from services.talker.predictor import CodePredictor
 from services.talker.sampling import PREPARED_WIDTHS, DrawRules, SamplingRows
 

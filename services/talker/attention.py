@@ -38,7 +38,7 @@ class Piece:
     end: int
 
 
-class AttendPrompts:
+class PrefillAttention:
     """Queries are pieces of prompts, one after the other: (tokens, heads, head_dim). Each sees its own prompt only."""
 
     def __init__(self, cache: KeyValueCache, pieces: Sequence[Piece]) -> None:
@@ -69,7 +69,7 @@ class AttendPrompts:
         return torch.cat(mixed)
 
 
-class AttendStep:
+class DecodeAttention:
     """One query a slot, of the slots from the first on: (slots, heads, head_dim).
 
     Args:
@@ -97,7 +97,7 @@ class AttendStep:
         return mixed.flatten(1, 2)
 
 
-class AttendFrame:
+class FrameAttention:
     """One query a row at position `place` of a frame, the same in all rows: (rows, heads, head_dim).
 
     Args:

@@ -1,0 +1,142 @@
+"""The talker of Qwen3-Omni: a mixture of experts that reads what the thinker was asked and says what it answers."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import Qwen3OmniMoeConfig
+
+from services.families.qwen3_omni.talker_input import AnswerInput
+from services.families.qwen3_omni.talker_prompt import PromptSpec
+from services.talker.family import (
+    TEXT_EMBEDDINGS,
+    MoeSpec,
+    ProjectionSpec,
+    SamplingDefaults,
+    TalkerFamily,
+    TalkerSpec,
+    TransformerSpec,
+    WeightNames,
+)
+
+# The reference never samples the last 1,024 ids of the codec vocabulary (but its end-of-speech): they are control ids.
+# Source: transformers' Qwen3OmniMoeForConditionalGeneration.generate.
+CONTROL_IDS = 1024
+# Its default, used where a request names no voice and the checkpoint has this one.
+DEFAULT_VOICE = "ethan"
+
+WEIGHTS = WeightNames(
+    prefixes={
+        "talker.hidden_projection.": "state_projection.",
+        "talker.": "",
+        "thinker.model.embed_tokens.weight": TEXT_EMBEDDINGS,
+    },
+    stored_dtype_of="talker.codec_head.weight",
+)
+
+
+def read_talker(config: dict[str, Any], folder: Path) -> TalkerFamily:
+    """As `services.talker.family.TalkerModule`. Also reads generation_config.json where there is one."""
+    whole: Any = Qwen3OmniMoeConfig(**config)
+    if config.get("talker_config") is None or not whole.enable_audio_output:
+        raise ValueError(f"the checkpoint in {folder} has no talker (model type {whole.model_type})")
+    if not whole.talker_config.speaker_id:
+        raise ValueError("talker_config.speaker_id names no voice")
+    spec, prompt = _talker_spec(whole, _sampling_defaults(folder)), prompt_spec(whole)
+    return TalkerFamily(spec, WEIGHTS, thinker_input=partial(AnswerInput, prompt, spec.text_vocab))
+
+
+def _talker_spec(config: Any, defaults: SamplingDefaults) -> TalkerSpec:
+    talker = config.talker_config
+    text, predictor, end = talker.text_config, talker.code_predictor_config, talker.codec_eos_token_id
+    resize = ProjectionSpec(talker.thinker_hidden_size, text.intermediate_size)
+    return TalkerSpec(
+        talker=_transformer(text),
+        num_code_groups=talker.num_code_groups,
+        max_positions=text.max_position_embeddings,
+        text_vocab=config.thinker_config.text_config.vocab_size,
+        speakers=tuple(sorted(talker.speaker_id, key=lambda voice: (voice.lower() != DEFAULT_VOICE, voice))),
+        after_text=(config.tts_eos_token_id, config.tts_pad_token_id),
+        end_codes=frozenset({end}),
+        suppressed_codes=frozenset(range(max(0, text.vocab_size - CONTROL_IDS), text.vocab_size)) - {end},
+        moe=MoeSpec(
+            experts=text.num_experts,
+            experts_per_token=text.num_experts_per_tok,
+            intermediate=text.moe_intermediate_size,
+            shared_intermediate=text.shared_expert_intermediate_size,
+            renormalize=text.norm_topk_prob,
+        ),
+        predictor=_transformer(predictor),
+        text_projection=resize,
+        state_projection=resize,
+        defaults=defaults,
+    )
+
+
+def prompt_spec(config: Any) -> PromptSpec:
+    """What prompts are made of, by a Qwen3OmniMoeConfig."""
+    talker, thinker = config.talker_config, config.thinker_config
+    return PromptSpec(
+        state_layer=talker.accept_hidden_layer,
+        state_width=talker.thinker_hidden_size,
+        im_start_id=config.im_start_token_id,
+        user_id=config.user_token_id,
+        assistant_id=config.assistant_token_id,
+        media_ids=frozenset({thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id}),
+        vision_ids=frozenset({thinker.image_token_id, thinker.video_token_id}),
+        vision_start_id=talker.vision_start_token_id,
+        audio_start_id=talker.audio_start_token_id,
+        tts_bos_id=config.tts_bos_token_id,
+        tts_pad_id=config.tts_pad_token_id,
+        codec_prefix=(talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id),
+        codec_pad_id=talker.codec_pad_id,
+        codec_bos_id=talker.codec_bos_id,
+        speaker_ids=talker.speaker_id,
+    )
+
+
+def _transformer(config: Any) -> TransformerSpec:
+    rope = config.rope_parameters
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"{config.model_type}: rope_type {rope['rope_type']} is not supported, only default")
+    layer_types = getattr(config, "layer_types", ())
+    if getattr(config, "sliding_window", None) is not None and "sliding_attention" in layer_types:
+        raise ValueError(f"{config.model_type}: sliding-window layers are not supported")
+    is_talker = config.model_type == "qwen3_omni_moe_talker_text"
+    return TransformerSpec(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        norm_eps=config.rms_norm_eps,
+        rope_theta=rope["rope_theta"],
+        activation=config.hidden_act,
+        qkv_bias=config.attention_bias,
+        o_bias=config.attention_bias,
+        rope_sections=tuple(rope.get("mrope_section", (24, 20, 20))) if is_talker else None,
+        rope_interleaved=is_talker,
+    )
+
+
+def _sampling_defaults(folder: Path) -> SamplingDefaults:
+    """The checkpoint's `talker_*` generation values; where absent, the defaults of the reference's `generate`.
+
+    The predictor's values are those that `Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`
+    passes to it.
+    """
+    path = folder / "generation_config.json"
+    values = json.loads(path.read_text()) if path.is_file() else {}
+    return SamplingDefaults(
+        temperature=values.get("talker_temperature", 0.9),
+        top_k=values.get("talker_top_k", 50),
+        top_p=values.get("talker_top_p", 1.0),
+        repetition_penalty=values.get("talker_repetition_penalty", 1.05),
+        max_frames=values.get("talker_max_new_tokens", 4096),
+        predictor_temperature=1.0,
+        predictor_top_k=50,
+        predictor_top_p=0.8,
+    )

@@ -1,0 +1,129 @@
+"""A family that lacks what the first one has: its talker speaks over gRPC, code for code as a reference."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+
+from quartet.v1 import stream_pb2, talker_pb2, talker_pb2_grpc
+from services.common.rpc.call import Admission
+from services.common.rpc.errors import InvalidInput
+from services.common.rpc.status import from_rpc_error
+from services.common.stream.hub import StreamHub
+from services.common.stream.tensors import to_torch
+from services.families import FAMILIES, family_of
+from services.talker.engine import TalkerEngine
+from services.talker.loading import load_talker
+from services.talker.runner import TalkerRunner
+from services.talker.servicer import TalkerServicer, talker_info
+from tests.support.replay import ReplayedOps
+from tests.support.toy_family import install
+from tests.support.toy_family.reference import reference_codes
+from tests.support.toy_family.tiny import CONFIG, write
+
+FRAMES = 40
+TEXT = "Good morning, all of you!"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(install(tmp_path_factory.mktemp("site")))
+        yield write(tmp_path_factory.mktemp("toy"))
+
+
+class Toy:
+    """The toy's talker behind gRPC, with `capturer` for its steps."""
+
+    def __init__(self, checkpoint: Path, capturer: ReplayedOps | None = None) -> None:
+        self.family, model = load_talker(str(checkpoint), torch.device("cpu"))
+        self.engine = TalkerEngine(TalkerRunner(model, 4, 300, capturer))
+        self.server, admission = grpc.aio.server(), Admission(max_running=4, max_queued=0)
+        servicer = TalkerServicer(admission, StreamHub())
+        servicer.bind(self.engine, self.family)
+        admission.open()
+        talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, self.server)
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+
+    async def __aenter__(self) -> "Toy":
+        await self.server.start()
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self.server.stop(0.5)
+        self.engine.close()
+
+    async def speak(self, text: str, speaker: str = "", **sampling: float) -> tuple[list[int], talker_pb2.SpeakSummary]:
+        """Codes of `text`, greedily unless `sampling` says else."""
+        rules = talker_pb2.TalkerSampling(**{"temperature": 0, "max_frames": FRAMES, **sampling})
+        name = f"say {text}"
+        return await self.call(talker_pb2.SpeakRequest(request_id=name, text=text, speaker=speaker, sampling=rules))
+
+    async def call(self, request: talker_pb2.SpeakRequest) -> tuple[list[int], talker_pb2.SpeakSummary]:
+        codes, summary = [], talker_pb2.SpeakSummary()
+        try:
+            async with grpc.aio.insecure_channel(self.address) as channel, asyncio.timeout(60):
+                async for response in talker_pb2_grpc.TalkerServiceStub(channel).Speak(request):
+                    if response.HasField("frames"):
+                        frames = to_torch(response.frames.tensor)
+                        assert frames.shape[1] == 1
+                        codes += frames.flatten().tolist()
+                    elif response.HasField("summary"):
+                        summary = response.summary
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        return codes, summary
+
+
+@pytest.mark.parametrize("captured", [False, True])
+async def test_the_toy_says_what_its_reference_says(checkpoint: Path, captured: bool) -> None:
+    async with Toy(checkpoint, ReplayedOps() if captured else None) as toy:
+        said = await asyncio.gather(toy.speak(TEXT), toy.speak("Hm", "HIGH"), toy.speak("\N{GRINNING FACE}"))
+    asked = ((TEXT, "low"), ("Hm", "high"), ("\N{GRINNING FACE}", "low"))
+    for (codes, summary), (text, voice) in zip(said, asked, strict=True):
+        assert codes == reference_codes(checkpoint, text, voice, FRAMES)
+        assert summary.frames == len(codes) >= CONFIG["shortest"]
+    assert len({tuple(codes) for codes, _ in said}) == len(said)
+
+
+async def test_both_ends_of_speech_end_it_but_not_before_the_least_frames(checkpoint: Path) -> None:
+    """Random speech, so that it ends somewhere; what the rules forbid never comes."""
+    async with Toy(checkpoint) as toy:
+        rules = {"temperature": 2, "top_k": 0, "repetition_penalty": 1, "max_frames": 250}
+        said = [await toy.speak(TEXT, seed=seed, **rules) for seed in range(12)]
+    ended = [codes for codes, summary in said if summary.end == talker_pb2.SPEECH_END_STOP]
+    assert ended
+    for codes, _ in said:
+        assert len(codes) >= CONFIG["shortest"]
+        assert max(codes) < CONFIG["sounds"]
+
+
+async def test_what_it_lacks_is_refused_by_name(checkpoint: Path) -> None:
+    async with Toy(checkpoint) as toy:
+        wrong = {
+            "source": talker_pb2.SpeakRequest(source=stream_pb2.StreamSource(address="x", stream_id="y")),
+            "inline": talker_pb2.SpeakRequest(inline=talker_pb2.InlineThinkerOutput()),
+            "input": talker_pb2.SpeakRequest(),
+            "sampling.predictor_top_k": talker_pb2.SpeakRequest(
+                text="a", sampling=talker_pb2.TalkerSampling(predictor_top_k=3)
+            ),
+        }
+        for field, request in wrong.items():
+            request.request_id = field
+            with pytest.raises(InvalidInput) as error:
+                await toy.call(request)
+            assert error.value.field == field
+        codes, summary = await toy.speak("")
+        assert not codes
+        assert summary.end == talker_pb2.SPEECH_END_EMPTY
+        _, info = talker_info(toy.family.spec, 300)
+    assert (info.num_code_groups, list(info.speakers)) == (1, ["low", "high"])
+
+
+def test_a_family_is_known_once_its_package_is_installed(checkpoint: Path) -> None:
+    assert family_of(CONFIG).name == "toy"
+    assert "toy" not in [family.name for family in FAMILIES]
+    with pytest.raises(ValueError, match=r"no family of stages has it .*toy_speaker"):
+        family_of({"model_type": "else"})
