@@ -1,7 +1,7 @@
 """A process of a group other than the first: holds the denoisers and repeats each call of rank 0.
 
 Messages of its pipe: it says None when it has loaded, when it has joined the group and after each call, or what went
-wrong; rank 0 sends calls (`parallel_wire`), and None to end it.
+wrong; rank 0 sends calls (`parallel.send_call`), and None to end it.
 """
 
 import os
@@ -19,10 +19,9 @@ import torch
 from torch import distributed
 
 from services.common.telemetry import logs
-from services.dit import parallel_wire
 from services.dit.config import DitSettings
 from services.dit.models import Models
-from services.dit.parallel import join, resolve_device
+from services.dit.parallel import join, receive_call, resolve_device
 
 log = structlog.get_logger()
 
@@ -64,7 +63,7 @@ def work(rank: int, values: dict[str, Any], store: Path, connection: Connection)
 def _repeat(models: Models, message: Any, device: torch.device) -> str | None:
     """Makes a call of rank 0. The result is rank 0's; here only what went wrong is of interest."""
     try:
-        name, arguments, loras = parallel_wire.receive(message, device)
+        name, arguments, loras = receive_call(message, device)
         with models.set_up(loras):
             getattr(models.pipeline, name).forward(**arguments)
         if device.type == "cuda":

@@ -13,12 +13,11 @@ from services.common.rpc.errors import InvalidInput
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Rows
 from services.common.stream.streams import StreamHub
-from services.dit.conditioning import Conditioning, pack
-from services.dit.facts import dit_info
-from services.dit.inputs import decode_files, read_files
-from services.dit.output import Order
-from services.dit.request import check, plan
-from services.dit.source import LAYOUT
+from services.diffusion.conditioning import Conditioning, pack
+from services.diffusion.conditioning_stream import LAYOUT
+from services.diffusion.images import decode_files, read_files
+from services.diffusion.model_info import dit_info
+from services.diffusion.request import OutputSpec, check, resolve
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 
@@ -46,9 +45,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 raise InvalidInput("output_stream_id", "is required")
             with self._hub.open(start.output_stream_id, []) as output:
                 output.start(prompt_positions=0)
-                orders = await self._orders(start, request_iterator)
+                outputs = await self._resolve(start, request_iterator)
                 call.timings.mark_started()
-                made = await self._engine.encode(orders, asyncio.get_running_loop())
+                made = await self._engine.encode(outputs, asyncio.get_running_loop())
                 call.timings.mark_output()
                 tensors, size_bytes = await asyncio.to_thread(_put, output, made, asyncio.get_running_loop())
                 call.set(tensors=tensors, size_bytes=size_bytes)
@@ -59,9 +58,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 )
             )
 
-    async def _orders(
+    async def _resolve(
         self, start: encoder_pb2.EncodeStart, requests: AsyncIterator[encoder_pb2.EncodeRequest]
-    ) -> list[Order]:
+    ) -> list[OutputSpec]:
         request = start.request
         request.ClearField("loras")  # of the transformer
         task = check(request, self._info)
@@ -69,11 +68,11 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             raise InvalidInput("seed", "is required: this model draws prior tokens by it")
         files = await read_files(request, requests, self._settings)
 
-        def settle() -> list[Order]:
+        def decode_and_resolve() -> list[OutputSpec]:
             pictures, mask = decode_files(files, self._settings)
-            return plan(request, task, pictures, mask, self._engine.models, self._info).orders
+            return resolve(request, task, pictures, mask, self._engine.models, self._info).outputs
 
-        return await asyncio.to_thread(settle)
+        return await asyncio.to_thread(decode_and_resolve)
 
 
 def _put(output: OutputStream, made: Sequence[Conditioning], loop: asyncio.AbstractEventLoop) -> tuple[int, int]:

@@ -9,8 +9,8 @@ import torch
 from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import dit_pb2
 from services.common.engine.execution import Accelerator
-from services.dit import loading, offload
-from services.dit.output import Event, Progress
+from services.dit import loading
+from services.dit.events import Event, Progress
 from tests.support.dit_engine import Watched, bench
 
 # What stands for a device: its memory is the CPU's, but accelerate takes it for another one.
@@ -51,7 +51,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Places:
     watched = Places()
 
     def place(pipeline: Any, device: torch.device, offloading: str) -> None:
-        offload.offload_models(pipeline, DEVICE)
+        loading.offload_models(pipeline, DEVICE)
         for name, component in pipeline.components.items():
             if isinstance(component, torch.nn.Module):
                 watched.watch(name, component)

@@ -8,7 +8,7 @@ from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InvalidInput
 from services.common.stream.rows import Chunk
 from services.common.stream.subscribe import subscribe
-from services.dit.conditioning import Conditioning, count_tensors, unpack
+from services.diffusion.conditioning import Conditioning, count_tensors, unpack
 
 LAYOUT = "layout"
 

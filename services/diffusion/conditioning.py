@@ -9,7 +9,7 @@ import torch
 
 from services.common.rpc.errors import InvalidInput
 
-# Methods of pipelines that run text encoders, and the one that runs GLM-Image's autoregressive model.
+# Methods of pipelines that run text encoders, and the one that runs an autoregressive model for prior tokens.
 METHODS = ("encode_prompt", "generate_prior_tokens")
 # Results that are the same for every seed.
 _SEEDLESS = ("encode_prompt",)
