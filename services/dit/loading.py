@@ -123,7 +123,7 @@ def offload_models(pipeline: Any, device: torch.device) -> None:
     """Keeps the models of `pipeline` on the CPU, but for the one that was called last: that is on `device`.
 
     diffusers' hooks send away the model that stands before the called one in the pipeline's order. That is enough for
-    one output after the other. Here a prompt may be read while another output denoises, and two transformers of a model may
+    one output after the other. Here a prompt may be read while another output denoises, and two transformers may
     take turns: the model to send away is the one that is there.
     """
     pipeline.enable_model_cpu_offload(device=device)

@@ -18,7 +18,6 @@ from cli.doctor.machine import Device, Machine
 from cli.doctor.report import Report, examine, show
 from cli.main import app
 from cli.sizes import PUBLISHED
-from cli.tiny import make_checkpoint
 from services.common.engine.execution import Accelerator
 from tests.support import command
 
@@ -235,9 +234,8 @@ def test_a_diffusion_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "dit: --attention-backend=flash needs a GPU" in problems(examine(Machine(packages=PACKAGES), ["dit"]))[0]
 
 
-def test_this_machine(tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path / "tiny", seed=0, size="tiny")
-    done = command.quartet("doctor", "--model", str(model), cwd=tmp_path, timeout_s=120)
+def test_this_machine(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    done = command.quartet("doctor", "--model", str(tiny_checkpoint), cwd=tmp_path, timeout_s=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "thinker, talker, code2wav can start here" in done.stdout
 

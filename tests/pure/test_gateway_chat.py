@@ -13,15 +13,15 @@ from services.common.rpc.errors import ContextTooLong, InvalidInput, QueueFull, 
 from tests.support.gateway_stack import running
 from tests.support.scripted_stages import PCM16, PIECES, SAMPLE_RATE_HZ, VOICES
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "".join(PIECES)
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 SPEAK = ASK | {"modalities": ["text", "audio"]}
 
 
 @pytest.fixture
-async def gateway():
-    async with running() as started:
-        yield started
+def gateway(speech_gateway):
+    return speech_gateway
 
 
 async def test_whole_text(gateway):

@@ -46,9 +46,15 @@ def test_kubectl_renders_the_same(directory):
     assert _by_name(build(K8S / directory)) == _by_name(list(yaml.safe_load_all(done.stdout)))
 
 
+def _copy(root: Path) -> None:
+    """What the overlays are made of."""
+    for folder in ("deploy", "gateway/pipelines"):
+        shutil.copytree(ROOT / folder, root / folder)
+
+
 def _with_components(tmp_path: Path, overlay: str, components: list[str]) -> Path:
     """An overlay of a user's own: `overlay`, and `components` added to it."""
-    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    _copy(tmp_path)
     own = tmp_path / "deploy/k8s/overlays/own"
     own.mkdir()
     added = [f"../../components/{name}" for name in components]
@@ -150,11 +156,10 @@ def test_one_gpu_counts_as_many_as_stages_want(rendered):
 
 
 def test_every_process_rolls_when_its_settings_change(rendered, tmp_path):
-    copied = tmp_path / "deploy"
-    shutil.copytree(ROOT / "deploy", copied)
-    file = copied / "pipelines/qwen3-omni.yaml"
+    _copy(tmp_path)
+    file = tmp_path / "gateway/pipelines/qwen3-omni.yaml"
     file.write_text(file.read_text() + "\n# changed\n")
-    changed = Cluster(build(copied / "k8s/overlays/cpu-demo"))
+    changed = Cluster(build(tmp_path / "deploy/k8s/overlays/cpu-demo"))
     for name in ("gateway", "thinker"):
         is_same = changed.get("Deployment", name) == Cluster(rendered["cpu-demo"]).get("Deployment", name)
         assert is_same == (name != "gateway")
@@ -213,6 +218,6 @@ def test_one_gpu_is_shared_as_in_compose(rendered):
 
 def test_the_metrics_that_the_sizing_page_names_exist():
     named = set(re.findall(r"quartet_[a-z0-9_]+", (ROOT / "docs/scaling.md").read_text()))
-    source = "".join(file.read_text() for file in ROOT.glob("services/*/metrics.py"))
+    source = "".join(file.read_text() for file in ROOT.glob("services/**/metrics.py"))
     assert named
     assert {name for name in named if f'"{name}"' not in source} == set()
