@@ -63,7 +63,7 @@ async def test_a_stage_of_ones_own_joins_a_pipeline() -> None:
         async with serving(app) as url:
             http, client = clients(url)
             async with http, client, asyncio.timeout(20):
-                while not app.state.gateway.stages.ready:
+                while not app.state.gateway.pipeline.ready:
                     await asyncio.sleep(0.005)
                 answer = await client.images.generate(prompt="x", n=2, size="128x64", extra_body={"seed": 5})  # pyright: ignore
     finally:
