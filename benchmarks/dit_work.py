@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.dit.families import FAMILIES
+from services.diffusion.families import FAMILIES
 
 # Of different lengths, so that what is shared is not shared because prompts happen to be alike.
 PROMPTS = (

@@ -1,4 +1,4 @@
-"""Starts the dit: `python -m services.dit --model DIR_OR_ID --port 50054`."""
+"""Starts the diffusion stage: `python -m services.dit --model DIR_OR_ID --port 50054`."""
 
 import asyncio
 import queue
@@ -13,12 +13,14 @@ from transformers.utils import logging as transformers_logging
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
 from services.common.engine.process import keep_freed_memory
 from services.common.rpc.server import StageServer, main
+from services.diffusion.model_info import dit_info, warm_up_side
+from services.diffusion.request import check, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.facts import dit_info, warm_up_side
+from services.dit.events import Done, Event, Failed
 from services.dit.models import Models
-from services.dit.output import Done, Event, Failed
-from services.dit.request import check, plan
+from services.dit.parallel_group import Group
+from services.dit.parallel_worker import work
 from services.dit.servicer import DitServicer
 
 SERVICE = "quartet.v1.DitService"
@@ -63,9 +65,10 @@ def start_engine(settings: DitSettings, on_fatal: Callable[[Exception], object] 
     # In a thread that ends. libgomp keeps workers for every thread that has computed, and when all workers together
     # are more than the cores, they no longer spin between operations: each then costs a wake-up, on two cores more
     # than the steps of a small model themselves. So only the engine's thread may have workers.
+    group = Group(settings, work) if settings.parallel_devices > 1 else None
     with ThreadPoolExecutor(1, "dit-load") as loading:
-        models = loading.submit(Models, settings).result()
-    return DitEngine(models, settings.max_running_requests, settings.max_batch, on_fatal)
+        models = loading.submit(Models, settings, group=group).result()
+    return DitEngine(models, settings.max_running_outputs, settings.max_batch, on_fatal)
 
 
 def describe(models: Models, settings: DitSettings) -> server_info_pb2.DitInfo:
@@ -95,9 +98,9 @@ def warm_up(engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
     for _ in images:
         start.images.add()
     task = check(start, info)
-    order = plan(start, task, images, None, engine.models, info).orders[0]
+    spec = resolve(start, task, images, None, engine.models, info).outputs[0]
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    engine.submit(order, events.put)
+    engine.submit(spec, events.put)
     while True:
         try:
             event = events.get(timeout=WARM_UP_TIMEOUT_S)

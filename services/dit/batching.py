@@ -1,91 +1,51 @@
 """Which calls of a model can be run as one, how their arguments are put together and the result taken apart.
 
 A call is what a diffusers pipeline passes to its transformer (or to `vae.decode`) in one go; its arguments have a row
-for every sample. Most of them say so by their shape. What each model does with the others is in `RULES`.
+for every sample. Most of them say so by their shape. What a model does with the others is in its family's `BatchRules`.
 """
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from diffusers.utils.outputs import BaseOutput
 from torch.nn import functional
 
+from services.diffusion.families import BatchRules
+
 Arguments = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Rules:
-    """How arguments of one model combine. Those not named: tensors and lists with an entry a sample are joined where
-    all entries have one shape, anything else must be equal.
-
-    Attributes:
-        rows: the argument that says how many samples a call has.
-        shared: without samples; must be equal, and is passed once.
-        alike: an entry a sample, but the model looks at the first only: must be equal, and is joined.
-        ragged: lists of tensors of any lengths; the model itself pads them.
-        padded: sequence -> its mask. Of any lengths: padded at the end and masked here.
-        expanded: one entry that stands for all samples of the call.
-        inert: objects of one request that do not matter while this says so of them.
-    """
-
-    rows: str = "hidden_states"
-    shared: frozenset[str] = frozenset()
-    alike: frozenset[str] = frozenset()
-    ragged: frozenset[str] = frozenset()
-    padded: Mapping[str, str] = field(default_factory=dict)
-    expanded: frozenset[str] = frozenset()
-    inert: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
+DECODE_RULES = BatchRules(rows="z", inert={"generator": lambda generator: True})
 
 
-def _no_condition_images(kv_caches: Any) -> bool:
-    """GLM-Image keeps keys and values of an edit's pictures in it; without pictures it stays empty."""
-    return all(kv_caches[i].mode is None for i in range(kv_caches.num_layers))
-
-
-RULES: dict[str, Rules] = {
-    "QwenImageTransformer2DModel": Rules(
-        alike=frozenset({"img_shapes"}), padded={"encoder_hidden_states": "encoder_hidden_states_mask"}
-    ),
-    "ZImageTransformer2DModel": Rules(rows="x", ragged=frozenset({"cap_feats"})),
-    "FluxTransformer2DModel": Rules(shared=frozenset({"img_ids", "txt_ids"})),
-    "Flux2Transformer2DModel": Rules(alike=frozenset({"img_ids", "txt_ids"})),
-    "SD3Transformer2DModel": Rules(),
-    "GlmImageTransformer2DModel": Rules(inert={"kv_caches": _no_condition_images}),
-    "WanTransformer3DModel": Rules(),
-    "StableAudioDiTModel": Rules(shared=frozenset({"rotary_embedding"}), expanded=frozenset({"timestep"})),
-}
-DECODE_RULES = Rules(rows="z", inert={"generator": lambda generator: True})
-
-
-class Alone(Exception):
+class Unbatchable(Exception):
     """The call has an argument that nothing is known about: it cannot share a step."""
 
 
-def samples_of(rules: Rules, arguments: Arguments) -> int:
+def samples_of(rules: BatchRules, arguments: Arguments) -> int:
     """Samples in one call.
 
     Raises:
-        Alone: they cannot be counted.
+        Unbatchable: they cannot be counted.
     """
     rows = arguments.get(rules.rows)
     if isinstance(rows, torch.Tensor) and rows.dim():
         return rows.shape[0]
     if isinstance(rows, list) and rows:
         return len(rows)
-    raise Alone(rules.rows)
+    raise Unbatchable(rules.rows)
 
 
-def key_of(rules: Rules, arguments: Arguments, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
+def key_of(rules: BatchRules, arguments: Arguments, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
     """Calls with equal keys can be run as one.
 
     Args:
         digest: of a tensor's content; see `content`.
 
     Raises:
-        Alone: the call shares its step with no other.
+        Unbatchable: the call shares its step with no other.
     """
     samples = samples_of(rules, arguments)
     masks = set(rules.padded.values())
@@ -93,7 +53,7 @@ def key_of(rules: Rules, arguments: Arguments, digest: Callable[[torch.Tensor], 
     return tuple(part for part in parts if part[0] not in masks)
 
 
-def _part(rules: Rules, name: str, value: Any, samples: int, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
+def _part(rules: BatchRules, name: str, value: Any, samples: int, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if name in rules.inert and rules.inert[name](value):
@@ -114,7 +74,7 @@ def _part(rules: Rules, name: str, value: Any, samples: int, digest: Callable[[t
         )
     elif isinstance(value, dict) and not value:
         return "empty"
-    raise Alone(name)
+    raise Unbatchable(name)
 
 
 def _equal(value: Any, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
@@ -134,7 +94,7 @@ def content(tensor: torch.Tensor) -> bytes:
     return hashlib.blake2b(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).digest()
 
 
-def join(rules: Rules, calls: Sequence[Arguments]) -> Arguments:
+def join(rules: BatchRules, calls: Sequence[Arguments]) -> Arguments:
     """The arguments of one call instead of `calls`, which have equal keys."""
     if len(calls) == 1:
         return calls[0]
@@ -146,7 +106,7 @@ def join(rules: Rules, calls: Sequence[Arguments]) -> Arguments:
     return joined
 
 
-def _join(rules: Rules, name: str, values: list[Any], sizes: list[int]) -> Any:
+def _join(rules: BatchRules, name: str, values: list[Any], sizes: list[int]) -> Any:
     first = values[0]
     if name in rules.shared or name in rules.padded:
         return first

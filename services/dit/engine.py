@@ -12,14 +12,16 @@ import torch
 
 from services.common.engine.process import lower_engine_priority
 from services.common.rpc.errors import InternalError, StageError, Unavailable
-from services.common.telemetry import metrics as common_metrics
+from services.common.telemetry.metrics import STEP_BATCH, STEP_SECONDS
+from services.diffusion.pipelines import PipelineStopped, explain
+from services.diffusion.request import OutputSpec
 from services.dit import metrics
 from services.dit.batching import join, split
-from services.dit.failure import breaks_the_device, explain
+from services.dit.coroutine import ModelCall
+from services.dit.events import Done, Encoded, Event, Failed, Started
 from services.dit.models import Models
-from services.dit.output import Done, Encoded, Event, Failed, Order, Output, Started
+from services.dit.output import Output
 from services.dit.parallel_group import GroupFailed
-from services.dit.weave import Call, Stopped
 
 log = structlog.get_logger()
 
@@ -38,16 +40,20 @@ class DitEngine:
 
     Args:
         models: pipelines and adapters.
-        max_running: outputs between their first step and their end; others wait, in order.
+        max_running_outputs: outputs between their first step and their end; others wait, in order.
         max_batch: most outputs that share a step.
         on_fatal: called in the engine's thread with what broke it, after every output was told.
     """
 
     def __init__(
-        self, models: Models, max_running: int, max_batch: int, on_fatal: Callable[[Exception], object] = lambda e: None
+        self,
+        models: Models,
+        max_running_outputs: int,
+        max_batch: int,
+        on_fatal: Callable[[Exception], object] = lambda e: None,
     ) -> None:
         self.models = models
-        self._max_running, self._max_batch, self._on_fatal = max_running, max_batch, on_fatal
+        self._max_running_outputs, self._max_batch, self._on_fatal = max_running_outputs, max_batch, on_fatal
         self._inbox: queue.SimpleQueue[Output | _Stop | Exception | None] = queue.SimpleQueue()
         self._waiting: list[Output] = []
         self._running: list[Output] = []
@@ -58,10 +64,13 @@ class DitEngine:
         self._thread = threading.Thread(target=self._run, name="dit-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, order: Order, emit: Callable[[Event], None]) -> Output:
-        """Queues `order`. `emit` is called in the engine's thread, last with Done or Failed; never after `cancel` took
-        effect."""
-        output = Output(order, emit)
+    def submit(self, spec: OutputSpec, emit: Callable[[Event], None]) -> Output:
+        """Queues an output.
+
+        Args:
+            emit: called in the engine's thread, last with Done or Failed; never after `cancel` took effect.
+        """
+        output = Output(spec, emit)
         self._inbox.put(output)
         return output
 
@@ -94,7 +103,7 @@ class DitEngine:
             self._fail_all(Unavailable("the stage is shutting down"))
         except Exception as error:
             log.exception("dit engine failed")
-            self._fail_all(InternalError("the dit's engine failed; its log has the details"))
+            self._fail_all(InternalError("the diffusion stage's engine failed; its log has the details"))
             fatal = error
         self.models.close()
         if fatal is not None:
@@ -119,9 +128,9 @@ class DitEngine:
         self._count()
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_running:
+        while self._waiting and len(self._running) < self._max_running_outputs:
             output = self._waiting.pop(0)
-            output.served_s = min((other.served_s for other in self._running), default=0.0)
+            output.virtual_time_s = min((other.virtual_time_s for other in self._running), default=0.0)
             self._running.append(output)
             output.begin()
             output.emit(Started())
@@ -133,39 +142,43 @@ class DitEngine:
         stays = self.models.one_at_a_time
         return min(
             self._running,
-            key=lambda output: (stays and output.waits_for != self._used, output.served_s, output.call is not None),
+            key=lambda output: (
+                stays and output.waits_for != self._used,
+                output.virtual_time_s,
+                output.call is not None,
+            ),
         )
 
     def _advance(self, output: Output) -> None:
         """Starts `output`, or runs what it waits for, with others that wait for the same."""
-        call, level_s = output.call, output.served_s
+        call, level_s = output.call, output.virtual_time_s
         self._used = output.waits_for
         if call is None:
             self._resume(output, None)
             # Reading a prompt is paid for after the first step, so that a new request shows its first step soon.
-            output.owed_s, output.served_s = output.served_s - level_s, level_s
+            output.deferred_s, output.virtual_time_s = output.virtual_time_s - level_s, level_s
             if output.call is not None:
                 output.emit(Encoded())
             return
         batch = [output]
         if call.key is not None and not self.models.unbatched:
             others = [other for other in self._running if other is not output and self._matches(other, output)]
-            batch += sorted(others, key=lambda other: other.served_s)[: self._max_batch - 1]
+            batch += sorted(others, key=lambda other: other.virtual_time_s)[: self._max_batch - 1]
         started = time.monotonic()
         try:
             results = self._compute(batch)
         except Exception as error:
-            if len(batch) == 1 or breaks_the_device(error):
+            if len(batch) == 1 or _breaks_the_device(error):
                 self._fail(output, error)
                 return
             log.warning("a shared step failed; its outputs go on alone", outputs=len(batch), error=repr(error))
             results = [self._compute_alone(member) for member in batch]
         spent_s = time.monotonic() - started
-        common_metrics.STEP_SECONDS.labels("dit", call.point.name).observe(spent_s)
-        common_metrics.STEP_BATCH.labels("dit", call.point.name).observe(len(batch))
+        STEP_SECONDS.labels("dit", call.point.name).observe(spent_s)
+        STEP_BATCH.labels("dit", call.point.name).observe(len(batch))
         for member, result in zip(batch, results, strict=True):
-            member.served_s += spent_s / len(batch) + member.owed_s
-            member.owed_s = 0.0
+            member.virtual_time_s += spent_s / len(batch) + member.deferred_s
+            member.deferred_s = 0.0
             member.batch = len(batch)
             if result is not None:
                 self._resume(member, result)
@@ -173,18 +186,15 @@ class DitEngine:
     def _matches(self, other: Output, output: Output) -> bool:
         call, wanted = other.call, output.call
         return (
-            call is not None
-            and wanted is not None
-            and call.key == wanted.key
-            and other.order.loras == output.order.loras
+            call is not None and wanted is not None and call.key == wanted.key and other.spec.loras == output.spec.loras
         )
 
     def _compute(self, batch: list[Output]) -> list[Any]:
         calls = [_call_of(output) for output in batch]
         point = calls[0].point
-        arguments = join(point.rules, [call.arguments for call in calls]) if point.rules else calls[0].arguments
-        with self.models.set_up(batch[0].order.loras, batch[0], calls[0]):
-            result = self.models.run(point, arguments, batch[0].order.loras)
+        arguments = join(point.rules, [call.arguments for call in calls])
+        with self.models.set_up(batch[0].spec.loras, batch[0], calls[0]):
+            result = self.models.run(point, arguments, batch[0].spec.loras)
         if self.models.device.type == "cuda":
             torch.cuda.synchronize(self.models.device)  # so that time spent is time spent
         return split(result, [call.samples for call in calls])
@@ -199,25 +209,25 @@ class DitEngine:
 
     def _resume(self, output: Output, value: Any) -> None:
         """Lets the pipeline go on to its next call, or to its end."""
-        started, strand = time.monotonic(), output.strand
-        assert strand is not None
+        started, task = time.monotonic(), output.task
+        assert task is not None
         try:
-            with self.models.set_up(output.order.loras):
-                result = strand.resume(value)
-        except Stopped:
+            with self.models.set_up(output.spec.loras):
+                result = task.resume(value)
+        except PipelineStopped:
             self._end(output)
             return
         except Exception as error:
             self._fail(output, error)
             return
-        output.served_s += time.monotonic() - started
-        if strand.dead:
+        output.virtual_time_s += time.monotonic() - started
+        if task.dead:
             assert isinstance(result, Done)
             self._end(output)
             output.emit(result)
 
     def _fail(self, output: Output, error: Exception) -> None:
-        if isinstance(error, GroupFailed) or breaks_the_device(error):  # no output's own
+        if isinstance(error, GroupFailed) or _breaks_the_device(error):  # no output's own
             raise error
         self._end(output)
         output.emit(Failed(explain(error)))
@@ -242,6 +252,11 @@ class DitEngine:
         metrics.WAITING.set(len(self._waiting))
 
 
-def _call_of(output: Output) -> Call:
+def _call_of(output: Output) -> ModelCall:
     assert output.call is not None
     return output.call
+
+
+def _breaks_the_device(error: Exception) -> bool:
+    """Whether nothing can run on the device any more, as after an index out of bounds in a CUDA kernel."""
+    return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)

@@ -1,4 +1,4 @@
-"""Which paths the dit's computations take."""
+"""Which paths the diffusion stage's computations take."""
 
 from services.common.engine.execution import Accelerator, Choice
 from services.dit.config import DitSettings
@@ -7,7 +7,13 @@ _AMPERE = (8, 0)
 
 
 def choices(settings: DitSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:
-    """What a dit with `settings` does on `accelerator` (None: on the CPU) with weights of `dtype`, e.g. "bfloat16"."""
+    """What this stage does.
+
+    Args:
+        settings: of the stage.
+        accelerator: that it runs on; None: the CPU.
+        dtype: of the weights, e.g. "bfloat16".
+    """
     return (
         _weights(settings, accelerator, dtype),
         _attention(settings.attention_backend, accelerator),

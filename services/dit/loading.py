@@ -1,24 +1,26 @@
 """Loads a diffusers checkpoint with diffusers' own options: dtype, quantization, offloading, caches, adapters."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import structlog
 import torch
+from accelerate.hooks import UserCpuOffloadHook
+from accelerate.utils.memory import clear_device_cache
 from diffusers.hooks.first_block_cache import FirstBlockCacheConfig
 from diffusers.hooks.taylorseer_cache import TaylorSeerCacheConfig
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
-from safetensors import safe_open
 
 from services.common.engine.device import engine_device
 from services.common.engine.execution import Accelerator, log_choices
+from services.diffusion.families import DENOISERS, TEXT_ENCODERS
+from services.diffusion.meta_modules import load_meta_modules, without
+from services.diffusion.pipelines import checkpoint_dtype, find_checkpoint
 from services.dit.config import DitSettings
 from services.dit.execution import choices
-from services.dit.hollow import ENCODERS, OTHERS, hollow_models, without
-from services.dit.offload import offload_models
-from services.dit.weave import DENOISERS
 
 _QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
     "bitsandbytes-8bit": ("bitsandbytes_8bit", {"load_in_8bit": True}),
@@ -46,9 +48,11 @@ def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> Diffus
     if reasons := [choice.reason for choice in paths if choice.fatal]:
         raise ValueError("; ".join(reasons))
     log_choices(paths)
-    left_out = (*ENCODERS, *OTHERS) if denoisers_only else ENCODERS if settings.encoders == "stream" else ()
-    hollow = hollow_models(folder, dtype, left_out.__contains__)
-    options: dict[str, Any] = {"dtype": dtype, **hollow}
+    left_out = TEXT_ENCODERS if denoisers_only or settings.encoders == "stream" else ()
+    if denoisers_only:
+        left_out = (*left_out, "vae", "image_encoder")
+    without_weights = load_meta_modules(folder, dtype, left_out.__contains__)
+    options: dict[str, Any] = {"dtype": dtype, **without_weights}
     if settings.quantization in _QUANTIZATION:
         backend, arguments = _QUANTIZATION[settings.quantization]
         denoisers = [name for name in DENOISERS if (folder / name).is_dir()]
@@ -64,40 +68,13 @@ def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> Diffus
         raise ValueError(f"cache={settings.cache}: {type(pipeline).__name__} does not support caches; leave it out")
     for denoiser in denoisers:
         _prepare(denoiser, dtype, settings)
-    with without(pipeline, hollow):
+    with without(pipeline, without_weights):
         _place(pipeline, device, settings.offload)
     if settings.vae_slicing:
         pipeline.vae.enable_slicing()
     if settings.vae_tiling:
         pipeline.vae.enable_tiling()
     return pipeline
-
-
-def find_checkpoint(model: str) -> Path:
-    """The checkpoint's directory on this machine, fetched if need be.
-
-    Raises:
-        ValueError: there is no such diffusers checkpoint.
-    """
-    if Path(model).is_dir():
-        if not (Path(model) / "model_index.json").is_file():
-            raise ValueError(f"{model} has no model_index.json: it is no diffusers checkpoint")
-        return Path(model)
-    try:
-        return Path(DiffusionPipeline.download(model))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{model} is neither a directory nor a diffusers model on the hub: {error}") from None
-
-
-def checkpoint_dtype(folder: Path, asked: str) -> torch.dtype:
-    """`asked`, or what the transformer's weights are stored in."""
-    if asked != "auto":
-        return getattr(torch, asked)
-    files = [file for name in DENOISERS for file in sorted((folder / name).glob("*.safetensors"))]
-    if not files:
-        return torch.float32
-    with safe_open(files[0], framework="pt") as weights:
-        return weights.get_slice(next(iter(weights.keys())))[:1].dtype
 
 
 def _load_lora(pipeline: Any, name: str, path: str) -> None:
@@ -140,3 +117,36 @@ def _place(pipeline: Any, device: torch.device, offload: str) -> None:
 def supports_caches(pipeline: Any) -> bool:
     """Whether the pipeline says which of a step's calls is which: caches keep a state for each."""
     return "cache_context(" in inspect.getsource(type(pipeline).__call__)
+
+
+def offload_models(pipeline: Any, device: torch.device) -> None:
+    """Keeps the models of `pipeline` on the CPU, but for the one that was called last: that is on `device`.
+
+    diffusers' hooks send away the model that stands before the called one in the pipeline's order. That is enough for
+    one output after the other. Here a prompt may be read while another output denoises, and two transformers may
+    take turns: the model to send away is the one that is there.
+    """
+    pipeline.enable_model_cpu_offload(device=device)
+    place = _Place()
+    for hook in pipeline._all_hooks:
+        hook.hook.pre_forward = place.takes(hook)
+
+
+class _Place:
+    """On the device, for one model."""
+
+    def __init__(self) -> None:
+        self._here: UserCpuOffloadHook | None = None
+
+    def takes(self, hook: UserCpuOffloadHook) -> Callable[..., Any]:
+        """What accelerate is to run before a call of the hook's model."""
+        bring = hook.hook.pre_forward
+
+        def pre_forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._here is not None and self._here is not hook:
+                self._here.offload()
+                clear_device_cache()
+            self._here = hook  # before it comes: if only a part of it fits, that part is sent away
+            return bring(module, *args, **kwargs)
+
+        return pre_forward

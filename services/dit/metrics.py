@@ -1,4 +1,4 @@
-"""Prometheus metrics that only the dit has, beside `services.common.telemetry.metrics`."""
+"""Prometheus metrics that only the diffusion stage has, beside `services.common.telemetry.metrics`."""
 
 from prometheus_client import Gauge
 

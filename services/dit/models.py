@@ -1,60 +1,22 @@
 """The checkpoint's pipelines as the settings want them, and what has to be switched between two requests' calls."""
 
 import contextlib
-import copy
-import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import structlog
 import torch
-from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-from services.dit.batching import RULES, Arguments
+from services.diffusion.families import DENOISERS
+from services.diffusion.pipelines import Pipelines
+from services.dit.batching import Arguments
 from services.dit.config import DitSettings
-from services.dit.families import family_of, variant
+from services.dit.coroutine import BatchPoint, ModelCall, install
 from services.dit.loading import load_pipeline, supports_caches
 from services.dit.parallel import resolve_device
 from services.dit.parallel_group import Group
-from services.dit.weave import DENOISERS, Call, Point, install
 
 log = structlog.get_logger()
-
-
-class Pipelines:
-    """A loaded pipeline, and its variants on the same models.
-
-    Attributes:
-        family: what is known of its class.
-        pipelines: by what they do: "text" or "image" (the checkpoint's own), "edit", "inpaint".
-
-    Raises:
-        ValueError: a pipeline that is not served.
-    """
-
-    def __init__(self, pipeline: DiffusionPipeline) -> None:
-        self.pipeline: Any = pipeline
-        self.family = family_of(pipeline)
-        # One of its own: a fast tokenizer's padding is state, which the pipelines set in the engine's thread.
-        self._counter: Any = copy.deepcopy(getattr(pipeline, self.family.tokenizer, None))
-        self._counting = threading.Lock()
-        self.pipelines: dict[str, DiffusionPipeline] = {"image" if self.family.needs_image else "text": pipeline}
-        if self.family.images and not self.family.needs_image:
-            self.pipelines["edit"] = pipeline
-        for task, name in (("edit", self.family.edit), ("inpaint", self.family.inpaint)):
-            if name is not None:
-                self.pipelines[task] = variant(self.pipeline, name)
-
-    def count_tokens(self, text: str) -> int:
-        """Tokens of a prompt; 0 where the pipeline has no tokenizer. For any thread."""
-        with self._counting:
-            return len(self._counter(text).input_ids) if self._counter is not None else 0
-
-    @functools.cached_property
-    def device(self) -> torch.device:
-        """Where models run. diffusers walks all modules to say it: milliseconds, too long for every step."""
-        return self.pipeline._execution_device
 
 
 class Models(Pipelines):
@@ -62,7 +24,8 @@ class Models(Pipelines):
 
     Args:
         settings: of the stage.
-        rank: where several devices share each call, which of them this process has; the first starts the others.
+        rank: where several devices share each call, which of them this process has.
+        group: the others, of rank 0. It is closed if loading fails.
 
     Attributes:
         unbatched: why outputs do not share steps; empty if they do.
@@ -74,8 +37,8 @@ class Models(Pipelines):
         GroupFailed: another device's process could not start.
     """
 
-    def __init__(self, settings: DitSettings, rank: int = 0) -> None:
-        self.group = Group(settings) if settings.parallel_devices > 1 and not rank else None
+    def __init__(self, settings: DitSettings, rank: int = 0, group: Group | None = None) -> None:
+        self.group = group
         try:
             if settings.parallel_devices > 1:
                 settings = settings.model_copy(update={"device": resolve_device(settings, rank)})
@@ -94,7 +57,7 @@ class Models(Pipelines):
             self.unbatched = f"cache={settings.cache} keeps results of each output's own earlier steps"
             # the pipelines of the others do not tell a step's calls apart
             self.pipelines = {task: pipe for task, pipe in self.pipelines.items() if supports_caches(pipe)}
-        elif settings.context_parallel_ring > 1 and any(RULES[type(m).__name__].padded for m in self.denoisers):
+        elif settings.context_parallel_ring > 1 and self.family.batching.padded:
             self.unbatched = "prompts of several lengths need a mask, and context_parallel_ring takes none"
         self.one_at_a_time = settings.offload == "model"
         self._loras: tuple[tuple[str, float], ...] | None = None
@@ -111,7 +74,7 @@ class Models(Pipelines):
         if self.group is not None:
             self.group.close()
 
-    def run(self, point: Point, arguments: Arguments, loras: tuple[tuple[str, float], ...]) -> Any:
+    def run(self, point: BatchPoint, arguments: Arguments, loras: tuple[tuple[str, float], ...]) -> Any:
         """Calls the point's function, a denoiser's on all devices."""
         if self.group is None or point.name not in DENOISERS:
             return point.run(arguments)
@@ -124,20 +87,20 @@ class Models(Pipelines):
 
     @contextlib.contextmanager
     def set_up(
-        self, loras: tuple[tuple[str, float], ...], owner: Any = None, call: Call | None = None
+        self, loras: tuple[tuple[str, float], ...], owner: Any = None, call: ModelCall | None = None
     ) -> Iterator[None]:
         """The adapters `loras`, and for `call` the cache of `owner`, while inside."""
         self._use(loras)
-        note = call and self._cached and getattr(self._module(call), "cache_context", None)
-        if not note:
+        context = call and self._cached and getattr(self._module(call), "cache_context", None)
+        if not context:
             yield
             return
         assert call is not None
         assert call.context is not None
-        with note.outside(f"{id(owner)}/{call.context.name}", **call.context.facts):
+        with context.outside(f"{id(owner)}/{call.context.name}", **call.context.arguments):
             yield
 
-    def _module(self, call: Call) -> Any:
+    def _module(self, call: ModelCall) -> Any:
         return getattr(self.pipeline, call.point.name, None)
 
     def _use(self, loras: tuple[tuple[str, float], ...]) -> None:

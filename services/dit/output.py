@@ -1,129 +1,56 @@
-"""One output on its way: a pipeline's call as a strand, its own scheduler, its progress and previews."""
+"""One output on its way: its pipeline's call, progress and previews."""
 
-import contextlib
-import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch.nn import functional
 
-from services.common.rpc.errors import InternalError, StageError
-from services.dit.conditioning import Conditioning
-from services.dit.weave import Call, Strand
+from services.common.rpc.errors import InternalError
+from services.diffusion.pipelines import own_view
+from services.diffusion.request import OutputSpec
+from services.dit.coroutine import ModelCall, PipelineTask
+from services.dit.events import Done, Event, Preview, Progress
 
 PREVIEW_SIDE = 256  # pixels
 
 
-@dataclass(frozen=True)
-class Order:
-    """What to make.
-
-    Attributes:
-        pipeline: to be called; shared by all orders of its kind.
-        arguments: of its call, less generator, output type and callbacks.
-        seed: of the noise.
-        loras: (adapter, weight), sorted; the others are off.
-        result: the field of the pipeline's result: "images", "frames" or "audios".
-        conditioning: what is known of the prompt, and where what is not will be kept.
-        preview_steps: after which steps (from 1) a preview is made.
-        steps: denoising steps it takes.
-        floats: whether the result stays float32; sound always does.
-    """
-
-    pipeline: DiffusionPipeline
-    arguments: Mapping[str, Any]
-    seed: int
-    result: str
-    conditioning: Conditioning = field(default_factory=Conditioning)
-    loras: tuple[tuple[str, float], ...] = ()
-    preview_steps: frozenset[int] = frozenset()
-    steps: int = 0
-    floats: bool = True
-
-
-@dataclass(frozen=True)
-class Started:
-    """The engine begins."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The prompt, and what came with it, is read; denoising begins."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Denoising steps done, of all, and how many outputs shared the last of them."""
-
-    step: int
-    steps: int
-    batch: int
-
-
-@dataclass(frozen=True)
-class Preview:
-    """The picture as the model sees it after `step` steps: (height, width, 3), uint8, on the CPU."""
-
-    step: int
-    pixels: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Done:
-    """The result on the CPU, contiguous: (height, width, 3) or (frames, height, width, 3), uint8 or float32 from 0 to
-    1; or (samples, channels), float32, which may go beyond -1 to 1."""
-
-    data: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Failed:
-    """No result."""
-
-    error: StageError
-
-
-Event = Started | Encoded | Progress | Preview | Done | Failed
-
-
 @dataclass(eq=False)
 class Output:
-    """An order in the engine. Made by `DitEngine.submit`; all but `cancelled` belongs to the engine's thread.
+    """An output in the engine. Made by `DitEngine.submit`; all but `cancelled` belongs to the engine's thread.
 
     Attributes:
-        served_s: engine time spent on it, its share of shared steps; from the level of the others at its start.
-        owed_s: engine time that is not in served_s yet.
+        virtual_time_s: engine time spent on it, its share of shared steps; it starts at the least of the others'.
+        deferred_s: engine time spent on it that is not in virtual_time_s yet.
         batch: outputs that shared its latest denoising call.
     """
 
-    order: Order
+    spec: OutputSpec
     emit: Callable[[Event], None]
     cancelled: bool = False
-    served_s: float = 0.0
-    owed_s: float = 0.0
+    virtual_time_s: float = 0.0
+    deferred_s: float = 0.0
     batch: int = 1
     step: int = 0
-    strand: Strand | None = None
+    task: PipelineTask | None = None
 
     def begin(self) -> None:
-        """Makes the strand. A greenlet belongs to the thread that made it: only the engine's may do this."""
-        self.strand = Strand(self._make)
+        """Makes the task. A greenlet belongs to the thread that made it: only the engine's may do this."""
+        self.task = PipelineTask(self._make)
 
     def end(self) -> None:
         """Ends the pipeline where it is, and frees what it holds."""
-        if self.strand is not None:
-            self.strand.stop()
-        self.strand = None
+        if self.task is not None:
+            self.task.stop()
+        self.task = None
 
     @property
-    def call(self) -> Call | None:
+    def call(self) -> ModelCall | None:
         """What the pipeline waits for; None before its start and after its end."""
-        return self.strand.call if self.strand is not None else None
+        return self.task.call if self.task is not None else None
 
     @property
     def waits_for(self) -> str | None:
@@ -131,16 +58,16 @@ class Output:
         return self.call.point.name if self.call is not None else None
 
     def _make(self) -> Done:
-        """The strand's body."""
-        with view(self.order.pipeline, self._follow) as pipeline:
-            self.order.conditioning.attach(pipeline)
+        """The task's body."""
+        with own_view(self.spec.pipeline, self._follow) as pipeline:
+            self.spec.conditioning.attach(pipeline)
             data = self._call(pipeline)
-            return Done(data if self.order.floats else _to_bytes(data))
+            return Done(data if self.spec.floats else _to_bytes(data))
 
     def _call(self, pipeline: Any) -> torch.Tensor:
-        generator = torch.Generator("cpu").manual_seed(self.order.seed)
-        result = pipeline(**self.order.arguments, generator=generator, output_type=_output_type(self.order))
-        return _to_tensor(result[self.order.result][0])
+        generator = torch.Generator("cpu").manual_seed(self.spec.seed)
+        result = pipeline(**self.spec.arguments, generator=generator, output_type=_output_type(self.spec))
+        return _to_tensor(result[self.spec.result][0])
 
     def _follow(self, scheduler: Any) -> None:
         """Counts the steps of `scheduler`, reports them and makes previews."""
@@ -151,8 +78,8 @@ class Output:
             sigma = _sigma(scheduler, timestep)
             result = step(model_output, timestep, sample, *args, **kwargs)
             self.step += 1
-            self.emit(Progress(self.step, self.order.steps, self.batch))
-            if self.step in self.order.preview_steps:
+            self.emit(Progress(self.step, self.spec.steps, self.batch))
+            if self.step in self.spec.preview_steps:
                 latents = result[0] if sigma is None else sample - sigma * model_output
                 self._preview(latents.to(result[0].dtype))
             return result
@@ -166,35 +93,16 @@ class Output:
         def fix(scheduler: Any) -> None:
             scheduler.step = lambda *args, **kwargs: (latents,)
 
-        strand = self.strand
-        assert strand is not None
-        with view(self.order.pipeline, fix) as pipeline:
-            self.order.conditioning.attach(pipeline)
-            strand.replay = strand.last
+        task = self.task
+        assert task is not None
+        with own_view(self.spec.pipeline, fix) as pipeline:
+            self.spec.conditioning.attach(pipeline)
+            task.replay = task.last
             try:
                 pixels = self._call(pipeline)
             finally:
-                strand.replay = None
+                task.replay = None
         self.emit(Preview(self.step, _to_bytes(_shrink(pixels))))
-
-
-@contextlib.contextmanager
-def view(pipeline: DiffusionPipeline, prepare: Callable[[Any], None]) -> Iterator[Any]:
-    """`pipeline` for one call: the same models, a scheduler and flags of its own. It is emptied afterwards: its
-    functions refer to it, and only the garbage collector would find that out, some time later."""
-    copied: Any = copy.copy(pipeline)
-    scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)  # type: ignore[attr-defined]
-    prepare(scheduler)
-    vars(copied).update(
-        scheduler=scheduler,
-        _progress_bar_config={"disable": True},
-        maybe_free_model_hooks=lambda: None,  # it resets what other calls are using
-    )
-    try:
-        yield copied
-    finally:
-        vars(copied).clear()
-        vars(scheduler).clear()
 
 
 def _sigma(scheduler: Any, timestep: Any) -> Any:
@@ -207,8 +115,8 @@ def _sigma(scheduler: Any, timestep: Any) -> Any:
     return sigmas[scheduler.step_index]
 
 
-def _output_type(order: Order) -> str:
-    return "np" if order.result != "audios" else "pt"
+def _output_type(spec: OutputSpec) -> str:
+    return "np" if spec.result != "audios" else "pt"
 
 
 def _to_tensor(data: Any) -> torch.Tensor:

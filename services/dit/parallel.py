@@ -1,13 +1,18 @@
 """Context parallelism: several devices share the sequence of each denoising call, by diffusers' own implementation.
 
 diffusers wants a process per device, all of which make the same calls. The pipeline runs in the first process (rank 0)
-only; the others (`parallel_worker`) hold the denoisers, and repeat each call of rank 0's engine.
+only; the others (`parallel_worker`) hold the denoisers, and repeat each call of rank 0's engine. The structure of a
+call's arguments gets to them through a pipe; its tensors follow in the group's broadcasts, from device to device.
 """
 
+import io
 import json
 import os
+import pickle
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +24,12 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from services.common.engine.device import engine_device
+from services.diffusion.families import DENOISERS
 from services.dit.config import DitSettings
 from services.dit.execution import conflict
-from services.dit.weave import DENOISERS
+
+TensorHeader = tuple[torch.dtype, torch.Size, str]
+"""Of a tensor: dtype, shape, type of its device."""
 
 NO_LSE = frozenset({"native", "_native_npu"})  # they do not return what a ring's parts are put together by
 GROUP_TIMEOUT_S = 60.0  # for what ranks do at about the same time, so only an error takes so long
@@ -111,3 +119,75 @@ def join(settings: DitSettings, rank: int, store: Path, denoisers: list[Any]) ->
 def _use(denoiser: Any, config: ParallelConfig) -> ParallelConfig:
     denoiser._parallel_config = config
     return config
+
+
+class _Packer(pickle.Pickler):
+    """Leaves tensors out and lists them."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[torch.Tensor] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        # a copy: one element of a stride of 0 counts as contiguous, but cannot be seen as bytes
+        self.tensors.append(obj.detach().clone(memory_format=torch.contiguous_format))
+        return len(self.tensors) - 1
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, pid: int) -> torch.Tensor:
+        return self._tensors[pid]
+
+
+def pack_call(value: Any) -> tuple[bytes, list[torch.Tensor]]:
+    """`value`, which may hold tensors anywhere, for `send_call`.
+
+    Raises:
+        Exception: it holds what no other process can have.
+    """
+    file = io.BytesIO()
+    packer = _Packer(file)
+    packer.dump(value)
+    return file.getvalue(), packer.tensors
+
+
+def send_call(packed: tuple[bytes, list[torch.Tensor]], connections: Sequence[Connection]) -> None:
+    """To the processes at the other ends. For rank 0.
+
+    Raises:
+        OSError, RuntimeError: one of them is gone.
+    """
+    structure, tensors = packed
+    headers: list[TensorHeader] = [(t.dtype, t.shape, t.device.type) for t in tensors]
+    for connection in connections:
+        connection.send((structure, headers))
+    for tensor in tensors:
+        _broadcast(tensor)
+
+
+def receive_call(message: tuple[bytes, list[TensorHeader]], device: torch.device) -> Any:
+    """What rank 0 sent. For the other ranks.
+
+    Args:
+        message: from the pipe.
+        device: of this rank; tensors that rank 0 has on the CPU come to the CPU.
+    """
+    structure, headers = message
+    tensors = [
+        torch.empty(shape, dtype=dtype, device="cpu" if kind == "cpu" else device) for dtype, shape, kind in headers
+    ]
+    for tensor in tensors:
+        _broadcast(tensor)
+    return _Unpacker(io.BytesIO(structure), tensors).load()
+
+
+def _broadcast(tensor: torch.Tensor) -> None:
+    """As bytes: not every dtype is known to every backend."""
+    if tensor.numel():
+        distributed.broadcast(tensor.view(-1).view(torch.uint8), src=0)

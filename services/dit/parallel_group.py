@@ -18,10 +18,9 @@ import torch
 from torch import distributed
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from services.dit import parallel_wire
+from services.diffusion.pipelines import find_checkpoint
 from services.dit.config import DitSettings
-from services.dit.loading import find_checkpoint
-from services.dit.parallel import check, join, resolve_device
+from services.dit.parallel import check, join, pack_call, resolve_device, send_call
 
 START_TIMEOUT_S = 900.0  # loading a checkpoint takes minutes
 REPLY_TIMEOUT_S = 20.0  # ranks end a call at about the same time
@@ -39,12 +38,13 @@ class Group:
 
     Args:
         settings: of rank 0, this process.
+        work: what a rank's process runs, with its rank, the settings' values, the group's store and its end of a pipe.
 
     Raises:
         ValueError: the settings do not fit the checkpoint or the machine.
     """
 
-    def __init__(self, settings: DitSettings) -> None:
+    def __init__(self, settings: DitSettings, work: Callable[[int, dict[str, Any], Path, Connection], object]) -> None:
         check(settings, find_checkpoint(settings.model))
         self._settings, self._device = settings, torch.device(resolve_device(settings, 0))
         self._failure: GroupFailed | None = None
@@ -55,9 +55,6 @@ class Group:
         self._folder = Path(tempfile.mkdtemp(prefix="quartet-dit-"))
         self._pipes: list[Connection] = []
         spawn = multiprocessing.get_context("spawn")
-        # late, for it imports the models, which import this
-        from services.dit.parallel_worker import work
-
         self.processes = []
         atexit.register(self.close)
         for rank in range(1, settings.parallel_devices):
@@ -108,11 +105,11 @@ class Group:
         """
         if self._failure is not None:
             raise self._failure
-        packed = parallel_wire.pack((name, arguments, loras))
+        packed = pack_call((name, arguments, loras))
         result, error = None, None
         self._between_calls.clear()
         try:
-            parallel_wire.send(packed, self._pipes)
+            send_call(packed, self._pipes)
             result = forward()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # now, to know that it is no result of half a group

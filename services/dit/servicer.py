@@ -12,12 +12,12 @@ from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
 from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput
 from services.common.stream.tensors import MAX_INLINE_BYTES, to_message
+from services.diffusion.conditioning_stream import read_conditioning
+from services.diffusion.images import decode_files, read_files
+from services.diffusion.request import GenerationPlan, check, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.inputs import decode_files, read_files
-from services.dit.output import Done, Encoded, Event, Failed, Preview, Progress, Started
-from services.dit.request import Plan, check, plan
-from services.dit.source import read_conditioning
+from services.dit.events import Done, Encoded, Event, Failed, Preview, Progress, Started
 
 Requests = AsyncIterator[dit_pb2.DitServiceGenerateRequest]
 Response = dit_pb2.DitServiceGenerateResponse
@@ -45,12 +45,12 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                     yield response
 
     async def _serve(self, start: dit_pb2.DitStart, requests: Requests, call: Call) -> AsyncGenerator[Response, None]:
-        settled = await self._settle(start, requests)
-        steps, count = settled.steps, len(settled.orders)
+        plan = await self._resolve(start, requests)
+        steps, count = plan.steps, len(plan.outputs)
         yield Response(
-            started=dit_pb2.DitStarted(task=settled.task, seed=settled.seed, count=count, num_inference_steps=steps)
+            started=dit_pb2.DitStarted(task=plan.task, seed=plan.seed, count=count, num_inference_steps=steps)
         )
-        run = _Run(self._engine, settled, start.progress_interval_ms / 1000)
+        run = _Run(self._engine, plan, start.progress_interval_ms / 1000)
         try:
             async for output, event in run.events():
                 if isinstance(event, Failed):
@@ -78,11 +78,11 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
             )
         )
 
-    async def _settle(self, start: dit_pb2.DitStart, requests: Requests) -> Plan:
+    async def _resolve(self, start: dit_pb2.DitStart, requests: Requests) -> GenerationPlan:
         task = check(start, self._info)
         if start.HasField("source") != self._info.needs_source:
             reason = (
-                "is required: this dit has no text encoders"
+                "is required: this diffusion stage has no text encoders"
                 if self._info.needs_source
                 else "is not taken: leave it out"
             )
@@ -92,10 +92,10 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         if self._info.needs_source:
             given = await read_conditioning(start, models.device)
 
-        def settle() -> Plan:
-            return plan(start, task, *decode_files(files, self._settings), models, self._info, given)
+        def decode_and_resolve() -> GenerationPlan:
+            return resolve(start, task, *decode_files(files, self._settings), models, self._info, given)
 
-        return await asyncio.to_thread(settle)
+        return await asyncio.to_thread(decode_and_resolve)
 
     def _pieces(self, output: int, done: Done) -> Iterator[dit_pb2.DitPiece]:
         """`done` in messages of at most 4 MiB; in each at least one row, frame or sample. Without torch's operations:
@@ -124,13 +124,13 @@ class _Run:
         steps: denoising steps done, of all of them.
     """
 
-    def __init__(self, engine: DitEngine, settled: Plan, interval_s: float) -> None:
+    def __init__(self, engine: DitEngine, plan: GenerationPlan, interval_s: float) -> None:
         self.steps = 0
         self._batches = 0
-        self._interval_s, self._reported_s = interval_s, [float("-inf")] * len(settled.orders)
-        self._previews = [0] * len(settled.orders)
+        self._interval_s, self._reported_s = interval_s, [float("-inf")] * len(plan.outputs)
+        self._previews = [0] * len(plan.outputs)
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._engine, self._pending = engine, len(settled.orders)
+        self._engine, self._pending = engine, len(plan.outputs)
         loop = asyncio.get_running_loop()
 
         def emit(output: int, event: Event) -> None:
@@ -138,9 +138,7 @@ class _Run:
                 return
             loop.call_soon_threadsafe(self._events.put_nowait, (output, event))
 
-        self._outputs = [
-            engine.submit(order, lambda event, i=i: emit(i, event)) for i, order in enumerate(settled.orders)
-        ]
+        self._outputs = [engine.submit(spec, lambda event, i=i: emit(i, event)) for i, spec in enumerate(plan.outputs)]
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """(output, event), until the last is done or one has failed."""

@@ -8,8 +8,8 @@ from transformers.utils import logging as transformers_logging
 
 from quartet.v1 import dit_pb2, encoder_pb2_grpc, server_info_pb2
 from services.common.rpc.server import StageServer, main
-from services.dit.facts import dit_info, warm_up_side
-from services.dit.request import plan
+from services.diffusion.model_info import dit_info, warm_up_side
+from services.diffusion.request import resolve
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 from services.encoder.servicer import EncoderServicer
@@ -49,7 +49,8 @@ async def warm_up(engine: EncoderEngine, settings: EncoderSettings) -> None:
     info = dit_info(engine.models, settings)
     side = warm_up_side(info)
     start = dit_pb2.DitStart(prompt="warm-up", seed=0, width=side, height=side)
-    await engine.encode(plan(start, info.tasks[0], [], None, engine.models, info).orders, asyncio.get_running_loop())
+    plan = resolve(start, info.tasks[0], [], None, engine.models, info)
+    await engine.encode(plan.outputs, asyncio.get_running_loop())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.dit.config import PipelineSettings
+from services.diffusion.config import PipelineSettings
 
 
 class EncoderSettings(PipelineSettings):
@@ -12,6 +12,6 @@ class EncoderSettings(PipelineSettings):
     model_config = SettingsConfigDict(env_prefix="QUARTET_ENCODER_")
 
     shared_memory_mib: int = Field(
-        256, ge=0, description="memory for encoded prompts that a dit on this host reads, taken at start; 0: none"
+        256, ge=0, description="memory for encoded prompts that consumers on this host read, taken at start; 0: none"
     )
     max_running_requests: int = Field(1, ge=1, le=1, description="prompts that are encoded at a time")

@@ -11,13 +11,18 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from services.common.engine.device import engine_device
 from services.common.rpc.errors import InternalError, RequestCancelled
 from services.common.telemetry import metrics
-from services.dit.conditioning import Conditioning
-from services.dit.failure import explain
-from services.dit.hollow import ENCODERS, hollow_models, without
-from services.dit.loading import checkpoint_dtype, find_checkpoint
-from services.dit.models import Pipelines
-from services.dit.output import Order, view
-from services.dit.weave import DENOISERS, Stopped
+from services.diffusion.conditioning import Conditioning
+from services.diffusion.families import DENOISERS, TEXT_ENCODERS
+from services.diffusion.meta_modules import load_meta_modules, without
+from services.diffusion.pipelines import (
+    Pipelines,
+    PipelineStopped,
+    checkpoint_dtype,
+    explain,
+    find_checkpoint,
+    own_view,
+)
+from services.diffusion.request import OutputSpec
 from services.encoder.config import EncoderSettings
 
 
@@ -34,15 +39,15 @@ class EncoderEngine:
         device = engine_device(settings.device)
         folder = find_checkpoint(settings.model)
         dtype = checkpoint_dtype(folder, settings.dtype)
-        hollow = hollow_models(folder, dtype, lambda name: name in DENOISERS or name == "vae")
-        pipeline: Any = DiffusionPipeline.from_pretrained(folder, dtype=dtype, **hollow)
-        with without(pipeline, hollow):
+        without_weights = load_meta_modules(folder, dtype, lambda name: name in DENOISERS or name == "vae")
+        pipeline: Any = DiffusionPipeline.from_pretrained(folder, dtype=dtype, **without_weights)
+        with without(pipeline, without_weights):
             pipeline.to(device)
-        for model in hollow.values():
+        for model in without_weights.values():
             _end_at(model)
         self.models = Pipelines(pipeline)
         self.dtype = dtype
-        self.names = [name for name in ENCODERS if getattr(pipeline, name, None) is not None]
+        self.names = [name for name in TEXT_ENCODERS if getattr(pipeline, name, None) is not None]
         self._cancelled = threading.Event()
         for name in self.names:
             getattr(pipeline, name).register_forward_pre_hook(self._check_cancelled)
@@ -53,15 +58,15 @@ class EncoderEngine:
         """Whether each output needs an encoding of its own, by its seed."""
         return hasattr(self.models.pipeline, "generate_prior_tokens")
 
-    async def encode(self, orders: Sequence[Order], loop: Any) -> list[Conditioning]:
-        """What a dit needs to make `orders`. Cancelling it ends the encoding at the next call of a model.
+    async def encode(self, outputs: Sequence[OutputSpec], loop: Any) -> list[Conditioning]:
+        """What a diffusion stage needs to make `outputs`. Cancelling it ends the encoding at the next call of a model.
 
         Raises:
             StageError: the pipeline failed or refused an argument.
         """
         cancelled = threading.Event()
         try:
-            return await loop.run_in_executor(self._thread, self._encode, orders, cancelled)
+            return await loop.run_in_executor(self._thread, self._encode, outputs, cancelled)
         finally:
             cancelled.set()
 
@@ -72,13 +77,13 @@ class EncoderEngine:
 
     # What follows runs in the engine's thread.
 
-    def _encode(self, orders: Sequence[Order], cancelled: threading.Event) -> list[Conditioning]:
+    def _encode(self, outputs: Sequence[OutputSpec], cancelled: threading.Event) -> list[Conditioning]:
         self._cancelled = cancelled
-        wanted = orders if self.draws_prior_tokens else orders[:1]
+        wanted = outputs if self.draws_prior_tokens else outputs[:1]
         metrics.STEP_BATCH.labels("encoder", "encode").observe(len(wanted))
         try:
             with torch.no_grad(), metrics.STEP_SECONDS.labels("encoder", "encode").time():
-                return [_run(order) for order in wanted]
+                return [_run(spec) for spec in wanted]
         except _Cancelled:
             raise RequestCancelled("the request was cancelled while its prompt was read") from None
 
@@ -91,14 +96,14 @@ class _Cancelled(BaseException):
     """Ends a pipeline whose request is gone."""
 
 
-def _run(order: Order) -> Conditioning:
-    generator = torch.Generator("cpu").manual_seed(order.seed)
-    with view(order.pipeline, lambda scheduler: None) as pipeline:
-        order.conditioning.attach(pipeline)
+def _run(spec: OutputSpec) -> Conditioning:
+    generator = torch.Generator("cpu").manual_seed(spec.seed)
+    with own_view(spec.pipeline, lambda scheduler: None) as pipeline:
+        spec.conditioning.attach(pipeline)
         try:
-            pipeline(**order.arguments, generator=generator, output_type="latent")
-        except Stopped:
-            return order.conditioning
+            pipeline(**spec.arguments, generator=generator, output_type="latent")
+        except PipelineStopped:
+            return spec.conditioning
         except Exception as error:
             raise explain(error) from error
     raise InternalError("the pipeline went past its encoders")
@@ -108,7 +113,7 @@ def _end_at(model: Any) -> None:
     """Pipelines stop where they would call `model`, which has no weights."""
 
     def stop(*args: Any, **kwargs: Any) -> Any:
-        raise Stopped
+        raise PipelineStopped
 
     for name in ("forward", "encode", "decode"):
         if hasattr(model, name):

@@ -1,23 +1,18 @@
 """`quartet.v1.EncoderService`: messages in, engine calls, messages out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import grpc
-import torch
 
 from quartet.v1 import encoder_pb2, encoder_pb2_grpc
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.errors import InvalidInput
 from services.common.stream.hub import StreamHub
-from services.common.stream.output_stream import OutputStream
-from services.common.stream.rows import Rows
-from services.dit.conditioning import Conditioning, pack
-from services.dit.facts import dit_info
-from services.dit.inputs import decode_files, read_files
-from services.dit.output import Order
-from services.dit.request import check, plan
-from services.dit.source import LAYOUT
+from services.diffusion.conditioning_stream import send_conditioning
+from services.diffusion.images import decode_files, read_files
+from services.diffusion.model_info import dit_info
+from services.diffusion.request import OutputSpec, check, resolve
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 
@@ -45,11 +40,13 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 raise InvalidInput("output_stream_id", "is required")
             with self._hub.open(start.output_stream_id, []) as output:
                 output.start(prompt_positions=0)
-                orders = await self._orders(start, request_iterator)
+                outputs = await self._resolve(start, request_iterator)
                 call.timings.mark_started()
-                made = await self._engine.encode(orders, asyncio.get_running_loop())
+                made = await self._engine.encode(outputs, asyncio.get_running_loop())
                 call.timings.mark_output()
-                tensors, size_bytes = await asyncio.to_thread(_put, output, made, asyncio.get_running_loop())
+                tensors, size_bytes = await asyncio.to_thread(
+                    send_conditioning, output, made, asyncio.get_running_loop()
+                )
                 call.set(tensors=tensors, size_bytes=size_bytes)
                 output.finish(end_position=0)
             yield encoder_pb2.EncodeResponse(
@@ -58,9 +55,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 )
             )
 
-    async def _orders(
+    async def _resolve(
         self, start: encoder_pb2.EncodeStart, requests: AsyncIterator[encoder_pb2.EncodeRequest]
-    ) -> list[Order]:
+    ) -> list[OutputSpec]:
         request = start.request
         request.ClearField("loras")  # of the transformer
         task = check(request, self._info)
@@ -68,25 +65,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             raise InvalidInput("seed", "is required: this model draws prior tokens by it")
         files = await read_files(request, requests, self._settings)
 
-        def settle() -> list[Order]:
+        def decode_and_resolve() -> list[OutputSpec]:
             pictures, mask = decode_files(files, self._settings)
-            return plan(request, task, pictures, mask, self._engine.models, self._info).orders
+            return resolve(request, task, pictures, mask, self._engine.models, self._info).outputs
 
-        return await asyncio.to_thread(settle)
-
-
-def _put(output: OutputStream, made: Sequence[Conditioning], loop: asyncio.AbstractEventLoop) -> tuple[int, int]:
-    """Sends all of it; returns how many tensors and bytes that were. For a thread: tensors are large, and may be on a
-    device."""
-    count = size_bytes = 0
-    for i, conditioning in enumerate(made):
-        layout, tensors = pack(conditioning)
-        named = {LAYOUT: torch.frombuffer(bytearray(layout), dtype=torch.uint8)}
-        named |= {str(k): tensor for k, tensor in enumerate(tensors)}
-        for name, tensor in named.items():
-            rows = Rows(f"{i}.{name}", 0, tensor.cpu().contiguous()).compact()
-            loop.call_soon_threadsafe(output.put, [rows])
-        count += len(tensors)
-        size_bytes += sum(tensor.nbytes for tensor in tensors)
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()  # what was put before is there
-    return count, size_bytes
+        return await asyncio.to_thread(decode_and_resolve)

@@ -3,7 +3,7 @@
 A folder has a module for each part that the family has: `thinker`, `talker`, `code2wav` (what the stage of that name
 asks of a family: its `family.py`), `tiny` (a small random checkpoint) and `budget` (what a checkpoint needs of a GPU).
 A part that a family lacks has no module. Modules are imported when they are asked for, so that a stage imports no
-other stage's libraries. `services/dit/families.py` is the table of diffusion pipelines.
+other stage's libraries. `services/diffusion/families.py` is the table of diffusion pipelines.
 
 A package of somebody else adds a row by an entry point of the group `quartet.families` that is a `Family`:
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from services.common.rpc.errors import InvalidInput
+from services.common.rpc.messages import open_image
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 
@@ -43,22 +44,17 @@ def decode_image(file: MediaFile, limits: ThinkerSettings) -> "Image":
     Raises:
         InvalidInput: names `file.field`, when the file is no image, too large or too small.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import ImageOps
 
-    try:
-        with Image.open(io.BytesIO(file.data)) as image:
-            width, height = image.size
-            if width * height > limits.max_image_pixels:
-                raise InvalidInput(
-                    file.field, f"is {width} x {height}; at most {limits.max_image_pixels} pixels are taken"
-                )
-            if min(width, height) < limits.min_image_side:
-                raise InvalidInput(
-                    file.field, f"is {width} x {height}; each side must have at least {limits.min_image_side} pixels"
-                )
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InvalidInput(file.field, f"cannot be decoded as an image: {error}") from None
+    with open_image(file.data, file.field) as image:
+        width, height = image.size
+        if width * height > limits.max_image_pixels:
+            raise InvalidInput(file.field, f"is {width} x {height}; at most {limits.max_image_pixels} pixels are taken")
+        if min(width, height) < limits.min_image_side:
+            raise InvalidInput(
+                file.field, f"is {width} x {height}; each side must have at least {limits.min_image_side} pixels"
+            )
+        return ImageOps.exif_transpose(image).convert("RGB")
 
 
 def decode_audio(file: MediaFile, sample_rate_hz: int, limits: ThinkerSettings) -> np.ndarray:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from services.common.rpc.errors import InvalidInput
-from services.dit.conditioning import Conditioning, count_tensors, pack, unpack
+from services.diffusion.conditioning import Conditioning, count_tensors, pack, unpack
 
 CPU = torch.device("cpu")
 

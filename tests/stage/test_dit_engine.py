@@ -13,7 +13,7 @@ from diffusers.hooks.first_block_cache import FirstBlockCacheConfig
 
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InternalError, InvalidInput
-from services.dit.output import Done, Event, Failed, Preview, Progress, Started
+from services.dit.events import Done, Event, Failed, Preview, Progress, Started
 from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench, fresh, reference
 
@@ -76,7 +76,7 @@ def test_no_step_is_shared_beyond_max_batch(flux: Path) -> None:
 
 
 def test_a_cancelled_output_makes_way_at_the_next_step(flux: Path) -> None:
-    with bench(flux, max_running_requests=1) as dit:
+    with bench(flux, max_running_outputs=1) as dit:
         (order,) = dit.orders(start(num_inference_steps=50))
 
         def cancel_at_step_3(event: Event) -> None:
@@ -122,7 +122,7 @@ def test_cancels_leave_nothing_behind(flux: Path) -> None:
 
 
 def test_waiting_outputs_can_be_cancelled(flux: Path) -> None:
-    with bench(flux, max_running_requests=1) as dit:
+    with bench(flux, max_running_outputs=1) as dit:
         running = dit.submit(dit.orders(start(num_inference_steps=10))[0])
         waiting = dit.submit(dit.orders(start())[0])
         dit.engine.cancel(waiting.output)

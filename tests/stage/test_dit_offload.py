@@ -7,8 +7,8 @@ import torch
 
 from quartet.v1 import dit_pb2
 from services.common.engine.execution import Accelerator
-from services.dit import loading, offload
-from services.dit.output import Event, Progress
+from services.dit import loading
+from services.dit.events import Event, Progress
 from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Watched, bench
 
@@ -50,7 +50,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Places:
     watched = Places()
 
     def place(pipeline: Any, device: torch.device, offloading: str) -> None:
-        offload.offload_models(pipeline, DEVICE)
+        loading.offload_models(pipeline, DEVICE)
         for name, component in pipeline.components.items():
             if isinstance(component, torch.nn.Module):
                 watched.watch(name, component)

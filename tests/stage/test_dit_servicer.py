@@ -29,7 +29,7 @@ Response = dit_pb2.DitServiceGenerateResponse
 @pytest.fixture(scope="module")
 def dit():
     checkpoint = diffusion_checkpoint("sd3")
-    with bench(checkpoint, max_running_requests=2) as started:
+    with bench(checkpoint, max_running_outputs=2) as started:
         yield started
 
 
@@ -242,7 +242,7 @@ async def test_the_timeout_of_a_call_ends_it(service: Service, dit: Bench) -> No
 
 
 def test_masks_of_every_kind() -> None:
-    from services.dit.inputs import decode_mask
+    from services.diffusion.images import decode_mask
 
     limits, of = DitSettings(model="x"), Image.new("RGB", (8, 8))
     file = io.BytesIO()
@@ -257,7 +257,7 @@ def test_masks_of_every_kind() -> None:
 
 
 def test_a_picture_with_transparency_is_put_on_white() -> None:
-    from services.dit.inputs import decode_picture
+    from services.diffusion.images import decode_picture
 
     limits = DitSettings(model="x")
     picture = decode_picture(png(mode="RGBA", colour=(0, 0, 0, 0)), "images[0]", limits)

@@ -12,11 +12,12 @@ from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from quartet.v1 import dit_pb2, server_info_pb2
+from services.diffusion.request import OutputSpec, check, resolve
 from services.dit.__main__ import describe, start_engine
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.output import Done, Event, Failed, Order, Output, Progress
-from services.dit.request import check, plan
+from services.dit.events import Done, Event, Failed, Progress
+from services.dit.output import Output
 
 TIMEOUT_S = 120.0
 
@@ -53,16 +54,16 @@ class Bench:
         self.log: list[tuple[Watched, Event]] = []
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def orders(self, start: dit_pb2.DitStart, images: Sequence[Any] = (), mask: Any = None) -> list[Order]:
+    def orders(self, start: dit_pb2.DitStart, images: Sequence[Any] = (), mask: Any = None) -> list[OutputSpec]:
         """Those of a request, for floats."""
         start.pixel_format = dit_pb2.PIXEL_FORMAT_FLOAT32
         for _ in range(len(images) - len(start.images)):
             start.images.add()
         if mask is not None:
             start.mask.SetInParent()
-        return plan(start, check(start, self.info), images, mask, self.engine.models, self.info).orders
+        return resolve(start, check(start, self.info), images, mask, self.engine.models, self.info).outputs
 
-    def submit(self, order: Order, hear: Callable[[Event], object] = lambda event: None) -> Watched:
+    def submit(self, order: OutputSpec, hear: Callable[[Event], object] = lambda event: None) -> Watched:
         """`hear` is called in the engine's thread."""
 
         def emit(event: Event) -> None:
@@ -85,7 +86,7 @@ class Bench:
         self.wait(lambda: all(w.events and isinstance(w.events[-1], Done | Failed) for w in watched))
         return [w.data for w in watched]
 
-    def make(self, orders: Sequence[Order]) -> list[torch.Tensor]:
+    def make(self, orders: Sequence[OutputSpec]) -> list[torch.Tensor]:
         """All of them at once."""
         return self.finish([self.submit(order) for order in orders])
 
@@ -104,7 +105,7 @@ def bench(checkpoint: Path, **settings: Any) -> Iterator[Bench]:
         _AttentionBackendRegistry.set_active_backend(backend)  # diffusers keeps one for the whole process
 
 
-def reference(pipeline: Any, order: Order) -> torch.Tensor:
+def reference(pipeline: Any, order: OutputSpec) -> torch.Tensor:
     """What diffusers makes of `order` with a pipeline of its own: (height, width, 3), (frames, height, width, 3) or
     (samples, channels)."""
     pipeline.set_progress_bar_config(disable=True)

@@ -1,11 +1,13 @@
-"""How an engine shares its process and machine with event loops: memory, garbage collection, priority."""
+"""How an engine's process behaves: memory, garbage collection, priority, and that it ends with its parent."""
 
 import atexit
 import contextlib
 import ctypes
 import gc
 import os
+import shutil
 import threading
+from multiprocessing import connection, parent_process
 
 # of <malloc.h>
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
@@ -49,3 +51,23 @@ def lower_engine_priority() -> None:
         thread = threading.get_native_id()
         os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, thread, ENGINE_NICENESS)
+
+
+def end_with_parent(folder: str | os.PathLike[str] | None = None) -> None:
+    """Ends this process, whatever it waits for, when the one that spawned it is gone, however that ended: an engine
+    nobody listens to would keep its memory for ever. A process that was not spawned by multiprocessing goes on.
+
+    Args:
+        folder: of the parent, removed then: killed, the parent cannot do so itself.
+    """
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

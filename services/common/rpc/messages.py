@@ -1,10 +1,15 @@
-"""Reads files that follow a request's first message in pieces."""
+"""Files that come with a request: read off the messages that follow its first, and opened as images."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+import io
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from services.common.rpc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MEDIA_TIMEOUT_S = 30.0  # a client that is silent for longer gives up its place
 
@@ -29,3 +34,19 @@ async def read_bytes(
     if len(data) > size_bytes:
         raise InvalidInput(field, f"a media chunk runs past its {size_bytes} bytes")
     return bytes(data)
+
+
+@contextmanager
+def open_image(data: bytes, field: str) -> "Iterator[Image]":
+    """The image in `data`; only its header has been read.
+
+    Raises:
+        InvalidInput: names `field`, when `data` is no image, or what is done with the image inside finds it broken.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            yield image
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InvalidInput(field, f"cannot be decoded as an image: {error}") from None

@@ -15,11 +15,8 @@ import torch
 from accelerate import init_empty_weights
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "vision_language_encoder")
-OTHERS = ("vae", "image_encoder")
 
-
-def hollow_models(folder: Path, dtype: torch.dtype, wanted: Callable[[str], bool]) -> dict[str, torch.nn.Module]:
+def load_meta_modules(folder: Path, dtype: torch.dtype, wanted: Callable[[str], bool]) -> dict[str, torch.nn.Module]:
     """Models of the checkpoint whose names are `wanted`, without weights.
 
     Args:
@@ -61,5 +58,5 @@ def without(pipeline: Any, models: dict[str, torch.nn.Module]) -> Iterator[None]
 def run_on(pipeline: DiffusionPipeline, device: torch.device) -> None:
     """The pipeline looks for its device at its first model, which may have no weights."""
     cls = type(pipeline)
-    facts = {"_execution_device": property(lambda self: device), "device": property(lambda self: device)}
-    pipeline.__class__ = type(cls.__name__, (cls,), {**facts, "__module__": cls.__module__})
+    overridden = {"_execution_device": property(lambda self: device), "device": property(lambda self: device)}
+    pipeline.__class__ = type(cls.__name__, (cls,), {**overridden, "__module__": cls.__module__})

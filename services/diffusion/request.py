@@ -1,17 +1,18 @@
-"""DitStart as orders for the engine: checked against what the model takes, defaults filled in."""
+"""A request (DitStart): checked against what the model takes, and resolved into a pipeline's calls."""
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.rpc.errors import InvalidInput
-from services.dit.conditioning import Conditioning
-from services.dit.families import default_of
-from services.dit.models import Pipelines
-from services.dit.output import Order
+from services.diffusion.conditioning import Conditioning
+from services.diffusion.families import default_of
+from services.diffusion.pipelines import Pipelines
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,17 +26,44 @@ _SEEDS = 1 << 64
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A request, settled.
+class OutputSpec:
+    """What to make.
 
     Attributes:
-        steps: denoising steps of each order.
+        pipeline: to be called; shared by all outputs of its kind.
+        arguments: of its call, less generator, output type and callbacks.
+        seed: of the noise.
+        loras: (adapter, weight), sorted; the others are off.
+        result: the field of the pipeline's result: "images", "frames" or "audios".
+        conditioning: what is known of the prompt, and where what is not will be kept.
+        preview_steps: after which steps (from 1) a preview is made.
+        steps: denoising steps it takes.
+        floats: whether the result stays float32; sound always does.
+    """
+
+    pipeline: DiffusionPipeline
+    arguments: Mapping[str, Any]
+    seed: int
+    result: str
+    conditioning: Conditioning
+    loras: tuple[tuple[str, float], ...] = ()
+    preview_steps: frozenset[int] = frozenset()
+    steps: int = 0
+    floats: bool = True
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """A request with all defaults filled in.
+
+    Attributes:
+        steps: denoising steps of each output.
     """
 
     task: dit_pb2.DitTask
     seed: int
     steps: int
-    orders: list[Order]
+    outputs: list[OutputSpec]
 
 
 def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:
@@ -156,16 +184,16 @@ def _check_loras(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None
         seen.add(lora.name)
 
 
-def plan(
+def resolve(
     start: dit_pb2.DitStart,
     task: dit_pb2.DitTask,
     images: "Sequence[Image]",
     mask: "Image | None",
-    models: Pipelines,
+    pipelines: Pipelines,
     info: server_info_pb2.DitInfo,
     given: Sequence[Conditioning] = (),
-) -> Plan:
-    """The orders of a request that `check` found good. Tokenizes the prompt: call it in a thread.
+) -> GenerationPlan:
+    """The outputs of a request that `check` found good. Tokenizes the prompt: call it in a thread.
 
     Args:
         images: `start.images`, decoded.
@@ -173,61 +201,69 @@ def plan(
         mask: white where the picture is painted anew, of the first picture's size.
 
     Raises:
-        InvalidInput: the prompt is too long.
+        InvalidInput: the prompt is too long, or there are too few steps for this model or task.
     """
-    _check_prompt(start, models, info)
-    kind = "inpaint" if mask is not None else "edit" if images and "edit" in models.pipelines else None
-    kind = kind or ("image" if images else "text")
-    pipeline = models.pipelines[kind]
-    arguments = _arguments(start, models, info)
-    arguments |= _size(start, info, images, follows_picture=pipeline is models.pipeline)
+    _check_prompt(start, pipelines, info)
+    pipeline = pipelines.for_request(edits=bool(images), masked=mask is not None)
+    arguments = _arguments(start, pipelines, info)
+    arguments |= _size(start, info, images, follows_picture=pipeline is pipelines.pipeline)
     if images:
-        several = pipeline is models.pipeline and models.family.images > 1
+        several = pipeline is pipelines.pipeline and pipelines.family.images > 1
         arguments["image"] = list(images) if several else images[0]
     if mask is not None:
         arguments["mask_image"] = mask
-    steps = arguments["num_inference_steps"]
-    if steps < models.family.min_steps:
-        raise InvalidInput("num_inference_steps", f"must be at least {models.family.min_steps} for this model")
-    strength = default_of(type(pipeline), "strength")
-    if strength is not None:  # of an edit by noising the picture: the first steps are left out
-        steps = min(steps, int(steps * strength))
-        if not steps:
-            raise InvalidInput("num_inference_steps", "is too few for an edit; take at least 2")
-    if start.previews and start.previews >= steps:
-        raise InvalidInput("previews", f"must be fewer than the {steps} steps that this edit takes")
-    seed = start.seed if start.HasField("seed") else secrets.randbits(32)
-    previews = frozenset(round(steps * (i + 1) / (start.previews + 1)) for i in range(start.previews)) - {0, steps}
+    steps = _denoising_steps(start, pipelines, pipeline, arguments["num_inference_steps"])
+    seed, count = start.seed if start.HasField("seed") else secrets.randbits(32), start.count or 1
     first = Conditioning()
-    conditionings = given or [first, *(first.for_another_seed() for _ in range(1, start.count or 1))]
-    orders = [
-        Order(
+    conditionings = given or [first, *(first.for_another_seed() for _ in range(1, count))]
+    outputs = [
+        OutputSpec(
             pipeline,
             arguments,
             (seed + i) % _SEEDS,
-            models.family.result,
+            pipelines.family.result,
             conditionings[i],
-            tuple(sorted((lora.name, lora.weight) for lora in start.loras)),
-            previews,
-            steps,
+            loras=tuple(sorted((lora.name, lora.weight) for lora in start.loras)),
+            preview_steps=_preview_steps(start.previews, steps),
+            steps=steps,
             floats=start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32 or bool(info.sample_rate_hz),
         )
-        for i in range(start.count or 1)
+        for i in range(count)
     ]
-    return Plan(task, seed, steps, orders)
+    return GenerationPlan(task, seed, steps, outputs)
 
 
-def _check_prompt(start: dit_pb2.DitStart, models: Pipelines, info: server_info_pb2.DitInfo) -> None:
+def _denoising_steps(start: dit_pb2.DitStart, pipelines: Pipelines, pipeline: DiffusionPipeline, asked: int) -> int:
+    """Steps that an output really takes, of `asked`."""
+    if asked < pipelines.family.min_steps:
+        raise InvalidInput("num_inference_steps", f"must be at least {pipelines.family.min_steps} for this model")
+    strength = default_of(type(pipeline), "strength")
+    if strength is None:
+        return asked
+    steps = min(asked, int(asked * strength))  # an edit noises the picture, and leaves the first steps out
+    if not steps:
+        raise InvalidInput("num_inference_steps", "is too few for an edit; take at least 2")
+    if start.previews >= steps:
+        raise InvalidInput("previews", f"must be fewer than the {steps} steps that this edit takes")
+    return steps
+
+
+def _preview_steps(previews: int, steps: int) -> frozenset[int]:
+    """After which of `steps` steps the previews are made: evenly, neither before the first nor after the last."""
+    return frozenset(round(steps * (i + 1) / (previews + 1)) for i in range(previews)) - {0, steps}
+
+
+def _check_prompt(start: dit_pb2.DitStart, pipelines: Pipelines, info: server_info_pb2.DitInfo) -> None:
     if not info.max_prompt_tokens:
         return
     for field, text in (("prompt", start.prompt), ("negative_prompt", start.negative_prompt)):
-        tokens = models.count_tokens(text)
+        tokens = pipelines.count_tokens(text)
         if tokens > info.max_prompt_tokens:
             raise InvalidInput(field, f"has {tokens} tokens; at most {info.max_prompt_tokens} are read: shorten it")
 
 
-def _arguments(start: dit_pb2.DitStart, models: Pipelines, info: server_info_pb2.DitInfo) -> dict[str, Any]:
-    family = models.family
+def _arguments(start: dit_pb2.DitStart, pipelines: Pipelines, info: server_info_pb2.DitInfo) -> dict[str, Any]:
+    family = pipelines.family
     arguments: dict[str, Any] = {
         "prompt": start.prompt,
         "num_inference_steps": start.num_inference_steps or info.default_inference_steps,

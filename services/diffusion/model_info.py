@@ -3,9 +3,9 @@
 from typing import Any
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.dit.config import PipelineSettings
-from services.dit.families import default_of
-from services.dit.models import Pipelines
+from services.diffusion.config import PipelineSettings
+from services.diffusion.families import default_of
+from services.diffusion.pipelines import Pipelines
 
 _WARM_UP_SIDES = 4  # of the warm-up's output, in multiples of what sizes are multiples of
 

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from quartet.v1 import encoder_pb2
 from services.common.rpc.errors import InvalidInput
 
-# Methods of pipelines that run text encoders, and the one that runs GLM-Image's autoregressive model.
+# Methods of pipelines that run text encoders, and the one that runs an autoregressive model for prior tokens.
 METHODS = ("encode_prompt", "generate_prior_tokens")
 # Results that are the same for every seed.
 _SEEDLESS = ("encode_prompt",)

@@ -1,16 +1,44 @@
-"""What differs between the families of models: one table."""
+"""What differs between the families of diffusion models: one table.
+
+No other file of the diffusion stage or of its encoder names a model.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import diffusers
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-from services.dit.hollow import run_on
-
 Media = Literal["image", "video", "sound"]
+
+# Components of pipelines, by what they do.
+TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "vision_language_encoder")
+DENOISERS = ("transformer", "transformer_2")
+
+
+@dataclass(frozen=True)
+class BatchRules:
+    """How arguments of several calls of one model combine. Those not named: tensors and lists with an entry a sample
+    are joined where all entries have one shape; anything else must be equal.
+
+    Attributes:
+        rows: the argument that says how many samples a call has.
+        shared: without samples; must be equal, and is passed once.
+        alike: an entry a sample, but the model looks at the first only: must be equal, and is joined.
+        ragged: lists of tensors of any lengths; the model itself pads them.
+        padded: sequence -> its mask. Of any lengths: padded at the end and masked here.
+        expanded: one entry that stands for all samples of the call.
+        inert: objects of one request that do not matter while this says so of them.
+    """
+
+    rows: str = "hidden_states"
+    shared: frozenset[str] = frozenset()
+    alike: frozenset[str] = frozenset()
+    ragged: frozenset[str] = frozenset()
+    padded: Mapping[str, str] = field(default_factory=dict)
+    expanded: frozenset[str] = frozenset()
+    inert: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
 
 
 def _image_multiple(pipe: Any) -> int:
@@ -54,6 +82,7 @@ class Family:
         edit, inpaint: classes of diffusers that do that with the same components.
         min_steps: fewer make no picture: Qwen-Image's schedule divides by zero.
         fps: frames a second.
+        batching: how several requests' calls of its transformer become one.
     """
 
     media: Media = "image"
@@ -71,12 +100,22 @@ class Family:
     inpaint: str | None = None
     min_steps: int = 1
     fps: float = 16.0
+    batching: BatchRules = field(default_factory=BatchRules)
 
     @property
     def result(self) -> str:
         """The field of the pipeline's result that has what it makes."""
         return {"image": "images", "video": "frames", "sound": "audios"}[self.media]
 
+
+def _no_condition_images(kv_caches: Any) -> bool:
+    """GLM-Image keeps keys and values of an edit's pictures in it; without pictures it stays empty."""
+    return all(kv_caches[i].mode is None for i in range(kv_caches.num_layers))
+
+
+_QWEN = BatchRules(alike=frozenset({"img_shapes"}), padded={"encoder_hidden_states": "encoder_hidden_states_mask"})
+_FLUX = BatchRules(shared=frozenset({"img_ids", "txt_ids"}))
+_FLUX2 = BatchRules(alike=frozenset({"img_ids", "txt_ids"}))
 
 FAMILIES: Mapping[str, Family] = {
     "QwenImagePipeline": Family(
@@ -85,6 +124,7 @@ FAMILIES: Mapping[str, Family] = {
         min_steps=2,
         edit="QwenImageImg2ImgPipeline",
         inpaint="QwenImageInpaintPipeline",
+        batching=_QWEN,
     ),
     "QwenImageEditPipeline": Family(
         guidance="true_cfg_scale",
@@ -93,23 +133,29 @@ FAMILIES: Mapping[str, Family] = {
         needs_image=True,
         inpaint="QwenImageEditInpaintPipeline",
         min_steps=2,
+        batching=_QWEN,
     ),
     "QwenImageEditPlusPipeline": Family(
-        guidance="true_cfg_scale", default_negative=" ", images=3, needs_image=True, min_steps=2
+        guidance="true_cfg_scale", default_negative=" ", images=3, needs_image=True, min_steps=2, batching=_QWEN
     ),
     "ZImagePipeline": Family(
         max_side=lambda pipe: min(pipe.transformer.config.axes_lens[1:]) * _image_multiple(pipe),
         edit="ZImageImg2ImgPipeline",
         inpaint="ZImageInpaintPipeline",
+        batching=BatchRules(rows="x", ragged=frozenset({"cap_feats"})),
     ),
     "FluxPipeline": Family(
-        negative=False, tokenizer="tokenizer_2", edit="FluxImg2ImgPipeline", inpaint="FluxInpaintPipeline"
+        negative=False,
+        tokenizer="tokenizer_2",
+        edit="FluxImg2ImgPipeline",
+        inpaint="FluxInpaintPipeline",
+        batching=_FLUX,
     ),
     "FluxKontextPipeline": Family(
-        negative=False, tokenizer="tokenizer_2", images=1, inpaint="FluxKontextInpaintPipeline"
+        negative=False, tokenizer="tokenizer_2", images=1, inpaint="FluxKontextInpaintPipeline", batching=_FLUX
     ),
-    "Flux2Pipeline": Family(negative=False, images=10),
-    "Flux2KleinPipeline": Family(negative=False, images=10, inpaint="Flux2KleinInpaintPipeline"),
+    "Flux2Pipeline": Family(negative=False, images=10, batching=_FLUX2),
+    "Flux2KleinPipeline": Family(negative=False, images=10, inpaint="Flux2KleinInpaintPipeline", batching=_FLUX2),
     "StableDiffusion3Pipeline": Family(
         size_multiple=_patch_multiple,
         max_side=lambda pipe: pipe.transformer.config.pos_embed_max_size * _patch_multiple(pipe),
@@ -118,10 +164,18 @@ FAMILIES: Mapping[str, Family] = {
         inpaint="StableDiffusion3InpaintPipeline",
     ),
     # no edits: diffusers 0.42 passes the pictures' features to transformers 5.19 in a shape that it does not take
-    "GlmImagePipeline": Family(size_multiple=_glm_multiple, negative=False),
+    "GlmImagePipeline": Family(
+        size_multiple=_glm_multiple, negative=False, batching=BatchRules(inert={"kv_caches": _no_condition_images})
+    ),
     "WanPipeline": Family("video", (832, 480), _video_multiple, _video_side),
     "WanImageToVideoPipeline": Family("video", (832, 480), _video_multiple, _video_side, images=1, needs_image=True),
-    "StableAudioPipeline": Family("sound", (0, 0), lambda pipe: 1, max_prompt_tokens=128),
+    "StableAudioPipeline": Family(
+        "sound",
+        (0, 0),
+        lambda pipe: 1,
+        max_prompt_tokens=128,
+        batching=BatchRules(shared=frozenset({"rotary_embedding"}), expanded=frozenset({"timestep"})),
+    ),
 }
 
 
@@ -141,13 +195,3 @@ def default_of(pipeline: type[DiffusionPipeline], argument: str) -> Any:
     """Default of an argument of the pipeline's call; None if it has none."""
     parameter = inspect.signature(pipeline.__call__).parameters.get(argument)
     return None if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
-
-
-def variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline:
-    """A pipeline of class `name` with the same models: they are not loaded again, nor kept twice."""
-    cls: type[DiffusionPipeline] = getattr(diffusers, name)
-    wanted = inspect.signature(cls.__init__).parameters
-    made = cls(**{key: value for key, value in pipeline.components.items() if key in wanted})
-    if type(pipeline) is not getattr(diffusers, type(pipeline).__name__):  # some models are hollow
-        run_on(made, pipeline._execution_device)
-    return made

@@ -1,14 +1,12 @@
 """Pictures that come with a request."""
 
-import io
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import dit_pb2, media_pb2
 from services.common.rpc.errors import InvalidInput
-from services.common.rpc.messages import read_bytes
-from services.dit.config import PipelineSettings
+from services.common.rpc.messages import open_image, read_bytes
+from services.diffusion.config import PipelineSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -89,9 +87,9 @@ def decode_mask(data: bytes, field: str, of: "Image", limits: PipelineSettings) 
 
 
 def _open(data: bytes, field: str, limits: PipelineSettings) -> "Image":
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
-    with _named(field), Image.open(io.BytesIO(data)) as image:
+    with open_image(data, field) as image:
         width, height = image.size
         shorter, longer = sorted(image.size)
         if shorter < limits.min_image_side:
@@ -120,24 +118,11 @@ def _eight_bit(picture: "Image") -> "Image":
 
 def _check_pixels(files: Files, limits: PipelineSettings) -> None:
     """Refuses, by what their headers say, pictures that are too large together."""
-    from PIL import Image
-
     pixels = 0
     for field, data in files:
-        with _named(field), Image.open(io.BytesIO(data)) as image:
+        with open_image(data, field) as image:
             width, height = image.size
         pixels += width * height
         if pixels > limits.max_image_pixels:
             most = limits.max_image_pixels
             raise InvalidInput(field, f"is {width} x {height}; a request's pictures may have {most} pixels together")
-
-
-@contextmanager
-def _named(field: str) -> Iterator[None]:
-    """Errors of Pillow as InvalidInput that names `field`."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        yield
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InvalidInput(field, f"cannot be decoded as an image: {error}") from None

@@ -15,19 +15,19 @@ import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from greenlet import getcurrent, greenlet
 
-from services.dit.batching import DECODE_RULES, RULES, Alone, Arguments, Rules, content, key_of, samples_of
-
-DENOISERS = ("transformer", "transformer_2", "unet")
-
-
-class Stopped(BaseException):
-    """Raised inside a pipeline to end it. No Exception, so that no pipeline catches it."""
+from services.diffusion.families import DENOISERS, BatchRules, family_of
+from services.diffusion.pipelines import PipelineStopped
+from services.dit.batching import DECODE_RULES, Arguments, Unbatchable, content, key_of, samples_of
 
 
-class Point:
-    """A function of a model that pipelines stop at."""
+class BatchPoint:
+    """A function of a model that pipelines stop at, so that several pipelines' calls of it may run as one.
 
-    def __init__(self, name: str, function: Callable[..., Any], rules: Rules | None) -> None:
+    Args:
+        rules: how several calls become one.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], rules: BatchRules) -> None:
         self.name, self.function, self.rules = name, function, rules
         self._signature = inspect.signature(function)
 
@@ -46,11 +46,11 @@ class CacheContext:
     """What a pipeline said by `cache_context`: which of a step's calls this is, and where in the loop."""
 
     name: str
-    facts: dict[str, Any]
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """What a stopped pipeline waits for.
 
     Attributes:
@@ -58,14 +58,14 @@ class Call:
         samples: rows of it.
     """
 
-    point: Point
+    point: BatchPoint
     arguments: Arguments
     context: CacheContext | None
     key: Hashable
     samples: int
 
 
-class Strand(greenlet):
+class PipelineTask(greenlet):
     """A pipeline's call that can be stopped.
 
     Args:
@@ -79,7 +79,7 @@ class Strand(greenlet):
 
     def __init__(self, body: Callable[[], Any]) -> None:
         super().__init__(body)
-        self.call: Call | None = None
+        self.call: ModelCall | None = None
         self.context: CacheContext | None = None
         self.replay: Any = None
         self.last: Any = None
@@ -94,19 +94,18 @@ class Strand(greenlet):
     def stop(self) -> None:
         """Ends the pipeline where it is; frees what it holds."""
         if self and not self.dead:
-            with contextlib.suppress(Stopped):
-                self.throw(Stopped)
+            with contextlib.suppress(PipelineStopped):
+                self.throw(PipelineStopped)
         self.call = self.last = None
         self._digests.clear()
 
-    def wait_for(self, point: Point, arguments: Arguments) -> Any:
+    def wait_for(self, point: BatchPoint, arguments: Arguments) -> Any:
         """Called by the pipeline, through `install`: stops it until the engine has the result."""
         samples, key = 1, None
-        if point.rules is not None:
-            with contextlib.suppress(Alone):
-                samples = samples_of(point.rules, arguments)
-                key = (point.name, key_of(point.rules, arguments, self._digest))
-        self.call = Call(point, arguments, self.context, key, samples)
+        with contextlib.suppress(Unbatchable):
+            samples = samples_of(point.rules, arguments)
+            key = (point.name, key_of(point.rules, arguments, self._digest))
+        self.call = ModelCall(point, arguments, self.context, key, samples)
         return self.parent.switch(None)  # type: ignore[union-attr]  # the engine's greenlet
 
     def _digest(self, tensor: torch.Tensor) -> bytes:
@@ -118,18 +117,18 @@ class Strand(greenlet):
 
 
 def install(pipeline: DiffusionPipeline) -> None:
-    """Makes strands stop at the models of `pipeline`. To be called last, after offloading, caches and compilation have
-    put their own functions in the models' place. Calls from outside of a strand go through as before."""
+    """Makes pipelines stop at the models of `pipeline`. Call it last: offloading, caches and compilation put functions
+    of their own in the models' place. Calls from outside of a `PipelineTask` go through as before."""
+    rules = family_of(pipeline).batching
     for name in DENOISERS:
         module: Any = getattr(pipeline, name, None)
         if module is not None:
-            rules = RULES.get(type(module).__name__)
-            module.forward = _stopping(Point(name, module.forward, rules), denoises=True)
+            module.forward = _stopping(BatchPoint(name, module.forward, rules), denoises=True)
             if hasattr(module, "cache_context"):
-                module.cache_context = _noting(module.cache_context)
+                module.cache_context = _record_context(module.cache_context)
     vae = getattr(pipeline, "vae", None)
     if vae is not None:
-        vae.decode = _stopping(Point("vae.decode", _plain_decode(vae.decode), DECODE_RULES), denoises=False)
+        vae.decode = _stopping(BatchPoint("vae.decode", _plain_decode(vae.decode), DECODE_RULES), denoises=False)
 
 
 def _plain_decode(decode: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,34 +141,34 @@ def _plain_decode(decode: Callable[..., Any]) -> Callable[..., Any]:
     return plain
 
 
-def _stopping(point: Point, denoises: bool) -> Callable[..., Any]:
+def _stopping(point: BatchPoint, denoises: bool) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        strand = getcurrent()
-        if not isinstance(strand, Strand):
+        task = getcurrent()
+        if not isinstance(task, PipelineTask):
             return point.function(*args, **kwargs)
-        if strand.replay is not None:
-            return strand.replay if denoises else point.function(*args, **kwargs)
-        result = strand.wait_for(point, point.bind(args, kwargs))
+        if task.replay is not None:
+            return task.replay if denoises else point.function(*args, **kwargs)
+        result = task.wait_for(point, point.bind(args, kwargs))
         if denoises:
-            strand.last = result
+            task.last = result
         return result
 
     return call
 
 
-def _noting(cache_context: Callable[..., Any]) -> Callable[..., Any]:
+def _record_context(cache_context: Callable[..., Any]) -> Callable[..., Any]:
     @contextlib.contextmanager
-    def note(name: str, **facts: Any) -> Iterator[None]:
-        strand = getcurrent()
-        if not isinstance(strand, Strand):
-            with cache_context(name, **facts):
+    def record(name: str, **arguments: Any) -> Iterator[None]:
+        task = getcurrent()
+        if not isinstance(task, PipelineTask):
+            with cache_context(name, **arguments):
                 yield
             return
-        strand.context = CacheContext(name, facts)
+        task.context = CacheContext(name, arguments)
         try:
             yield
         finally:
-            strand.context = None
+            task.context = None
 
-    note.outside = cache_context  # type: ignore[attr-defined]  # the engine enters it for a strand's call
-    return note
+    record.outside = cache_context  # type: ignore[attr-defined]  # the engine enters it for a task's call
+    return record

@@ -1,16 +1,37 @@
-"""Reads what an encoder's process made of a prompt off its tensor stream."""
+"""Sends what an encoder's process made of a prompt over its tensor stream, and reads it there."""
 
 import asyncio
+from collections.abc import Sequence
 
 import torch
 
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InvalidInput
 from services.common.stream.consumer import subscribe
-from services.common.stream.rows import Chunk
-from services.dit.conditioning import Conditioning, count_tensors, unpack
+from services.common.stream.output_stream import OutputStream
+from services.common.stream.rows import Chunk, Rows
+from services.diffusion.conditioning import Conditioning, count_tensors, pack, unpack
 
-LAYOUT = "layout"
+_LAYOUT = "layout"
+
+
+def send_conditioning(
+    output: OutputStream, made: Sequence[Conditioning], loop: asyncio.AbstractEventLoop
+) -> tuple[int, int]:
+    """Sends all of it; returns how many tensors and bytes that were. For a thread: tensors are large, and may be on a
+    device."""
+    count = size_bytes = 0
+    for i, conditioning in enumerate(made):
+        layout, tensors = pack(conditioning)
+        named = {_LAYOUT: torch.frombuffer(bytearray(layout), dtype=torch.uint8)}
+        named |= {str(k): tensor for k, tensor in enumerate(tensors)}
+        for name, tensor in named.items():
+            rows = Rows(f"{i}.{name}", 0, tensor.cpu().contiguous()).compact()
+            loop.call_soon_threadsafe(output.put, [rows])
+        count += len(tensors)
+        size_bytes += sum(tensor.nbytes for tensor in tensors)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()  # what was put before is there
+    return count, size_bytes
 
 
 async def read_conditioning(start: dit_pb2.DitStart, device: torch.device) -> list[Conditioning]:
@@ -27,7 +48,7 @@ async def read_conditioning(start: dit_pb2.DitStart, device: torch.device) -> li
                 for row in message.rows:
                     pieces.setdefault(row.name, []).append(row.tensor)
     whole = await asyncio.to_thread(_join, pieces)  # a copy: the encoder's memory is not held for all of the denoising
-    made = [_unpack(whole, i, device) for i in range(sum(name.endswith(f".{LAYOUT}") for name in whole))]
+    made = [_unpack(whole, i, device) for i in range(sum(name.endswith(f".{_LAYOUT}") for name in whole))]
     count = start.count or 1
     if len(made) == 1:
         return made + [made[0].for_another_seed() for _ in range(1, count)]
@@ -41,7 +62,7 @@ def _join(pieces: dict[str, list[torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def _unpack(whole: dict[str, torch.Tensor], output: int, device: torch.device) -> Conditioning:
-    layout = whole[f"{output}.{LAYOUT}"].numpy().tobytes()
+    layout = whole[f"{output}.{_LAYOUT}"].numpy().tobytes()
     # a tensor without elements has no rows to send
     tensors = [whole.get(f"{output}.{i}", torch.empty(0)) for i in range(count_tensors(layout))]
     return unpack(layout, tensors, device)

@@ -1,0 +1,140 @@
+"""diffusers' pipelines: found, called side by side on the same models, and what a requester is told when one raises."""
+
+import contextlib
+import copy
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import structlog
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from safetensors import safe_open
+
+from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
+from services.diffusion.families import DENOISERS, family_of
+from services.diffusion.meta_modules import run_on
+
+log = structlog.get_logger()
+
+
+class PipelineStopped(BaseException):
+    """Raised inside a pipeline to end it. No Exception, so that no pipeline catches it."""
+
+
+def find_checkpoint(model: str) -> Path:
+    """The checkpoint's directory on this machine, fetched if need be.
+
+    Raises:
+        ValueError: there is no such diffusers checkpoint.
+    """
+    if Path(model).is_dir():
+        if not (Path(model) / "model_index.json").is_file():
+            raise ValueError(f"{model} has no model_index.json: it is no diffusers checkpoint")
+        return Path(model)
+    try:
+        return Path(DiffusionPipeline.download(model))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{model} is neither a directory nor a diffusers model on the hub: {error}") from None
+
+
+def checkpoint_dtype(folder: Path, asked: str) -> torch.dtype:
+    """`asked`, or what the transformer's weights are stored in."""
+    if asked != "auto":
+        return getattr(torch, asked)
+    files = [file for name in DENOISERS for file in sorted((folder / name).glob("*.safetensors"))]
+    if not files:
+        return torch.float32
+    with safe_open(files[0], framework="pt") as weights:
+        return weights.get_slice(next(iter(weights.keys())))[:1].dtype
+
+
+class Pipelines:
+    """A loaded pipeline, and its variants on the same models.
+
+    Attributes:
+        family: what is known of its class.
+        pipelines: by what they do: "text" or "image" (the checkpoint's own), "edit", "inpaint".
+
+    Raises:
+        ValueError: a pipeline that is not served.
+    """
+
+    def __init__(self, pipeline: DiffusionPipeline) -> None:
+        self.pipeline: Any = pipeline
+        self.family = family_of(pipeline)
+        # One of its own: a fast tokenizer's padding is state, which the pipelines set in the engine's thread.
+        self._counter: Any = copy.deepcopy(getattr(pipeline, self.family.tokenizer, None))
+        self._counting = threading.Lock()
+        self.pipelines: dict[str, DiffusionPipeline] = {"image" if self.family.needs_image else "text": pipeline}
+        if self.family.images and not self.family.needs_image:
+            self.pipelines["edit"] = pipeline
+        for task, name in (("edit", self.family.edit), ("inpaint", self.family.inpaint)):
+            if name is not None:
+                self.pipelines[task] = _variant(self.pipeline, name)
+
+    def for_request(self, edits: bool, masked: bool) -> DiffusionPipeline:
+        """The pipeline for a request that has pictures or not, and a mask or not."""
+        if masked:
+            return self.pipelines["inpaint"]
+        if edits:
+            return self.pipelines["edit" if "edit" in self.pipelines else "image"]
+        return self.pipelines["text"]
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a prompt; 0 where the pipeline has no tokenizer. For any thread."""
+        with self._counting:
+            return len(self._counter(text).input_ids) if self._counter is not None else 0
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """Where models run. diffusers walks all modules to say it: milliseconds, too long for every step."""
+        return self.pipeline._execution_device
+
+
+def _variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline:
+    """A pipeline of class `name` with the same models: they are not loaded again, nor kept twice."""
+    cls: type[DiffusionPipeline] = getattr(diffusers, name)
+    wanted = inspect.signature(cls.__init__).parameters
+    made = cls(**{key: value for key, value in pipeline.components.items() if key in wanted})
+    if type(pipeline) is not getattr(diffusers, type(pipeline).__name__):  # some models have no weights
+        run_on(made, pipeline._execution_device)
+    return made
+
+
+@contextlib.contextmanager
+def own_view(pipeline: DiffusionPipeline, prepare: Callable[[Any], None]) -> Iterator[Any]:
+    """`pipeline` for one call: the same models, a scheduler and flags of its own. It is emptied afterwards: its
+    functions refer to it, and only the garbage collector would find that out, some time later."""
+    copied: Any = copy.copy(pipeline)
+    scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)  # type: ignore[attr-defined]
+    prepare(scheduler)
+    vars(copied).update(
+        scheduler=scheduler,
+        _progress_bar_config={"disable": True},
+        maybe_free_model_hooks=lambda: None,  # it resets what other calls are using
+    )
+    try:
+        yield copied
+    finally:
+        vars(copied).clear()
+        vars(scheduler).clear()
+
+
+def explain(error: Exception) -> StageError:
+    """The error as a requester gets it; what a person has to look into is logged."""
+    if isinstance(error, StageError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        return QueueFull(
+            "the device has not enough memory for this size now; retry later or ask for a smaller one", 5.0
+        )
+    log.error("a pipeline failed", exc_info=error)
+    if isinstance(error, ValueError):  # how pipelines refuse arguments that we took for good
+        return InvalidInput("request", str(error))
+    return InternalError("the pipeline failed; the stage's log has the details")

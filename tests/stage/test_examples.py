@@ -1,0 +1,111 @@
+"""The programs in examples/ do what they say, with a gateway in this process and stages without models."""
+
+import asyncio
+import base64
+import importlib.util
+import io
+import json
+import os
+import re
+import shlex
+import sys
+import wave
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pool, json_format, message_factory
+from PIL import Image
+
+from gateway.app import create_app
+from gateway.pipeline.config import load_pipeline
+from gateway.settings import GatewaySettings
+from quartet.v1 import dit_pb2_grpc, server_info_pb2_grpc, thinker_pb2_grpc
+from tests.support.gateway_stack import SPEECH, clients, running, serving
+from tests.support.scripted_stages import DIT_STEPS, PCM16, PIECES, SAMPLE_RATE_HZ, picture_of, scripted_stages
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+DIT = SPEECH.with_name("dit.yaml")
+REFLECTED = (dit_pb2_grpc, server_info_pb2_grpc, thinker_pb2_grpc)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def run_example(name: str, *arguments: str, cwd: Path, **environment: str) -> str:
+    """What it prints, if it ends well."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(EXAMPLES / name), *arguments),
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return out.decode()
+
+
+async def test_a_stage_of_ones_own_joins_a_pipeline() -> None:
+    own = load("own_stage")
+    server, port = await own.start(0)
+    try:
+        pipeline = load_pipeline(DIT, {"dit": f"127.0.0.1:{port}"})
+        app = create_app(GatewaySettings.model_validate({"pipeline": DIT}), pipeline)
+        async with serving(app) as url:
+            http, client = clients(url)
+            async with http, client, asyncio.timeout(20):
+                while not app.state.gateway.pipeline.ready:
+                    await asyncio.sleep(0.005)
+                answer = await client.images.generate(prompt="x", n=2, size="128x64", extra_body={"seed": 5})  # pyright: ignore
+    finally:
+        await server.stop(None)
+    for i, image in enumerate(answer.data or []):
+        with Image.open(io.BytesIO(base64.b64decode(image.b64_json or ""))) as picture:
+            np.testing.assert_array_equal(np.asarray(picture), own.gradient(5 + i, 128, 64))
+    assert len(answer.data or []) == 2
+
+
+async def test_one_stage_alone_makes_a_picture(tmp_path: Path) -> None:
+    async with scripted_stages("dit") as stages:
+        out = await run_example("one_stage.py", "a fox", "fox.png", cwd=tmp_path, DIT_ADDRESS=stages.addresses["dit"])
+    assert f"step {DIT_STEPS} of {DIT_STEPS}" in out
+    with Image.open(tmp_path / "fox.png") as picture:
+        np.testing.assert_array_equal(np.asarray(picture), picture_of(7))
+
+
+async def test_openais_client_writes_the_speech(tmp_path: Path) -> None:
+    async with running() as gateway:
+        out = await run_example("openai_client.py", "Why is the sky blue?", cwd=tmp_path, QUARTET_URL=gateway.url)
+    assert out.strip() == "".join(PIECES)
+    with wave.open(str(tmp_path / "answer.wav")) as file:
+        assert (file.getframerate(), file.readframes(file.getnframes())) == (SAMPLE_RATE_HZ, PCM16)
+
+
+def grpcurl_calls() -> list[list[str]]:
+    """The words of each call, less the server's address."""
+    script = (EXAMPLES / "grpcurl.sh").read_text().replace("\\\n", " ")
+    calls = re.findall(r"^(grpcurl (?:[^\'\n]|\'[^\']*\')*)$", script, re.MULTILINE)
+    return [[word for word in shlex.split(call) if not word.startswith("$")] for call in calls]
+
+
+@pytest.mark.parametrize("words", [words for words in grpcurl_calls() if words[-1] != "list"], ids=lambda w: w[-1])
+def test_a_grpcurl_call_names_a_method_and_fits_its_request(words: list[str]) -> None:
+    service, _, method = words[-1].partition("/")
+    found = descriptor_pool.Default().FindServiceByName(service).FindMethodByName(method)
+    request = message_factory.GetMessageClass(found.input_type)()
+    data = words[words.index("-d") + 1] if "-d" in words else "{}"
+    json_format.ParseDict(json.loads(data), request)
+    assert ("start" in data) == found.client_streaming
+
+
+def test_the_grpcurl_session_asks_several_services() -> None:
+    assert len({words[-1].partition("/")[0] for words in grpcurl_calls()}) >= 4
