@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gateway
 from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.yaml_source import YamlError
+from gateway.strict import YamlError
 
 _PIPELINES = Path(gateway.__file__).parent / "pipelines"
 PIPELINE = _PIPELINES / "qwen3-omni.yaml"

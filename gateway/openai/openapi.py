@@ -1,15 +1,10 @@
 """What /docs says of endpoints whose bodies are read and checked by hand, to answer in OpenAI's error body."""
 
-from copy import deepcopy
 from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.openai.image_request import ImageRequest
-from gateway.openai.schema import ChatCompletionRequest
-from gateway.openai.sound_request import MEDIA_TYPES, SoundRequest
-from gateway.openai.video_request import VideoRequest
-
+FILE = {"type": "string", "format": "binary"}
 _ERROR = {"description": "OpenAI's error body: {error: {message, type, param, code}}"}
 
 
@@ -30,7 +25,7 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
     return resolve(schema)
 
 
-def _page(model: type[BaseModel], media_type: str, answer: str, files: dict[str, Any] | None = None) -> dict[str, Any]:
+def page(model: type[BaseModel], media_type: str, answer: str, files: dict[str, Any] | None = None) -> dict[str, Any]:
     """What the page says of an endpoint.
 
     Args:
@@ -50,27 +45,3 @@ def _page(model: type[BaseModel], media_type: str, answer: str, files: dict[str,
             **dict.fromkeys(("400", "401", "404", "413", "429", "500", "503", "504"), _ERROR),
         },
     }
-
-
-_FILE = {"type": "string", "format": "binary"}
-_IMAGES = "ImagesResponse, or with stream: true {0}.partial_image and {0}.completed events"
-CHAT_OPENAPI = _page(
-    ChatCompletionRequest,
-    "application/json",
-    "chat.completion, or with stream: true chat.completion.chunk events and [DONE]",
-)
-IMAGE_OPENAPI = _page(ImageRequest, "application/json", _IMAGES.format("image_generation"))
-IMAGE_EDIT_OPENAPI = _page(
-    ImageRequest,
-    "multipart/form-data",
-    _IMAGES.format("image_edit"),
-    {"image": {"type": "array", "items": _FILE, "description": "also as image[]"}, "mask": _FILE},
-)
-
-VIDEO_OPENAPI = _page(VideoRequest, "application/json", "the new Video object")
-_VIDEO_FORM = deepcopy(VIDEO_OPENAPI["requestBody"]["content"]["application/json"])
-_VIDEO_FORM["schema"]["properties"]["input_reference"] = _FILE
-VIDEO_OPENAPI["requestBody"]["content"]["multipart/form-data"] = _VIDEO_FORM
-VIDEO_OPENAPI["responses"]["200"]["content"] = {"application/json": {}}
-SOUND_OPENAPI = _page(SoundRequest, "application/json", "the file")
-SOUND_OPENAPI["responses"]["200"]["content"] = {media_type: {} for media_type in MEDIA_TYPES.values()}

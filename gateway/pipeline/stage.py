@@ -6,7 +6,8 @@ from typing import Any
 
 import structlog
 
-from gateway.pipeline import balance, metrics
+from gateway import metrics
+from gateway.pipeline import balance
 from gateway.pipeline.addresses import NameWatcher, Resolver, endpoints, resolve_host
 from gateway.pipeline.compatibility import Identity, mark_incompatible
 from gateway.pipeline.config import StageConfig
@@ -165,7 +166,7 @@ class Stage:
     async def _close(self, replica: Replica) -> None:
         await replica.idle()
         del self._leaving[replica.address]
-        metrics.forget(self.name, replica.address)
+        metrics.forget_replica(self.name, replica.address)
         await channels.close(replica.address)
 
     def _start_watch(self, address: str) -> None:
