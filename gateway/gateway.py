@@ -14,6 +14,8 @@ from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from services.common.rpc.call import Admission
 
+_MAX_TRANSCRIPTS = 10_000
+
 
 class Gateway:
     """The pipeline's stages and the gateway's own state. Use as `async with`: the stages are watched meanwhile."""
@@ -97,9 +99,6 @@ class Gateway:
 def not_reached(stage: Stage) -> ApiError:
     """The 503 for a stage that must be known first."""
     return from_failure(StageFailure(stage.kind, stage.unavailable()))
-
-
-_MAX_TRANSCRIPTS = 10_000
 
 
 class Transcripts:

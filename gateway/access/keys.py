@@ -20,9 +20,15 @@ from gateway.errors import ApiError
 from gateway.strict import YamlError
 from services.common.rpc.file_version import file_version
 
+CHECK_INTERVAL_S = 1.0
+# For probes, Prometheus and `quartet top`; the API's description is the same everywhere. An Ingress leaves them inside.
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/docs", "/openapi.json"})
+_POLICY_VIOLATION = 1008  # a WebSocket's close code
 LIMITS = ("concurrency", "rate")
 _WINDOW_S = 60.0
 _RETRY_S = 1.0  # when a place will be free is not known
+
+log = structlog.get_logger()
 
 
 class Place:
@@ -107,14 +113,6 @@ class Usage:
         metrics.KEY_REFUSED.labels(self.name, which).inc()
         message = f"the API key {self.name!r} {reason}; retry later"
         return ApiError(429, message, None, "rate_limit_exceeded", "rate_limit_error", math.ceil(retry_after_s))
-
-
-CHECK_INTERVAL_S = 1.0
-# For probes, Prometheus and `quartet top`; the API's description is the same everywhere. An Ingress leaves them inside.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/docs", "/openapi.json"})
-_POLICY_VIOLATION = 1008  # a WebSocket's close code
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,10 @@ import httpx
 
 from gateway.settings import GatewaySettings
 
+# What servers call a file they know nothing of, or a container that can hold the kind.
+_ANY_KIND = {"application/octet-stream", "binary/octet-stream"}
+_CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video": {"application/ogg", "image/gif"}}
+
 
 class ForbiddenAddress(Exception):
     """A host that must not, or cannot, be connected to; the text says why."""
@@ -58,11 +62,6 @@ async def resolve(host: str, port: int, private_allowed: bool) -> str:
             "send the file as a data URL"
         )
     return addresses[0]
-
-
-# What servers call a file they know nothing of, or a container that can hold the kind.
-_ANY_KIND = {"application/octet-stream", "binary/octet-stream"}
-_CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video": {"application/ogg", "image/gif"}}
 
 
 class MediaError(Exception):

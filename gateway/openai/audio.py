@@ -15,12 +15,13 @@ from gateway.gateway import Gateway
 from gateway.media.encode import encode_audio
 from gateway.openai.connection import admitted, while_connected
 from gateway.openai.diffusion import DiffusionRequest, from_stage, require_info
-from gateway.openai.forms import read_json
-from gateway.openai.openapi import page
+from gateway.openai.forms import page, read_json
 from gateway.pipeline.dit import Pieces, generate
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InternalError, StageError
+
+router = APIRouter(tags=["audio"])
 
 MEDIA_TYPES = {
     "wav": "audio/wav",
@@ -38,8 +39,6 @@ class AudioRequest(DiffusionRequest):
     n: Annotated[int, Field(ge=1, le=1)] | None = Field(default=None, description="the response is one file")
     response_format: Literal["wav", "flac", "mp3", "opus", "aac"] = "wav"
 
-
-router = APIRouter(tags=["audio"])
 
 _OPENAPI = page(AudioRequest, "application/json", "the file")
 _OPENAPI["responses"]["200"]["content"] = {media_type: {} for media_type in MEDIA_TYPES.values()}

@@ -17,9 +17,8 @@ from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer, ChunkStream, WholeAnswers, usage
 from gateway.openai.chat_requests import to_jobs
 from gateway.openai.connection import DONE, EventStream, admitted, sse, while_connected
-from gateway.openai.forms import read_json
+from gateway.openai.forms import page, read_json
 from gateway.openai.image_chat import ImageChat
-from gateway.openai.openapi import page
 from gateway.openai.schema import ChatCompletionRequest
 from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
 from gateway.pipeline.kinds import KINDS

@@ -17,6 +17,10 @@ from gateway.gateway import Gateway
 from gateway.pipeline.job import StageFailure
 from services.common.rpc.errors import QueueFull
 
+Result = TypeVar("Result")
+CLIENT_CLOSED_REQUEST = 499  # nginx's status, for the log
+DONE = b"data: [DONE]\n\n"  # ends a stream of a chat
+
 
 async def admitted(http: Request) -> AsyncIterator[Gateway]:
     """Holds one of the gateway's places, and one of the API key's, until the response is sent or the client is gone.
@@ -40,13 +44,6 @@ def _place(http: Request) -> Iterator[Place | None]:
         return
     with key.usage.request(key.entry) as place:
         yield place
-
-
-Result = TypeVar("Result")
-CLIENT_CLOSED_REQUEST = 499  # nginx's status, for the log
-
-
-DONE = b"data: [DONE]\n\n"
 
 
 def sse(data: dict[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
 from gateway.openai.connection import EventStream, admitted, sse, while_connected
 from gateway.openai.diffusion import ImageRequest
-from gateway.openai.forms import from_validation, is_form, read_form, read_json
+from gateway.openai.forms import FILE, from_validation, is_form, page, read_form, read_json
 from gateway.openai.image_generation import (
     FinishedImage,
     ImageGeneration,
@@ -27,7 +27,6 @@ from gateway.openai.image_generation import (
     size_of,
     to_base64,
 )
-from gateway.openai.openapi import FILE, page
 
 router = APIRouter(tags=["images"])
 

@@ -19,9 +19,8 @@ from gateway.media.encode import VIDEO_MAX_SIDE_PIXELS
 from gateway.media.fetch import MediaError
 from gateway.openai.connection import admitted
 from gateway.openai.diffusion import DiffusionRequest, fill_size, from_stage, require_info
-from gateway.openai.forms import from_validation, is_form, read_form, read_json
+from gateway.openai.forms import FILE, from_validation, is_form, page, read_form, read_json
 from gateway.openai.image_generation import Upload, check_uploads
-from gateway.openai.openapi import FILE, page
 from gateway.pipeline.job import StageFailure
 from gateway.pipeline.stage import Stage
 from gateway.strict import Strict
@@ -29,6 +28,13 @@ from gateway.video_jobs import VideoJobs
 from gateway.video_store import Video
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.rpc.errors import StageError
+
+router = APIRouter(tags=["videos"])
+
+_TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
+_JSON_FIELDS = frozenset({"lora", "input_reference"})
+_POLL_AFTER = {"openai-poll-after-ms": "1000"}  # OpenAI's clients wait so long before they ask again
+_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 
 
 def _number(value: Any) -> Any:
@@ -116,14 +122,6 @@ def video_object(video: Video) -> dict[str, Any]:
             "frames_per_second": video.frames_per_second,
         },
     }
-
-
-router = APIRouter(tags=["videos"])
-
-_TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
-_JSON_FIELDS = frozenset({"lora", "input_reference"})
-_POLL_AFTER = {"openai-poll-after-ms": "1000"}  # OpenAI's clients wait so long before they ask again
-_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 
 
 def explain(stage: Stage, error: StageError) -> tuple[str, str]:

@@ -17,6 +17,8 @@ from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, encoder_pb2, media_pb2, server_info_pb2, tensor_pb2
 from services.common.rpc.errors import InternalError, StageError, Unavailable
 
+_DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA_TYPE_FLOAT32: np.dtype("<f4")}
+
 
 class Misfit(Unavailable):
     """A dit and what the pipeline has it read from do not fit together: nothing to wait for."""
@@ -115,9 +117,6 @@ def settle(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
         start.width, start.height = info.default_width, info.default_height
     start.num_frames = start.num_frames or info.default_frames
     start.audio_s = start.audio_s or info.default_audio_s
-
-
-_DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA_TYPE_FLOAT32: np.dtype("<f4")}
 
 
 async def generate(
