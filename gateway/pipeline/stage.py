@@ -23,6 +23,9 @@ HOLD_S = 30.0
 Identity = tuple[str, str]  # model, digest of its config
 
 
+log = structlog.get_logger()
+
+
 def identity(info: server_info_pb2.GetServerInfoResponse) -> Identity:
     """What all replicas of a stage must have in common."""
     return info.model, info.config_digest
@@ -78,9 +81,6 @@ def _difference(theirs: Identity, ours: Identity) -> str:
             f"its config digest is {theirs[1] or 'missing'}, that of the stage's other replicas {ours[1] or 'missing'}"
         )
     return f"refused: {what}; start all replicas of a stage with one checkpoint and the same settings"
-
-
-log = structlog.get_logger()
 
 
 class Stage:
