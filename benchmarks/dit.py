@@ -24,7 +24,8 @@ from dit_sides import Diffusers, Quartet
 from dit_work import Size, Turn, Wish, apart, size_for, wishes
 from rich.console import Console
 
-from cli.tiny.diffusion import FAMILIES, make_diffusion_checkpoint
+from cli.tiny import make_checkpoint
+from cli.tiny.diffusion import FAMILIES
 from quartet.v1 import dit_pb2
 
 DEFAULT_FAMILIES = ("sd3", "flux", "flux2-klein", "qwen-image", "z-image", "wan", "stable-audio")
@@ -231,9 +232,7 @@ def main() -> None:
     reports = []
     with tempfile.TemporaryDirectory(prefix="quartet-bench-") as scratch:
         for title in [options.model.name] if options.model else options.families:
-            model = options.model or make_diffusion_checkpoint(
-                Path(scratch) / title, title, seed=0, size=options.tiny_size
-            )
+            model = options.model or make_checkpoint(Path(scratch) / title, 0, options.tiny_size, title)
             reports.append(measure(title, model, options, Path(scratch)))
     if options.json:
         report = {"options": vars(options), "threads": threads, "checkpoints": reports}

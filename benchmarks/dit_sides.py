@@ -19,7 +19,7 @@ from dit_work import Turn, Wish, as_integers, job
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from processes import Groups
 
-from cli.guard import Guard
+from cli.reaper import Reaper
 from cli.supervisor import free_ports
 from gateway.pipeline.dit import Pieces
 from gateway.pipeline.kinds import KINDS
@@ -103,8 +103,8 @@ class Quartet:
         command = [sys.executable, "-m", "services.dit", "--model", str(model), "--port", str(port), *flags]
         with self._log_file.open("wb") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
-        self._guard = Guard()  # a benchmark that is killed leaves no stage behind
-        self._guard.watch(self._process.pid)
+        self._reaper = Reaper()  # a benchmark that is killed leaves no stage behind
+        self._reaper.watch(self._process.pid)
         self._groups = Groups({name: self._process.pid})
 
     def wait_until_ready(self) -> None:
@@ -173,7 +173,7 @@ class Quartet:
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_GRACE_S)
-        self._guard.close()
+        self._reaper.close()
         self._process.wait()
 
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import torch
 
     from services.code2wav.engine import DecodeEngine
+    from services.common.stream.rows import Rows
     from services.talker.engine import TalkerEngine
     from services.talker.speech import Speech
     from services.thinker.engine import ThinkerEngine
-    from services.thinker.plugin.shipping import ShippedRows
     from services.thinker.preprocess import Preprocessor
 
 
@@ -82,7 +82,7 @@ class Fused:
         from quartet.v1 import thinker_pb2
         from services.talker.thinker_input import ROPE_POSITIONS
         from services.thinker.conversation import Conversation, Message
-        from services.thinker.engine import Tap
+        from services.thinker.engine import RowSubscription
         from services.thinker.sampling import sampling_params
 
         thinker = self._thinker
@@ -92,7 +92,7 @@ class Fused:
         talk.begin(prompt.token_ids)
         positions = len(prompt.token_ids)
         wanted = {talk.hidden_states: prompt.multimodal, ROPE_POSITIONS: [(0, positions)]}  # as the talker service asks
-        steps = thinker.generate(uuid.uuid4().hex, prompt, params, Tap(wanted, talk.take_rows))
+        steps = thinker.generate(uuid.uuid4().hex, prompt, params, RowSubscription(wanted, talk.take_rows))
         async with aclosing(steps):
             async for step in steps:
                 if step.text:
@@ -158,9 +158,9 @@ class _Talk:
             self._add(TOKEN_IDS, self._position, torch.tensor(token_ids))
             self._position += len(token_ids)
 
-    def take_rows(self, rows: ShippedRows) -> None:
+    def take_rows(self, rows: Rows) -> None:
         """Hidden states or rope positions."""
-        self._add(rows.name, rows.first_position, rows.rows)
+        self._add(rows.name, rows.first_position, rows.tensor)
 
     def finish_text(self) -> None:
         """The answer is complete."""

@@ -31,9 +31,10 @@ from processes import Groups, system_pids
 from report import VLLM_OMNI, Load, show
 from rich.console import Console
 
-from cli.supervisor import PIPELINE, Options, free_ports
+from cli.plan import PIPELINE, Options, StartError
+from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
-from cli.up import StartError, running
+from cli.up import running
 from services.common.engine.process import freeze_heap
 
 STAGES = ("thinker", "talker", "code2wav", "gateway")

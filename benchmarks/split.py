@@ -9,7 +9,7 @@ from typing import Self
 from answer import Answer
 from client import PCM16_BYTES
 
-from cli.supervisor import PIPELINE
+from cli.plan import PIPELINE
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.job import AudioDelta, Finished, Job, TextDelta, speech
 from gateway.pipeline.pipeline import Pipeline

@@ -29,7 +29,8 @@ from processes import Groups, system_pids
 from rich.console import Console
 from rich.table import Table
 
-from cli.supervisor import PIPELINE, Options, free_ports
+from cli.plan import PIPELINE, Options
+from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
 from cli.up import running
 

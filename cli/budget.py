@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cli.sizes import BudgetError, Sizes, TooLittleMemory
+from cli.sizes import BudgetError, TooLittleMemory
+from services.families.sizes import Sizes
 
 GIB = 1024**3
 MIB = 1024**2
@@ -32,6 +33,16 @@ CODE2WAV_GRAPH_BYTES = 8 * MIB
 CODE2WAV_FRAME_SIZES = 5  # 1 to 16 frames a step
 CODE2WAV_STEP_BYTES = 80 * MIB
 CODE2WAV_STREAM_BYTES = 8 * MIB  # convolutions' and attention's past of one stream
+
+# The table of docs/gpus.md: memory as nvidia-smi gives it, MiB.
+MOST_GPUS = 8
+GPUS = {
+    "24 GB (RTX 4090)": 24_564,
+    "48 GB (L40S)": 46_068,
+    "80 GB (H100)": 81_559,
+    "96 GB (RTX PRO 6000)": 97_887,
+    "141 GB (H200)": 143_771,
+}
 
 
 @dataclass(frozen=True)
@@ -273,3 +284,23 @@ def up_flags(budget: Budget) -> Iterator[str]:
         ]
         for name, value in (*extra, *named):
             yield f"--{stage}-arg=--{name}={value}"
+
+
+def table(sizes: Sizes, demand: Demand) -> Iterator[str]:
+    """The table of docs/gpus.md, in Markdown: what fits on one to eight GPUs of a kind.
+
+    A cell has the layout, and how many thousand tokens the thinker's KV cache holds.
+    """
+    yield "| GPUs | " + " | ".join(str(gpus) for gpus in range(1, MOST_GPUS + 1)) + " |"
+    yield "|---" * (MOST_GPUS + 1) + "|"
+    for name, memory_mib in GPUS.items():
+        cells = [_cell(sizes, memory_mib * MIB, gpus, demand) for gpus in range(1, MOST_GPUS + 1)]
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _cell(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand) -> str:
+    try:
+        budget = best(sizes, gpu_bytes, gpus, demand)
+    except BudgetError:
+        return "-"
+    return f"{budget.layout}: {budget.context_tokens // 1000}"

@@ -17,7 +17,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-PROCESSES = ("gateway", "thinker", "talker", "code2wav", "dit", "encoder")
+from gateway.pipeline.kinds import KINDS
+
+PROCESSES = ("gateway", *KINDS)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 CA_DAYS = 3650
 # Clocks differ: what was made now is valid on a machine that is behind.

@@ -14,6 +14,7 @@ from cli.chat import Answer, ask, part, write_wav
 from cli.pictures import Made, Picture, make_pictures
 from cli.plan import OMNI_DIT_PIPELINE, Options
 from cli.progress import bar
+from cli.tiny import make_checkpoint
 from cli.up import running
 
 ASSETS = Path(__file__).parent / "assets"
@@ -35,13 +36,10 @@ def run(seed: int, port: int, out: Path, picture_file: Path) -> None:
         StartError, ApiError: the system did not start, or did not answer.
         DemoError: the speech is silent or of the wrong length, or the picture is empty or of the wrong size.
     """
-    from cli.tiny import make_checkpoint
-    from cli.tiny.diffusion import make_diffusion_checkpoint
-
     with tempfile.TemporaryDirectory(prefix="quartet-demo-") as scratch:
         with console.status("making small random checkpoints"):
-            omni = make_checkpoint(Path(scratch) / "quartet-tiny", seed=seed, size="tiny")
-            diffusion = make_diffusion_checkpoint(Path(scratch) / "z-image-tiny", "z-image", seed=seed, size="tiny")
+            omni = make_checkpoint(Path(scratch) / "quartet-tiny", seed, "tiny")
+            diffusion = make_checkpoint(Path(scratch) / "z-image-tiny", seed, "tiny", "z-image")
         console.print(f"made small random checkpoints: Qwen3-Omni and Z-Image (seed {seed})")
         options = Options(
             str(omni),

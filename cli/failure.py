@@ -8,8 +8,8 @@ from rich.console import Console
 _errors = Console(stderr=True)
 
 
-def fail(error: Exception) -> NoReturn:
-    """Prints the error and ends the command with status 1."""
+def fail(error: Exception, status: int = 1) -> NoReturn:
+    """Prints the error and ends the command with `status`."""
     _errors.print("[bold red]error:[/bold red]", end=" ")
     _errors.print(str(error), highlight=False, markup=False, soft_wrap=True)  # brackets in it are no markup
-    raise typer.Exit(1)
+    raise typer.Exit(status)

@@ -8,6 +8,8 @@ import typer
 
 from cli.failure import fail
 
+StageFlags = Annotated[list[str] | None, typer.Option(help="--flag=value for that process; may be repeated")]
+
 
 class Stage(StrEnum):
     """Kinds of stages that choose their paths by the machine."""
@@ -19,7 +21,7 @@ class Stage(StrEnum):
 
 
 def budget(
-    model: Annotated[str | None, typer.Option(help="Qwen3-Omni checkpoint directory or hub id")] = None,
+    model: Annotated[str | None, typer.Option(help="directory or hub id of a thinker, talker and code2wav")] = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="memory of a GPU, as nvidia-smi says")] = None,
     gpus: Annotated[int, typer.Option(min=1, max=64, help="how many GPUs of that memory there are")] = 1,
     tensor_parallel_size: Annotated[
@@ -36,13 +38,13 @@ def budget(
 ) -> None:
     """Say how thinker, talker and code2wav share GPUs, as settings, or why they cannot."""
     from cli.budget import GIB, Demand, best, lines, to_json
-    from cli.gpu_table import table as gpu_table
-    from cli.sizes import PUBLISHED, BudgetError, read_sizes
+    from cli.budget import table as gpu_table
+    from cli.sizes import BudgetError, published_sizes, read_sizes
 
     demand = Demand(streams, context_tokens, talker_positions, int(dit_gib * GIB))
     try:
         if table:
-            shown = gpu_table(read_sizes(model) if model else PUBLISHED, demand)
+            shown = gpu_table(read_sizes(model) if model else published_sizes(), demand)
         elif model is None or gpu_memory_gib is None:
             raise typer.BadParameter("needed, but with --table", param_hint="--model, --gpu-memory-gib")
         else:
@@ -61,17 +63,18 @@ def doctor(
     stage: Annotated[
         list[Stage] | None, typer.Option(help="one that shall start here; may be repeated; default: those of --model")
     ] = None,
-    thinker_arg: Annotated[list[str] | None, typer.Option(help="--flag=value for the thinker; may be repeated")] = None,
-    talker_arg: Annotated[list[str] | None, typer.Option(help="the same for the talker")] = None,
-    code2wav_arg: Annotated[list[str] | None, typer.Option(help="the same for code2wav")] = None,
-    dit_arg: Annotated[list[str] | None, typer.Option(help="the same for the dit")] = None,
+    thinker_arg: StageFlags = None,
+    talker_arg: StageFlags = None,
+    code2wav_arg: StageFlags = None,
+    dit_arg: StageFlags = None,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, sizes in bytes")] = False,
 ) -> None:
     """Say what this machine is, which path each stage takes on it and why, and what will not start."""
     from rich.console import Console
 
+    from cli.plan import is_diffusion
+
     try:
-        from cli.doctor.fit import is_diffusion
         from cli.doctor.machine import Machine
         from cli.doctor.report import examine, show
     except ModuleNotFoundError as error:  # where only a gateway is installed

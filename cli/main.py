@@ -1,7 +1,6 @@
 """The `quartet` command. Heavy imports happen inside the commands, so that `quartet --help` is quick."""
 
 import asyncio
-import tempfile
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +10,8 @@ import typer
 
 from cli.create import LOCAL, ApiKey, Url, image, sound, video
 from cli.failure import fail
-from cli.hardware import budget, doctor
+from cli.hardware import StageFlags, budget, doctor
+from cli.tiny import ARCHS, make_checkpoint
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Quartet: omni-modal models as gRPC stages.")
 
@@ -21,22 +21,6 @@ class Size(StrEnum):
 
     tiny = "tiny"
     small = "small"
-
-
-class Arch(StrEnum):
-    """Architectures of random checkpoints."""
-
-    qwen3_omni = "qwen3-omni"
-    sd3 = "sd3"
-    flux = "flux"
-    flux2_klein = "flux2-klein"
-    qwen_image = "qwen-image"
-    qwen_image_edit = "qwen-image-edit"
-    z_image = "z-image"
-    glm_image = "glm-image"
-    wan = "wan"
-    wan_i2v = "wan-i2v"
-    stable_audio = "stable-audio"
 
 
 def _print_version(wanted: bool) -> None:
@@ -52,23 +36,22 @@ def options(
     """Options of the command itself."""
 
 
+def _known_arch(arch: str) -> str:
+    if arch not in ARCHS:
+        raise typer.BadParameter(f"{arch!r} is not one of {', '.join(ARCHS)}")
+    return arch
+
+
 @app.command()
 def tiny(
     out: Annotated[Path, typer.Option(help="directory to write; made if needed")],
-    arch: Annotated[Arch, typer.Option(help="architecture")] = Arch.qwen3_omni,
+    arch: Annotated[str, typer.Option(help=f"one of {', '.join(ARCHS)}", callback=_known_arch)] = ARCHS[0],
     seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
     size: Annotated[Size, typer.Option(help="small is larger and differs in every dimension")] = Size.tiny,
 ) -> None:
     """Make a small random checkpoint with the real architecture, config keys, weight names and tokenizer."""
-    if arch is Arch.qwen3_omni:
-        from cli.tiny import make_checkpoint
-
-        make_checkpoint(out, seed=seed, size=size.value)
-    else:
-        from cli.tiny.diffusion import make_diffusion_checkpoint
-
-        make_diffusion_checkpoint(out, arch.value, seed=seed, size=size.value)
-    typer.echo(f"wrote {out} ({arch.value}, {size.value}, seed {seed})")
+    make_checkpoint(out, seed, size.value, arch)
+    typer.echo(f"wrote {out} ({arch}, {size.value}, seed {seed})")
 
 
 @app.command()
@@ -77,16 +60,18 @@ def up(
     host: Annotated[str, typer.Option(help="address of the HTTP API")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port of the HTTP API")] = 8000,
     pipeline: Annotated[
-        Path | None, typer.Option(help="pipeline YAML; default: dit for a diffusers directory, else qwen3-omni")
+        Path | None, typer.Option(help="YAML file, or name of a shipped one; default: that of the model's family")
     ] = None,
     dit_model: Annotated[str | None, typer.Option(help="the dit's checkpoint, beside stages of other kinds")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="directory for logs and state.json; default: a new one")] = None,
-    thinker_arg: Annotated[list[str] | None, typer.Option(help="--flag=value for the thinker; may be repeated")] = None,
-    talker_arg: Annotated[list[str] | None, typer.Option(help="the same for the talker")] = None,
-    code2wav_arg: Annotated[list[str] | None, typer.Option(help="the same for code2wav")] = None,
-    dit_arg: Annotated[list[str] | None, typer.Option(help="the same for the dit")] = None,
-    encoder_arg: Annotated[list[str] | None, typer.Option(help="the same for the encoder")] = None,
-    gateway_arg: Annotated[list[str] | None, typer.Option(help="the same for the gateway")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="directory for logs and state.json; default: a temporary one")
+    ] = None,
+    thinker_arg: StageFlags = None,
+    talker_arg: StageFlags = None,
+    code2wav_arg: StageFlags = None,
+    dit_arg: StageFlags = None,
+    encoder_arg: StageFlags = None,
+    gateway_arg: StageFlags = None,
     api_keys_file: Annotated[
         Path | None, typer.Option(help="YAML of API keys, as `quartet key` prints them; needed by any other --host")
     ] = None,
@@ -102,30 +87,18 @@ def up(
     ] = None,
 ) -> None:
     """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
-    from cli.plan import Options, StartError, Tls, pipeline_for
+    from cli.plan import GATEWAY, Options, StartError, Tls, pipeline_for
     from cli.up import serve
+    from gateway.pipeline.kinds import KINDS
 
-    options = Options(
-        model=model,
-        host=host,
-        port=port,
-        pipeline=pipeline or pipeline_for(model),
-        run_directory=run_dir or Path(tempfile.mkdtemp(prefix="quartet-")),
-        stage_arguments={
-            "thinker": thinker_arg or [],
-            "talker": talker_arg or [],
-            "code2wav": code2wav_arg or [],
-            "dit": dit_arg or [],
-            "encoder": encoder_arg or [],
-            "gateway": [*([f"--api-keys-file={api_keys_file}"] if api_keys_file else []), *(gateway_arg or [])],
-        },
-        dit_model=dit_model,
-        tls=Tls(tls_cert, tls_key, tls_ca, tls_server_name),
-    )
+    given = (thinker_arg, talker_arg, code2wav_arg, dit_arg, encoder_arg, gateway_arg)
+    arguments = {kind: flags or [] for kind, flags in zip((*KINDS, GATEWAY), given, strict=True)}
+    secrets = Tls(tls_cert, tls_key, tls_ca, tls_server_name), api_keys_file
+    pipeline = pipeline or pipeline_for(model)
     try:
-        asyncio.run(serve(options))
+        asyncio.run(serve(Options(model, host, port, pipeline, run_dir, arguments, dit_model, *secrets)))
     except StartError as error:
-        fail(error)
+        fail(error, error.exit_status)
 
 
 @app.command()

@@ -1,24 +1,32 @@
 """What a `quartet up` starts: the stages of its pipeline file, each with its checkpoint."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import gateway
 from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.kinds import KINDS
+from gateway.pipelines import SHIPPED, pipeline_file
 from gateway.strict import YamlError
+from services.families import family_of, read_config
 
-_PIPELINES = Path(gateway.__file__).parent / "pipelines"
-PIPELINE = _PIPELINES / "qwen3-omni.yaml"
-DIT_PIPELINE = _PIPELINES / "dit.yaml"
-OMNI_DIT_PIPELINE = _PIPELINES / "qwen3-omni-dit.yaml"
+PIPELINE = SHIPPED / "qwen3-omni.yaml"
+DIT_PIPELINE = SHIPPED / "dit.yaml"
+OMNI_DIT_PIPELINE = SHIPPED / "qwen3-omni-dit.yaml"
 GATEWAY = "gateway"  # the process beside the stages
-DIFFUSION = frozenset({"dit", "encoder"})  # kinds whose checkpoints are diffusers'
+DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 
 
 class StartError(Exception):
-    """A process cannot start; the message says why, with the end of its log."""
+    """A process cannot start; the message says why, with the end of its log if it has one."""
+
+    exit_status = 1
+
+
+class UsageError(StartError):
+    """A flag of `quartet up` is at fault; the message names it and what to give instead, in one line."""
+
+    exit_status = 2
 
 
 @dataclass
@@ -39,19 +47,36 @@ class Tls:
 
 @dataclass
 class Options:
-    """What to start. `stage_arguments` are appended to the command line of the stage of that kind, or the gateway's.
+    """What to start.
 
-    `model` is every stage's checkpoint; where a diffusion model's stages stand beside others, theirs is `dit_model`.
+    Attributes:
+        model: every stage's checkpoint, a directory or hub id; where a diffusion model's stages stand beside others,
+            theirs is `dit_model`.
+        host, port: of the HTTP API.
+        pipeline: a file, or the name of a shipped one.
+        run_directory: gets the logs and state.json; None: a temporary one, which goes when the system has stopped.
+        stage_arguments: flags for the stage of that kind, or the gateway, after its others.
     """
 
     model: str
     host: str = "127.0.0.1"
     port: int = 8000
     pipeline: Path = PIPELINE
-    run_directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="quartet-")))
+    run_directory: Path | None = None
     stage_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dit_model: str | None = None
     tls: Tls = field(default_factory=Tls)
+    api_keys_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.pipeline = pipeline_file(self.pipeline)
+
+    @property
+    def gateway_flags(self) -> list[str]:
+        """The gateway's command line, without the addresses of the stages."""
+        keys = [f"--api-keys-file={self.api_keys_file}"] if self.api_keys_file else []
+        own = ["--host", self.host, "--port", str(self.port), "--pipeline", str(self.pipeline)]
+        return [*own, *keys, *self.tls.flags, *self.stage_arguments.get(GATEWAY, ())]
 
 
 @dataclass(frozen=True)
@@ -64,9 +89,19 @@ class PlannedStage:
     flags: Sequence[str]
 
 
+def is_diffusion(model: str) -> bool:
+    """Whether `model` is the directory of a diffusers checkpoint."""
+    return (Path(model) / "model_index.json").is_file()
+
+
 def pipeline_for(model: str) -> Path:
     """The pipeline file for a checkpoint directory or hub id; what a hub id holds is not looked up."""
-    return DIT_PIPELINE if (Path(model) / "model_index.json").is_file() else PIPELINE
+    if is_diffusion(model):
+        return DIT_PIPELINE
+    try:
+        return SHIPPED / (family_of(read_config(Path(model))).pipeline or PIPELINE)
+    except ValueError:
+        return PIPELINE
 
 
 def stages_to_start(options: Options) -> list[PlannedStage]:
@@ -93,7 +128,8 @@ def stages_to_start(options: Options) -> list[PlannedStage]:
             )
         model = options.dit_model or options.model if stage.kind in DIFFUSION else options.model
         reads_encoder = stage.kind == "dit" and stage.source is not None
-        flags = [*(["--encoders", "stream"] if reads_encoder else []), *options.stage_arguments.get(stage.kind, ())]
+        encoders = ["--encoders", "stream"] if reads_encoder else []
+        flags = [*options.tls.flags, *encoders, *options.stage_arguments.get(stage.kind, ())]
         planned[stage.kind] = PlannedStage(name, stage.kind, model, flags)
     return list(planned.values())
 

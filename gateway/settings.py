@@ -3,11 +3,12 @@
 import ipaddress
 import os
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway.pipelines import pipeline_file
 from services.common.rpc.settings import TlsSettings
 
 MIB = 1024 * 1024
@@ -27,7 +28,9 @@ class GatewaySettings(TlsSettings):
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_GATEWAY_")
 
-    pipeline: Path = Field(description="pipeline YAML, e.g. gateway/pipelines/qwen3-omni.yaml")
+    pipeline: Annotated[Path, AfterValidator(pipeline_file)] = Field(
+        description="pipeline YAML: a file, or the name of one that comes with Quartet, e.g. qwen3-omni"
+    )
     stage: dict[str, str] = Field(
         {}, description="NAME=HOST:PORT or NAME=dns:///NAME:PORT, instead of the pipeline's address; may be repeated"
     )

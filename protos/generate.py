@@ -25,6 +25,7 @@ def generate(root: Path) -> None:
         raise SystemExit(status)
     for package in (root / "quartet", root / "quartet" / "v1"):
         (package / "__init__.py").touch()
+    (root / "quartet" / "py.typed").touch()
 
 
 if __name__ == "__main__":

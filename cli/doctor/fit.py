@@ -1,25 +1,22 @@
 """Whether a model fits on a machine, with the settings that its stages would have."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cli.budget import CONTEXT_BYTES, GIB, Budget, Demand, Layout, best, share_lines, share_out, up_flags
+from cli.check import HOST_BYTES
 from cli.doctor.judge import Finding, place
 from cli.doctor.machine import Machine
-from cli.sizes import Sizes, TooLittleMemory, read_sizes, stored_dtype, tensor_bytes
+from cli.plan import is_diffusion
+from cli.sizes import TooLittleMemory, read_sizes, stored_dtype, tensor_bytes
+from services.families import read_config
+from services.families.sizes import Sizes
 
-HOST_BYTES = 2 * GIB  # without GPUs: the processes themselves, and the thinker's KV cache
 LEAST_CONTEXT_TOKENS = 8192  # where no setting says so, vLLM takes what its cache holds
 DIT_STEP_BYTES = 3 * GIB  # activations of a picture of 1024 x 1024 pixels, and of its decoding
 
 Fit = tuple[tuple[str, ...], tuple[Finding, ...]]  # lines about sizes, what does not fit
-
-
-def is_diffusion(model: str) -> bool:
-    """Whether `model` is the directory of a diffusers checkpoint."""
-    return (Path(model) / "model_index.json").is_file()
 
 
 def model_dtype(model: str) -> str:
@@ -35,8 +32,8 @@ def model_dtype(model: str) -> str:
     if not folder.is_dir():
         return "bfloat16"
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
+        config = read_config(folder)
+    except ValueError as error:
         raise ValueError(f"--model {model}: {error}") from None
     return config.get("dtype") or config.get("torch_dtype") or "bfloat16"
 

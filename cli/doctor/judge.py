@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from cli.budget import GIB
 from cli.doctor.machine import Machine
+from services.common.engine.device import device_among
 from services.common.engine.execution import Accelerator
 from services.common.rpc.settings import StageSettings
 
@@ -32,17 +33,8 @@ def place(machine: Machine, asked: str) -> tuple[str, Accelerator | None]:
     Raises:
         ValueError: there is no such device; names the setting and what there is.
     """
-    if asked == "auto":
-        asked = "cuda" if machine.devices else "cpu"
-    kind, _, number = asked.partition(":")
-    if kind == "cpu":
-        return "cpu", None
-    if kind != "cuda" or (number and not number.isdecimal()):
-        raise ValueError(f"--device {asked}: must be auto, cpu, cuda or cuda:N")
-    index = int(number or 0)
-    if index >= len(machine.devices):
-        raise ValueError(f"--device {asked}: torch has {len(machine.devices)} CUDA devices here; give --device auto")
-    return f"cuda:{index}", machine.devices[index].accelerator
+    device = device_among(len(machine.devices), asked)
+    return str(device), None if device.index is None else machine.devices[device.index].accelerator
 
 
 def judge_machine(machine: Machine) -> Iterator[Finding]:

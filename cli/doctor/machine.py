@@ -12,6 +12,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from cli.check import memory_bytes
 from services.common.engine.execution import Accelerator
 from services.thinker.flashinfer import nvcc
 
@@ -85,7 +86,7 @@ class Machine:
             system=f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
             cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
             cpu_flags=_cpu_flags(),
-            memory_bytes=_memory_bytes(),
+            memory_bytes=memory_bytes(),
             driver=rows[0][0] if rows else "",
             gpus=tuple(name for _, name in rows),
             torch_cuda=torch.version.cuda or "",
@@ -150,15 +151,6 @@ def _cpu_flags() -> frozenset[str]:
         return frozenset()
     listed = re.search(r"^(?:flags|Features)\s*:(.*)$", told, re.MULTILINE)
     return frozenset(listed[1].split()) & frozenset(_CPU_FLAGS) if listed else frozenset()
-
-
-def _memory_bytes() -> int:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()  # of a container
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def _ucx_transports() -> tuple[str, ...]:

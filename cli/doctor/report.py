@@ -11,19 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.budget import GIB
+from cli.check import stage_settings
 from cli.doctor.fit import fit, model_dtype
 from cli.doctor.judge import Finding, judge_around, judge_machine, judge_vllm, place
 from cli.doctor.machine import Machine
 from cli.sizes import BudgetError
 from services.common.engine.execution import Accelerator, Choice
-from services.common.rpc.settings import StageSettings
 
-SETTINGS = {
-    "thinker": "ThinkerSettings",
-    "talker": "TalkerSettings",
-    "code2wav": "Code2WavSettings",
-    "dit": "DitSettings",
-}
 _PART_WIDTH, _PATH_WIDTH = 10, 24  # characters; of all tables alike
 
 
@@ -80,7 +74,7 @@ def examine(
         model = None  # no more is to be known of it
     for stage in stages:
         try:
-            settings[stage] = _settings(stage, model, flags.get(stage, ()))
+            settings[stage] = stage_settings(stage, model or "unknown", flags.get(stage, ()))
             paths.append(_paths(machine, stage, settings[stage], dtype))
             findings += judge_around(machine, stage, settings[stage])
         except ValueError as error:
@@ -93,16 +87,6 @@ def examine(
         except BudgetError as error:
             findings.append(Finding(str(error)))
     return Report(machine, tuple(paths), sizes, tuple(findings))
-
-
-def _settings(stage: str, model: str | None, flags: Sequence[str]) -> Any:
-    """Raises ValueError: a variable or flag is at fault."""
-    cls: type[StageSettings] = getattr(import_module(f"services.{stage}.config"), SETTINGS[stage])
-    try:
-        return cls.load(["--model", model or "unknown", *flags])
-    except SystemExit as error:  # an unknown flag has been told on stderr
-        told = str(error.code) if isinstance(error.code, str) else f"no such flag: {' '.join(flags)}"
-        raise ValueError(told.replace("\n", ": ", 1)) from None
 
 
 def _paths(machine: Machine, stage: str, settings: Any, dtype: str) -> StagePaths:

@@ -1,48 +1,38 @@
-"""Random checkpoints with Qwen3-Omni's real architecture: config keys, weight names, tokenizer, template, processors.
-
-The loading code that serves the published checkpoint serves these; only sizes and weights differ.
-"""
+"""Small random checkpoints with the real architectures of the models that are served."""
 
 import warnings
 from pathlib import Path
 
-from cli.tiny.sizes import SIZES
+from cli.tiny import diffusion
+from services.families import FAMILIES
+
+_OF_STAGES = {family.name.replace("_", "-"): family for family in FAMILIES if family.has("tiny")}
+ARCHS = (*_OF_STAGES, *diffusion.FAMILIES)
 
 
-def make_checkpoint(out: Path, seed: int, size: str) -> Path:
+def make_checkpoint(out: Path, seed: int, size: str, arch: str = ARCHS[0]) -> Path:
     """Writes a checkpoint into the directory `out` and returns it.
 
     Args:
         out: made if needed; files of the same names are replaced.
-        seed: of the weights. Tokenizer and config depend on the size only.
-        size: a key of `SIZES`.
+        seed: of the weights. Tokenizers and configs depend on architecture and size only.
+        size: "tiny" or "small": they differ in every dimension and special id.
+        arch: one of `ARCHS`.
 
     Raises:
-        KeyError: no such size.
+        KeyError: no such architecture or size.
     """
-    sizes = SIZES[size]
     import torch
-    from transformers import Qwen3OmniMoeForConditionalGeneration
     from transformers.utils import logging
-
-    from cli.tiny.config import generation_config, model_config
-    from cli.tiny.processor import save_processor
-    from cli.tiny.tokenizer import make_tokenizer
-    from cli.tiny.weights import randomize
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer(sizes.merges)
-    with warnings.catch_warnings(), torch.random.fork_rng():
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
-        model = Qwen3OmniMoeForConditionalGeneration(model_config(sizes, tokenizer)).float().eval()
-        randomize(model, tokenizer)
-        model.generation_config = generation_config(tokenizer)
-        model.save_pretrained(out)
-    save_processor(out, tokenizer, sizes)
+        if arch in diffusion.FAMILIES:
+            diffusion.write_checkpoint(out, arch, size)
+        else:
+            _OF_STAGES[arch].part("tiny").write_checkpoint(out, size)
     return out
-
-
-__all__ = ["SIZES", "make_checkpoint"]

@@ -21,10 +21,12 @@ class Family:
     Attributes:
         name: its folder here.
         model_types: values of `model_type` in a checkpoint's config.json.
+        pipeline: the file of gateway/pipelines that serves it; None: none that comes with Quartet.
     """
 
     name: str
     model_types: tuple[str, ...]
+    pipeline: str | None = None
 
     def has(self, part: str) -> bool:
         """Whether it has `part`."""
@@ -41,7 +43,7 @@ class Family:
         return importlib.import_module(f"{__name__}.{self.name}.{part}")
 
 
-FAMILIES = (Family("qwen3_omni", ("qwen3_omni_moe",)),)
+FAMILIES = (Family("qwen3_omni", ("qwen3_omni_moe",), "qwen3-omni.yaml"),)
 
 
 def read_config(folder: Path) -> dict:

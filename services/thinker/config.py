@@ -18,7 +18,7 @@ class ThinkerSettings(StageSettings):
         256,
         ge=0,
         description="memory for prompts' states that talkers on this host read, taken at start; 0: none. "
-        "Qwen3-Omni-30B-A3B: 4 KiB a position",
+        "A position of 2,048 elements in bfloat16 is 4 KiB",
     )
     max_context_tokens: int | None = Field(
         None, ge=2, description="longest prompt plus output; default: the model's, or what the KV cache holds"

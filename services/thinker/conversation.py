@@ -1,7 +1,11 @@
-"""What a request says, before it is preprocessed."""
+"""What a request says, and what the model reads of it."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy as np
+
+from services.thinker.plugin.rows import Range
 
 MediaKind = Literal["image", "audio", "video"]
 
@@ -63,3 +67,28 @@ class Conversation:
     def media(self) -> list[MediaFile]:
         """The media, in the order they are read."""
         return [part for message in self.messages for part in message.parts if isinstance(part, MediaFile)]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A preprocessed conversation.
+
+    Attributes:
+        token_ids: the whole prompt, with one placeholder id for each multimodal embedding.
+        multimodal: ranges of positions that an encoder fills, ascending and apart.
+        audio_tokens: how many of those stand for sound.
+        image_tokens: how many of those stand for images and video frames.
+        engine_input: the form vLLM takes.
+    """
+
+    token_ids: list[int]
+    multimodal: list[Range]
+    audio_tokens: int
+    image_tokens: int
+    engine_input: Any = field(repr=False)
+
+
+def runs(mask: np.ndarray) -> list[Range]:
+    """The ranges of consecutive True in `mask` ((n) bool)."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM with a tap for hidden states. No gRPC here."""
+"""vLLM's AsyncLLM, and the rows of hidden states that come beside its outputs. No gRPC here."""
 
 import asyncio
 import contextlib
@@ -12,13 +12,14 @@ import structlog
 
 from services.common.engine.execution import log_choices
 from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
+from services.common.stream.rows import Rows
 from services.thinker import device, execution
-from services.thinker.checkpoint import Checkpoint
 from services.thinker.config import ThinkerSettings
+from services.thinker.conversation import Prompt
 from services.thinker.engine_args import compute_dtype, engine_args
-from services.thinker.plugin.rows import Capture, Range
-from services.thinker.plugin.shipping import RowReceiver, ShippedRows
-from services.thinker.prompt import Prompt
+from services.thinker.family import ThinkerCheckpoint, load_checkpoint
+from services.thinker.plugin.row_channel import RowReceiver
+from services.thinker.plugin.rows import Range, RowKind, RowRequest
 from services.thinker.scratch import scratch_dir
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Tap:
+class RowSubscription:
     """Which rows of a request are wanted, and where they go.
 
     Attributes:
@@ -71,7 +72,7 @@ class Tap:
     """
 
     ranges: dict[str, list[Range]]
-    sink: Callable[[ShippedRows], None]
+    sink: Callable[[Rows], None]
 
 
 class ThinkerEngine:
@@ -79,19 +80,19 @@ class ThinkerEngine:
 
     Attributes:
         checkpoint: facts of the model.
-        kept_layers: layers whose states can be tapped.
+        row_kinds: the rows that can be subscribed to.
     """
 
     def __init__(
         self,
         llm: "AsyncLLM",
-        checkpoint: Checkpoint,
+        checkpoint: ThinkerCheckpoint,
         rows: RowReceiver,
-        kept_layers: Sequence[int],
+        row_kinds: Sequence[RowKind],
         resources: contextlib.AsyncExitStack,
     ) -> None:
         self.checkpoint = checkpoint
-        self.kept_layers = kept_layers
+        self.row_kinds = row_kinds
         self._llm = llm
         self._rows = rows
         self._resources = resources
@@ -105,14 +106,14 @@ class ThinkerEngine:
             ValueError: a path that the settings ask for cannot run on this device.
             Exception: what vLLM raises when it cannot load or does not fit.
         """
-        checkpoint = await asyncio.to_thread(Checkpoint.load, settings.model)
+        checkpoint = await asyncio.to_thread(load_checkpoint, settings.model)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(scratch_dir())
             rows = RowReceiver()
             stack.push_async_callback(rows.close)
             llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)
-            layers = checkpoint.hidden_layers(settings.keep_embeddings)
-            return cls(llm, checkpoint, rows, layers, stack.pop_all())
+            kinds = checkpoint.row_kinds(settings.keep_embeddings)
+            return cls(llm, checkpoint, rows, kinds, stack.pop_all())
 
     @property
     def dtype(self) -> str:
@@ -140,7 +141,7 @@ class ThinkerEngine:
         return self._llm.renderer
 
     @property
-    def open_taps(self) -> int:
+    def open_subscriptions(self) -> int:
         """Requests whose rows are being received."""
         return len(self._rows)
 
@@ -159,31 +160,32 @@ class ThinkerEngine:
             raise InvalidInput(field, str(error)) from error
 
     async def generate(
-        self, request_id: str, prompt: Prompt, params: "SamplingParams", tap: Tap | None = None
+        self, request_id: str, prompt: Prompt, params: "SamplingParams", subscription: RowSubscription | None = None
     ) -> AsyncGenerator[Step]:
         """Generates one answer. Closing the iterator aborts the request and frees its KV blocks.
 
-        With a `tap`, rows may arrive before and after the step that they belong to; all of them have been received
-        when the iterator ends by itself: those of every position but that of the last token, which was never fed.
+        With a `subscription`, rows may arrive before and after the step that they belong to. All of them have been
+        received when the iterator ends by itself: those of every position but that of the last token, which was never
+        fed.
 
         Raises:
             InvalidInput: vLLM refuses the parameters.
             Unavailable: the engine died.
             InternalError: the engine failed at this request.
         """
-        if tap is None:
+        if subscription is None:
             async for step in self._steps(request_id, prompt, params):
                 yield step
             return
-        capture = Capture(next(self._keys), tap.ranges)
-        params.extra_args = capture.to_extra_args()
-        pending = _Pending(tap)
-        with self._rows.deliver(capture.key, pending.receive):
+        rows = RowRequest(next(self._keys), subscription.ranges)
+        params.extra_args = rows.to_extra_args()
+        pending = _Pending(subscription)
+        with self._rows.deliver(rows.key, pending.receive):
             computed = len(prompt.token_ids) - 1
             async for step in self._steps(request_id, prompt, params):
                 computed += len(step.token_ids)
                 yield step
-            await pending.wait(sum(b - a for _, (a, b) in capture.between(0, computed)))
+            await pending.wait(sum(b - a for _, (a, b) in rows.between(0, computed)))
 
     async def _steps(self, request_id: str, prompt: Prompt, params: "SamplingParams") -> AsyncGenerator[Step]:
         from vllm.exceptions import VLLMClientError
@@ -224,13 +226,13 @@ class _Pending:
 
     TIMEOUT_S = 10.0
 
-    def __init__(self, tap: Tap) -> None:
-        self._sink = tap.sink
+    def __init__(self, subscription: RowSubscription) -> None:
+        self._sink = subscription.sink
         self._received = 0
         self._more = asyncio.Event()
 
-    def receive(self, rows: ShippedRows) -> None:
-        self._received += len(rows.rows)
+    def receive(self, rows: Rows) -> None:
+        self._received += len(rows.tensor)
         self._sink(rows)
         self._more.set()
 
@@ -245,7 +247,7 @@ class _Pending:
             raise InternalError(f"only {self._received} of {expected} rows of hidden states came") from None
 
 
-def _load(settings: ThinkerSettings, checkpoint: Checkpoint, row_address: str) -> "AsyncLLM":
+def _load(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint, row_address: str) -> "AsyncLLM":
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 

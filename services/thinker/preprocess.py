@@ -1,7 +1,6 @@
 """From a conversation to a prompt: chat template, media decoding, multimodal processing."""
 
 import asyncio
-import hashlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from services.common.rpc.errors import ContextTooLong, InvalidInput
-from services.thinker.checkpoint import Checkpoint
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, MediaFile, Message
+from services.thinker.conversation import Conversation, MediaFile, Message, Prompt, runs
+from services.thinker.family import ThinkerCheckpoint
 from services.thinker.media import decode_audio, decode_image, decode_video
-from services.thinker.prompt import Prompt, runs
+
+_NO_TOKEN = -1
 
 if TYPE_CHECKING:
     from vllm.renderers import BaseRenderer
@@ -31,7 +31,11 @@ class Preprocessor:
     """
 
     def __init__(
-        self, settings: ThinkerSettings, checkpoint: Checkpoint, renderer: "BaseRenderer", max_context_tokens: int
+        self,
+        settings: ThinkerSettings,
+        checkpoint: ThinkerCheckpoint,
+        renderer: "BaseRenderer",
+        max_context_tokens: int,
     ) -> None:
         self._settings = settings
         self._checkpoint = checkpoint
@@ -54,7 +58,7 @@ class Preprocessor:
             prompt |= {"multi_modal_data": media, "mm_processor_kwargs": options}
             if "audio" in media:
                 prompt["multi_modal_uuids"] = {kind: [None] * len(items) for kind, items in media.items()} | {
-                    "audio": self._audio_ids(media["audio"])
+                    "audio": self._checkpoint.sound_ids([samples for samples, _ in media["audio"]])
                 }
         try:
             engine_input: Any = await self._renderer.process_for_engine_async(
@@ -111,12 +115,7 @@ class Preprocessor:
                 token_ids = checkpoint.tokenizer(text)["input_ids"]
         except Exception as error:  # a template may raise anything; it ran on the user's input
             raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
-        placeholders = {
-            "image": checkpoint.image_token_id,
-            "audio": checkpoint.audio_token_id,
-            "video": checkpoint.video_token_id,
-        }
-        for kind, token_id in placeholders.items():
+        for kind, token_id in checkpoint.placeholders.items():
             if token_ids.count(token_id) != sum(file.kind == kind for file in conversation.media):
                 token = checkpoint.tokenizer.convert_ids_to_tokens(token_id)
                 raise InvalidInput("messages", f"their text must not contain the placeholder {token}")
@@ -133,19 +132,6 @@ class Preprocessor:
         metadata = VideoMetadata(total_num_frames=total, fps=rate)
         return np.asarray(processor.sample_frames(metadata, fps=self._settings.video_fps))
 
-    def _audio_ids(self, sounds: list[tuple[np.ndarray, int]]) -> list[str]:
-        """An id for each sound, by which vLLM's caches know it. Feature extractor and encoder fill all sounds of a
-        request up to the longest, so a sound's end depends on that: but not on what is beyond a window or a chunk."""
-        extractor = self._checkpoint.processor.feature_extractor
-        chunk = self._checkpoint.audio_chunk_frames * extractor.hop_length
-        longest = max(len(samples) for samples, _ in sounds)
-        ids = []
-        for samples, _ in sounds:
-            filling = min(longest - len(samples), extractor.n_fft)
-            context = f"{filling}/{longest if filling < extractor.n_fft else 0}/{min(longest, chunk)}"
-            ids.append(hashlib.sha256(context.encode() + samples.tobytes()).hexdigest())
-        return ids
-
     def _long_enough(self, file: MediaFile, samples: np.ndarray) -> np.ndarray:
         window = self._checkpoint.processor.feature_extractor.n_fft
         if len(samples) <= window:
@@ -156,10 +142,9 @@ class Preprocessor:
     def _prompt(self, engine_input: Any) -> Prompt:
         token_ids = list(engine_input["prompt_token_ids"])
         self._refuse_longer(len(token_ids))
-        checkpoint = self._checkpoint
-        ids = np.asarray(token_ids)
-        audio = ids == checkpoint.audio_token_id
-        image = (ids == checkpoint.image_token_id) | (ids == checkpoint.video_token_id)
+        ids, placeholders = np.asarray(token_ids), self._checkpoint.placeholders
+        audio = ids == placeholders.get("audio", _NO_TOKEN)
+        image = np.isin(ids, [placeholders.get("image", _NO_TOKEN), placeholders.get("video", _NO_TOKEN)])
         return Prompt(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input)
 
     def _refuse_longer(self, tokens: int) -> None:

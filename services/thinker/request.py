@@ -41,10 +41,11 @@ async def read_start(requests: AsyncIterator[thinker_pb2.GenerateRequest]) -> th
 
 async def read_conversation(
     start: thinker_pb2.GenerateStart,
+    tools: list[dict[str, Any]],
     requests: AsyncIterator[thinker_pb2.GenerateRequest],
     limits: ThinkerSettings,
 ) -> Conversation:
-    """The conversation, with the media that follow `start` in `requests`.
+    """The conversation about `tools`, with the media that follow `start` in `requests`.
 
     Raises:
         InvalidInput: names the field.
@@ -81,16 +82,19 @@ async def read_conversation(
         template_kwargs = check_json_object("chat_template_kwargs_json", start.chat_template_kwargs_json)
         if "chat_template" in template_kwargs:  # a template is a program, and nothing limits the time it takes
             raise InvalidInput("chat_template_kwargs_json", "may set the template's variables, not the template")
-    tools = [] if tool_choice(start).mode == "none" else read_tools(start)
     return Conversation(messages, tools, start.use_audio_in_video, template_kwargs)
 
 
-def read_tools(start: thinker_pb2.GenerateStart) -> list[dict[str, Any]]:
-    """The tools as chat templates take them.
+def read_tools(start: thinker_pb2.GenerateStart) -> tuple[ToolChoice, list[dict[str, Any]]]:
+    """What is to be called, "none" where there is nothing to call; and the tools as chat templates take them.
 
     Raises:
-        InvalidInput: a tool without a name, or a schema that is no JSON object.
+        InvalidInput: an unknown mode, a tool without a name, or a schema that is no JSON object.
     """
+    if start.tool_choice.mode not in _MODES:
+        raise InvalidInput("tool_choice.mode", f"{start.tool_choice.mode} is not a mode")
+    mode = _MODES[start.tool_choice.mode]
+    choice = ToolChoice("none" if mode == "auto" and not start.tools else mode, start.tool_choice.name)
     tools = []
     for i, tool in enumerate(start.tools):
         if not tool.name:
@@ -101,19 +105,7 @@ def read_tools(start: thinker_pb2.GenerateStart) -> list[dict[str, Any]]:
         parameters = tool.parameters_json or "{}"
         function["parameters"] = check_json_object(f"tools[{i}].parameters_json", parameters)
         tools.append({"type": "function", "function": function})
-    return tools
-
-
-def tool_choice(start: thinker_pb2.GenerateStart) -> ToolChoice:
-    """What is to be called; "none" where there is nothing to call.
-
-    Raises:
-        InvalidInput: an unknown mode.
-    """
-    if start.tool_choice.mode not in _MODES:
-        raise InvalidInput("tool_choice.mode", f"{start.tool_choice.mode} is not a mode")
-    mode = _MODES[start.tool_choice.mode]
-    return ToolChoice("none" if mode == "auto" and not start.tools else mode, start.tool_choice.name)
+    return choice, tools
 
 
 def _role(field: str, role: str) -> str:

@@ -6,10 +6,10 @@ import contextlib
 from quartet.v1 import server_info_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.errors import Unavailable
 from services.common.rpc.server import StageServer
-from services.thinker.capture import offered_rows
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Message
 from services.thinker.engine import ThinkerEngine
+from services.thinker.output import offered_rows
 from services.thinker.preprocess import Preprocessor
 from services.thinker.sampling import sampling_params
 from services.thinker.servicer import STAGE, ThinkerServicer
@@ -63,10 +63,10 @@ def _server_info(server: StageServer, engine: ThinkerEngine) -> server_info_pb2.
     return server.describe(
         engine.dtype,
         engine.device,
-        rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.kept_layers)],
+        rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.row_kinds)],
         thinker=server_info_pb2.ThinkerInfo(
             max_context_tokens=engine.max_context_tokens,
             accept_hidden_layer=checkpoint.accept_hidden_layer,
-            input_modalities=["image", "audio", "video"],
+            input_modalities=list(checkpoint.placeholders),
         ),
     )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, nullcontext
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -12,16 +13,18 @@ from services.common.rpc.errors import InvalidInput
 from services.common.rpc.status import abort
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
-from services.thinker.capture import OutputCapture, offered_rows
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation
-from services.thinker.deltas import DeltaWriter
+from services.thinker.conversation import Conversation, Prompt
 from services.thinker.engine import Step, ThinkerEngine
+from services.thinker.family import ToolCallMarkers
+from services.thinker.output import DeltaWriter, RowForwarder, offered_rows
 from services.thinker.preprocess import Preprocessor
-from services.thinker.prompt import Prompt
-from services.thinker.request import read_conversation, read_start, read_tools, tool_choice
+from services.thinker.request import read_conversation, read_start, read_tools
 from services.thinker.sampling import sampling_params
-from services.thinker.tools import OPENING, ToolCallParser
+from services.thinker.tools import ToolCallParser
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 STAGE = "thinker"
 
@@ -52,7 +55,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         async with serve_call(STAGE, start.request_id, context, self._admission) as call:
             stream = nullcontext()
             if start.output_stream_id:
-                stream = self._hub.open(start.output_stream_id, offered_rows(self._engine.kept_layers))
+                stream = self._hub.open(start.output_stream_id, offered_rows(self._engine.row_kinds))
             with stream as output:
                 async with aclosing(self._generate(start, request_iterator, call, output)) as responses:
                     async for response in responses:
@@ -65,50 +68,64 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         call: Call,
         output: OutputStream | None,
     ) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
-        engine, checkpoint = self._engine, self._engine.checkpoint
-        choice = tool_choice(start)
-        schema = choice.output_schema(read_tools(start))
-        params = sampling_params(start.sampling, engine.sampling_defaults, checkpoint.vocab_size, schema)
-        structure = start.sampling.WhichOneof("structure")
-        engine.validate(params, f"sampling.{structure}" if structure else "sampling")
-        conversation = await read_conversation(start, requests, self._settings)
+        choice, tools = read_tools(start)
+        schema = choice.output_schema(tools)
+        params = self._sampling_params(start, schema)
+        offered = tools if choice.mode != "none" else []
+        conversation = await read_conversation(start, offered, requests, self._settings)
         prompt, selections = await self._prepare(conversation, output)
-        call.set(prompt_tokens=len(prompt.token_ids))
+        prompt_tokens = len(prompt.token_ids)
+        call.set(prompt_tokens=prompt_tokens)
         yield thinker_pb2.GenerateResponse(
             prompt=thinker_pb2.PromptInfo(
-                prompt_tokens=len(prompt.token_ids),
-                audio_tokens=prompt.audio_tokens,
-                image_tokens=prompt.image_tokens,
+                prompt_tokens=prompt_tokens, audio_tokens=prompt.audio_tokens, image_tokens=prompt.image_tokens
             )
         )
-        capture = OutputCapture(output, prompt, selections) if output else None
-        if capture and schema is not None:
-            capture.close()  # the answer is a call: there is nothing to speak
-        parser = ToolCallParser(forced=schema is not None) if choice.mode != "none" else None
-        top_logprobs = start.sampling.top_logprobs if start.sampling.HasField("top_logprobs") else None
-        deltas = DeltaWriter(checkpoint.tokenizer, top_logprobs, parser)
-        opening = checkpoint.token_id(OPENING) if parser else None
-        completion_tokens = 0
-        tap = capture.tap() if capture else None
-        async with aclosing(engine.generate(start.request_id, prompt, params, tap)) as steps:
+        markers = self._engine.checkpoint.tool_calls if choice.mode != "none" else None
+        deltas = self._delta_writer(start, markers, forced=schema is not None)
+        forwarder = None
+        if output:
+            opening_id = self._engine.checkpoint.token_id(markers.opening) if markers else None
+            forwarder = RowForwarder(output, prompt, selections, opening_id)
+            if schema is not None:
+                forwarder.close()  # the answer is a call: there is nothing to speak
+        subscription = forwarder.subscription() if forwarder else None
+        summary = thinker_pb2.GenerateSummary(prompt_tokens=prompt_tokens)
+        async with aclosing(self._engine.generate(start.request_id, prompt, params, subscription)) as steps:
             async for step in steps:
-                completion_tokens += len(step.token_ids)
-                if capture:
-                    _forward(capture, step, opening)
+                if forwarder:
+                    forwarder.add(step)
                 _mark(call, step)
                 yield thinker_pb2.GenerateResponse(delta=deltas.delta(step))
+                summary.completion_tokens += len(step.token_ids)
                 if step.finish_reason:
-                    summary = thinker_pb2.GenerateSummary(
-                        finish_reason=deltas.finish_reason(step.finish_reason),
-                        prompt_tokens=len(prompt.token_ids),
-                        cached_tokens=step.cached_tokens,
-                        completion_tokens=completion_tokens,
-                    )
-        if capture:
-            capture.finish()
-        call.set(cached_tokens=summary.cached_tokens, completion_tokens=completion_tokens)
+                    summary.finish_reason = deltas.finish_reason(step.finish_reason)
+                    summary.cached_tokens = step.cached_tokens
+        if forwarder:
+            forwarder.finish()
+        call.set(cached_tokens=summary.cached_tokens, completion_tokens=summary.completion_tokens)
         summary.timings.CopyFrom(call.timings.to_message())
         yield thinker_pb2.GenerateResponse(summary=summary)
+
+    def _sampling_params(self, start: thinker_pb2.GenerateStart, output_schema: str | None) -> "SamplingParams":
+        """vLLM's parameters for the request, checked by vLLM.
+
+        Raises:
+            InvalidInput: names the field.
+        """
+        engine = self._engine
+        vocab_size = engine.checkpoint.vocab_size
+        params = sampling_params(start.sampling, engine.sampling_defaults, vocab_size, output_schema)
+        structure = start.sampling.WhichOneof("structure")
+        engine.validate(params, f"sampling.{structure}" if structure else "sampling")
+        return params
+
+    def _delta_writer(
+        self, start: thinker_pb2.GenerateStart, markers: ToolCallMarkers | None, forced: bool
+    ) -> DeltaWriter:
+        parser = ToolCallParser(markers, forced) if markers else None
+        top_logprobs = start.sampling.top_logprobs if start.sampling.HasField("top_logprobs") else None
+        return DeltaWriter(self._engine.checkpoint.tokenizer, top_logprobs, parser)
 
     async def _prepare(
         self, conversation: Conversation, output: OutputStream | None
@@ -123,17 +140,6 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         finally:
             prompt.cancel()
             selections.cancel()
-
-
-def _forward(capture: OutputCapture, step: Step, opening: int | None) -> None:
-    """Passes the step's tokens to the talker: up to a tool call, and without the token that ended the answer (an
-    end-of-sequence or stop token, or the one that completed a stop string)."""
-    token_ids = step.token_ids[:-1] if step.finish_reason == "stop" else step.token_ids
-    if opening in token_ids:
-        capture.add_tokens(token_ids[: token_ids.index(opening)])
-        capture.close()
-    else:
-        capture.add_tokens(token_ids)
 
 
 def _mark(call: Call, step: Step) -> None:

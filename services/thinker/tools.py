@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from services.common.rpc.errors import InvalidInput
-
-OPENING, CLOSING = "<tool_call>", "</tool_call>"
-"""What Qwen's chat template puts around a call (the Hermes format)."""
+from services.thinker.family import ToolCallMarkers
 
 Mode = Literal["none", "auto", "required", "function"]
 
@@ -78,10 +76,12 @@ class ToolCallParser:
     A call's arguments are passed on as they arrive. What looks like a call but is none becomes text again.
 
     Args:
-        forced: the whole answer is one call, without OPENING and CLOSING.
+        markers: what stands around a call.
+        forced: the whole answer is one call, without the markers.
     """
 
-    def __init__(self, forced: bool = False) -> None:
+    def __init__(self, markers: ToolCallMarkers, forced: bool = False) -> None:
+        self._opening, self._closing = markers.opening, markers.closing
         self._forced = forced
         self._pending = ""
         self._inside = forced
@@ -102,7 +102,7 @@ class ToolCallParser:
         rest, self._pending = self._pending, ""
         if self._done or self._arguments:
             return Parsed()
-        return Parsed(text=OPENING + rest if self._inside and not self._forced else rest)
+        return Parsed(text=self._opening + rest if self._inside and not self._forced else rest)
 
     def _advance(self, parsed: Parsed) -> bool:
         """One step; whether another may be possible."""
@@ -115,12 +115,12 @@ class ToolCallParser:
         return self._read_text(parsed)
 
     def _read_text(self, parsed: Parsed) -> bool:
-        before, opening, after = self._pending.partition(OPENING)
+        before, opening, after = self._pending.partition(self._opening)
         if opening:
             parsed.text += before
             self._pending, self._inside = after, True
             return True
-        held = next((n for n in range(len(OPENING) - 1, 0, -1) if before.endswith(OPENING[:n])), 0)
+        held = next((n for n in range(len(self._opening) - 1, 0, -1) if before.endswith(self._opening[:n])), 0)
         parsed.text += before[: len(before) - held]
         self._pending = before[len(before) - held :]
         return False
@@ -132,9 +132,9 @@ class ToolCallParser:
             self._pending, self._arguments = self._pending[head.end() :], _JsonEnd()
             self.calls += 1
             return True
-        before, closing, after = self._pending.partition(CLOSING)
+        before, closing, after = self._pending.partition(self._closing)
         if closing:  # not a call of ours
-            parsed.text += f"{OPENING}{before}{CLOSING}"
+            parsed.text += f"{self._opening}{before}{self._closing}"
             self._pending, self._inside = after, self._forced
             return True
         return False
@@ -152,7 +152,7 @@ class ToolCallParser:
         return True
 
     def _read_closing(self) -> bool:
-        _, closing, after = self._pending.partition(CLOSING)
+        _, closing, after = self._pending.partition(self._closing)
         if not closing or self._forced:
             return False
         self._pending, self._done, self._inside = after, False, False

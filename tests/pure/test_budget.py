@@ -9,10 +9,10 @@ import torch
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 from typer.testing import CliRunner
 
-from cli.budget import GIB, Budget, Demand, Layout, best, lines, share_out
-from cli.gpu_table import table
+from cli.budget import GIB, Budget, Demand, Layout, best, lines, share_out, table
 from cli.main import app
-from cli.sizes import PUBLISHED, BudgetError, Sizes, read_sizes
+from cli.sizes import BudgetError, read_sizes
+from services.families.qwen3_omni.budget import PUBLISHED, sizes
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = Demand(streams=4, context_tokens=8192, talker_positions=4096)
@@ -70,13 +70,13 @@ def test_published_sizes_are_those_of_the_architecture():
         "thinker_config": {"text_config": THINKER_TEXT},
         "talker_config": {"text_config": TALKER_TEXT},
     }
-    assert asdict(Sizes.of(stated, tensors)) == asdict(PUBLISHED)
+    assert asdict(sizes(stated, tensors)) == asdict(PUBLISHED)
 
 
 def test_kept_states_are_those_of_the_plugin():
-    from services.thinker.plugin.store import row_bytes
+    from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states, row_bytes
 
-    assert PUBLISHED.states_per_token == row_bytes(layers=1, hidden_size=2048, dtype=torch.bfloat16)
+    assert PUBLISHED.states_per_token == row_bytes((RowKind(hidden_states(24), 2048), MROPE_POSITIONS), torch.bfloat16)
 
 
 def test_the_published_model_on_a_96_gb_gpu():
@@ -182,5 +182,8 @@ def test_no_such_checkpoint(tmp_path):
         read_sizes(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    with pytest.raises(BudgetError, match="model_type is 'bert'"):
+        read_sizes(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_omni_moe"}')
     with pytest.raises(BudgetError, match="thinker_config"):
         read_sizes(str(tmp_path))

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from cli.budget import GIB, MIB
 from cli.doctor.machine import Device, Machine
 from cli.doctor.report import Report, examine, show
-from cli.sizes import PUBLISHED
 from services.common.engine.execution import Accelerator
+from services.families.qwen3_omni.budget import PUBLISHED
 
 OMNI = ("thinker", "talker", "code2wav")
 ALL = (*OMNI, "dit")
@@ -161,7 +161,7 @@ def test_settings_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert "NV18; each reaches each other's memory" in text(report)
     assert "NCCL needs /dev/shm" in problems(examine(replace(two, shared_memory_bytes=64 * MIB), OMNI))[0]
 
-    assert "code2wav: --device cuda:1: torch has 1 CUDA devices" in problems(examine(machine(WORKSTATION), OMNI[1:]))[0]
+    assert "code2wav: --device cuda:1: there are 1 CUDA devices" in problems(examine(machine(WORKSTATION), OMNI[1:]))[0]
     monkeypatch.setenv("QUARTET_CODE2WAV_DEVICE", "gpu")
     assert "must be auto, cpu, cuda or cuda:N" in problems(examine(two, OMNI))[0]
     monkeypatch.setenv("QUARTET_TALKER_MAX_RUNNING_REQUESTS", "0")

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from services.common.rpc.errors import InvalidInput
+from services.thinker.family import ToolCallMarkers
 from services.thinker.tools import ToolCallParser, ToolChoice
 
+MARKERS = ToolCallMarkers("<tool_call>", "</tool_call>")
 ANSWER = (
     'Let me see.<tool_call>\n{"name": "weather", "arguments": {"city": "S\\u00e3o {Paulo}", "days": [1, {"n": 2}]}}\n'
     '</tool_call>\n<tool_call>{"name":"time","arguments":{}}</tool_call> Done < 3.'
@@ -17,7 +19,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"pr
 
 def parse(answer: str, piece: int, forced: bool = False) -> tuple[str, list[tuple[str, str]]]:
     """The text, and name and arguments of each call, of an answer that arrives `piece` characters at a time."""
-    parser = ToolCallParser(forced)
+    parser = ToolCallParser(MARKERS, forced)
     text, names, arguments = "", {}, {}
     for at in range(0, len(answer), piece):
         parsed = parser.feed(answer[at : at + piece])

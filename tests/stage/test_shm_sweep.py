@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import leftovers
+from cli import reaper
 from services.common.stream.arena import Arena
 from services.common.stream.arena_files import new_name, sweep
 from tests.support.shm_support import MIB, arena_directory, peer
@@ -42,6 +42,6 @@ def test_a_sweep_takes_what_dead_processes_left_and_nothing_else(directory: Path
 def test_the_end_of_quartet_up_sweeps_too(directory: Path, monkeypatch):
     with peer("produce", str(directory)):
         pass  # killed
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", directory)
-    leftovers.sweep_shared_memory()
+    monkeypatch.setattr(reaper, "SHARED_MEMORY", directory)
+    reaper.sweep_shared_memory()
     assert not list(directory.iterdir())

@@ -10,13 +10,13 @@ import prometheus_client
 import pytest
 import torch
 
+from services.common.stream.rows import Rows
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message
 from services.thinker.execution import choices
 from services.thinker.media import decode_audio, decode_image, decode_video
-from services.thinker.plugin.rows import ROPE_POSITIONS, hidden_states
-from services.thinker.plugin.shipping import ShippedRows
+from services.thinker.plugin.rows import ROPE_POSITIONS, hidden_states, layers_of
 from tests.support.media import mp4, png, wav
 from tests.support.thinker_engine import Answer, Reference
 
@@ -36,9 +36,9 @@ class Result:
     rows: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
     repeated: int = 0
 
-    def receive(self, shipped: ShippedRows) -> None:
+    def receive(self, shipped: Rows) -> None:
         rows = self.rows.setdefault(shipped.name, {})
-        for i, row in enumerate(shipped.rows, shipped.first_position):
+        for i, row in enumerate(shipped.tensor, shipped.first_position):
             self.repeated += i in rows
             rows[i] = row.clone()
 
@@ -53,15 +53,15 @@ class Thinker:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        from services.thinker.engine import Tap
+        from services.thinker.engine import RowSubscription
 
         sampling = {"temperature": 0, "max_tokens": 10, "ignore_eos": True} | sampling
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, **sampling)
         prompt = await self.preprocessor.prepare(conversation)
         result = Result(prompt.token_ids)
-        names = [*(hidden_states(layer) for layer in self.engine.kept_layers), ROPE_POSITIONS]
-        tap = Tap(dict.fromkeys(names, EVERYTHING), result.receive)
-        async for step in self.engine.generate(request_id, prompt, params, tap):
+        names = [kind.name for kind in self.engine.row_kinds]
+        rows = RowSubscription(dict.fromkeys(names, EVERYTHING), result.receive)
+        async for step in self.engine.generate(request_id, prompt, params, rows):
             result.token_ids += step.token_ids
             result.text += step.text
             result.finish_reason, result.cached_tokens = step.finish_reason, step.cached_tokens
@@ -100,7 +100,7 @@ class Thinker:
         assert result.token_ids == expected.output_ids
         assert result.repeated == 0
         fed = len(result.prompt_ids) + len(result.token_ids) - 1  # the last token was never fed
-        for layer in self.engine.kept_layers:
+        for layer in layers_of(self.engine.row_kinds):
             rows = result.rows[hidden_states(layer)]
             assert sorted(rows) == list(range(fed))
             torch.testing.assert_close(
@@ -204,13 +204,13 @@ async def test_concurrent_requests_do_not_see_each_other(thinker: Thinker) -> No
 async def test_only_the_asked_for_positions_are_shipped(thinker: Thinker) -> None:
     from vllm import SamplingParams
 
-    from services.thinker.engine import Tap
+    from services.thinker.engine import RowSubscription
 
     prompt = await thinker.preprocessor.prepare(conversations()["image"])
     result = Result(prompt.token_ids)
     name = hidden_states(thinker.engine.checkpoint.accept_hidden_layer)
-    tap = Tap({name: prompt.multimodal}, result.receive)
-    async for _ in thinker.engine.generate("r", prompt, SamplingParams(max_tokens=4, temperature=0), tap):
+    rows = RowSubscription({name: prompt.multimodal}, result.receive)
+    async for _ in thinker.engine.generate("r", prompt, SamplingParams(max_tokens=4, temperature=0), rows):
         pass
     assert list(result.rows) == [name]
     assert sorted(result.rows[name]) == [i for a, b in prompt.multimodal for i in range(a, b)]
@@ -247,7 +247,7 @@ async def test_an_aborted_request_leaves_nothing_behind(thinker: Thinker) -> Non
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
-    assert thinker.engine.open_taps == 0
+    assert thinker.engine.open_subscriptions == 0
     conversation = conversations()["text"]
     thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation))
     assert vllm_metric("vllm:kv_cache_usage_perc") == 0

@@ -15,8 +15,8 @@ from services.thinker import environment, execution, flashinfer
 from services.thinker.config import ThinkerSettings
 from services.thinker.device import visible_devices
 from services.thinker.plugin.executor import kv_share
-from services.thinker.plugin.rows import hidden_states
-from services.thinker.plugin.store import RowStore, row_bytes
+from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states, row_bytes
+from services.thinker.plugin.store import RowStore
 
 
 def gpu(*capability: int) -> Accelerator:
@@ -168,7 +168,7 @@ def test_what_cannot_start_is_fatal_and_says_what_to_change(monkeypatch):
 @pytest.mark.parametrize(("ranks", "kv_bytes"), [(1, 98304), (2, 49152), (4, 24576)])
 def test_keys_values_and_rows_fit_together(ranks, kv_bytes):
     """Qwen3-Omni-30B-A3B on GPUs of 80 GB: its keys and values are split over the ranks, its rows are not."""
-    rows = row_bytes(1, 2048, torch.bfloat16)
+    rows = row_bytes((RowKind(hidden_states(24), 2048), MROPE_POSITIONS), torch.bfloat16)
     available = 50 * 1024**3
     share = kv_share(available, kv_bytes, rows)
     slots = share // kv_bytes
@@ -177,7 +177,8 @@ def test_keys_values_and_rows_fit_together(ranks, kv_bytes):
 
 
 def test_a_store_has_the_size_that_room_is_left_for():
-    rows = RowStore(100, (3,), 16, torch.bfloat16, torch.device("cpu"))
-    assert rows.size_bytes == 101 * row_bytes(1, 16, torch.bfloat16)
+    kinds = (RowKind(hidden_states(3), 16), MROPE_POSITIONS)
+    rows = RowStore(100, kinds, torch.bfloat16, torch.device("cpu"))
+    assert rows.size_bytes == 101 * row_bytes(kinds, torch.bfloat16)
     with pytest.raises(KeyError):
         rows.read(hidden_states(0), torch.tensor([0]))

@@ -8,10 +8,11 @@ import torch
 
 from services.thinker.config import ThinkerSettings
 from services.thinker.plugin import store
-from services.thinker.plugin.store import row_bytes
+from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states, row_bytes
 
 GIB = 1024**3
 HIDDEN = 2048
+KINDS = (RowKind(hidden_states(24), HIDDEN), MROPE_POSITIONS)
 
 
 def vllm_config(kv_cache_bytes: int | None = None) -> Any:
@@ -23,7 +24,7 @@ def vllm_config(kv_cache_bytes: int | None = None) -> Any:
         kv_transfer_config=KVTransferConfig(
             kv_connector=RowConnector.__name__,
             kv_role="kv_producer",
-            kv_connector_extra_config=PluginSettings((24,), "ipc://@nobody").to_extra_config(),
+            kv_connector_extra_config=PluginSettings(KINDS, "ipc://@nobody").to_extra_config(),
         ),
         cache_config=SimpleNamespace(kv_cache_memory_bytes=kv_cache_bytes, block_size=16),
         model_config=SimpleNamespace(dtype=torch.bfloat16, get_hidden_size=lambda: HIDDEN),
@@ -38,7 +39,7 @@ def test_the_rank_that_keeps_the_rows_has_less_for_its_kv_cache() -> None:
 
     layer = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=128, dtype=torch.bfloat16)
     specs = [{f"layers.{i}": layer for i in range(48)}] * 4
-    kv_bytes, rows = kv_bytes_per_slot(specs[0]), row_bytes(1, HIDDEN, torch.bfloat16)
+    kv_bytes, rows = kv_bytes_per_slot(specs[0]), row_bytes(KINDS, torch.bfloat16)
     assert (kv_bytes, rows) == (24 * 1024, 4096 + 12)
     first, *others = leave_room(vllm_config(), specs, [48 * GIB] * 4)
     assert others == [48 * GIB] * 3
@@ -52,15 +53,15 @@ def test_only_the_first_rank_keeps_rows(rank: int, keeps: bool, monkeypatch: pyt
     from services.thinker.plugin import connector
 
     monkeypatch.setattr(connector, "get_tensor_model_parallel_rank", lambda: rank)
-    monkeypatch.setattr(connector, "Shipper", lambda address: address)
+    monkeypatch.setattr(connector, "RowSender", lambda address: address)
     worker: Any = connector.RowConnector.__new__(connector.RowConnector)
     worker._vllm_config, worker._settings = vllm_config(), connector.settings_of(vllm_config())
-    worker._block_size, worker._kv_cache_config, worker._shipper = 16, SimpleNamespace(num_blocks=4), None
+    worker._block_size, worker._kv_cache_config, worker._sender = 16, SimpleNamespace(num_blocks=4), None
     try:
         worker.register_kv_caches({"layers.0": torch.zeros(4)})
         rows = store.installed()
-        assert (rows is not None, worker._shipper is not None) == (keeps, keeps)
-        assert rows is None or rows.size_bytes == (4 * 16 + 1) * row_bytes(1, HIDDEN, torch.bfloat16)
+        assert (rows is not None, worker._sender is not None) == (keeps, keeps)
+        assert rows is None or rows.size_bytes == (4 * 16 + 1) * row_bytes(KINDS, torch.bfloat16)
     finally:
         store.install(None)
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.thinker.plugin import store
-from services.thinker.plugin.rows import ROPE_POSITIONS, Capture, hidden_states
+from services.thinker.plugin.rows import MROPE_POSITIONS, ROPE_POSITIONS, RowKind, RowRequest, hidden_states
 from services.thinker.plugin.store import RowStore
 from tests.support.replay import CaptureError, ReplayedOps
 
@@ -19,7 +19,8 @@ BLOCK, BLOCKS, HIDDEN, VOCABULARY = 4, 16, 8, 50
 SIZES = (16, 8, 4, 2)  # tokens of the captured batches, largest first as in vLLM
 BUFFER = 32
 LAYERS = (0, 3)
-NAMES = (*map(hidden_states, LAYERS), ROPE_POSITIONS)
+KINDS = (*(RowKind(hidden_states(layer), HIDDEN) for layer in LAYERS), MROPE_POSITIONS)
+NAMES = tuple(kind.name for kind in KINDS)
 
 
 class LanguageModel:
@@ -50,15 +51,15 @@ class Worker:
     """
 
     def __init__(self, rows: RowStore, install_first: bool = True) -> None:
+        from services.families.qwen3_omni.thinker_model import RecordingThinker
         from services.thinker.plugin.connector import RowConnector
-        from services.thinker.plugin.model import RecordingThinker
 
         self.thinker: Any = RecordingThinker.__new__(RecordingThinker)
         torch.nn.Module.__init__(self.thinker)
         self.thinker._records, self.thinker._slots_of_layer = True, None
         self.thinker.language_model = LanguageModel()
         self.connector: Any = RowConnector.__new__(RowConnector)
-        self.connector._block_size, self.connector._progress, self.connector._shipper = BLOCK, {}, self
+        self.connector._block_size, self.connector._progress, self.connector._sender = BLOCK, {}, self
         self.input_ids = torch.zeros(BUFFER, dtype=torch.int64)
         self.positions = torch.zeros(3, BUFFER, dtype=torch.int64)
         self.slots = torch.full((BUFFER,), -1)
@@ -91,10 +92,10 @@ class Worker:
         self.replays[fitting[-1]]() if fitting else self.forward(tokens)
         self.connector.wait_for_save()
 
-    def ship(self, shipment: Any, rows: torch.Tensor) -> None:
+    def send(self, name: str, parts: list[tuple[int, int, int]], rows: torch.Tensor) -> None:
         """The connector's way out."""
-        for key, first, count in shipment.parts:
-            kept = self.rows.setdefault((key, shipment.name), {})
+        for key, first, count in parts:
+            kept = self.rows.setdefault((key, name), {})
             for position in range(first, first + count):
                 assert position not in kept, "shipped twice"
                 kept[position] = rows[0]
@@ -151,7 +152,7 @@ def run_schedule(worker: Worker) -> None:
     d = Request(4, c.token_ids[:8] + a.token_ids[:10])
     for request in (a, b, c, d, e):
         params = SimpleNamespace(
-            extra_args=Capture(request.key, {name: [(0, 2**40)] for name in NAMES}).to_extra_args()
+            extra_args=RowRequest(request.key, {name: [(0, 2**40)] for name in NAMES}).to_extra_args()
         )
         worker.connector.on_new_request(SimpleNamespace(request_id=str(request.key), sampling_params=params))
 
@@ -183,7 +184,7 @@ def uninstalled() -> Iterator[None]:
 
 
 def make_store(kind: type[RowStore] = RowStore, device: str = "cpu") -> RowStore:
-    return kind(BLOCK * BLOCKS, LAYERS, HIDDEN, torch.float32, torch.device(device))
+    return kind(BLOCK * BLOCKS, KINDS, torch.float32, torch.device(device))
 
 
 def test_replayed_passes_keep_the_rows_that_eager_ones_would() -> None:
@@ -195,18 +196,16 @@ class FirstSlots(RowStore):
 
     _first: dict[int, torch.Tensor]
 
-    def write(self, slots, states, rope_positions) -> None:
+    def write(self, slots, rows) -> None:
         self._first = getattr(self, "_first", {})
-        super().write(self._first.setdefault(len(slots), slots.clone()), states, rope_positions)
+        super().write(self._first.setdefault(len(slots), slots.clone()), rows)
 
 
 class SlotsByPython(RowStore):
     """Asks for the slots' values."""
 
-    def write(self, slots, states, rope_positions) -> None:
-        super().write(
-            torch.tensor([self._padding_slot if slot < 0 else slot for slot in slots.tolist()]), states, rope_positions
-        )
+    def write(self, slots, rows) -> None:
+        super().write(torch.tensor([self._padding_slot if slot < 0 else slot for slot in slots.tolist()]), rows)
 
 
 def test_a_pass_that_holds_on_to_its_capture_fails_here() -> None:
@@ -240,9 +239,9 @@ def test_gathering_does_not_wait_for_the_step() -> None:
     worker = Worker(make_store())
     store.install(make_store(device="meta"))  # as little this host's memory as a GPU's
     shipped: list[torch.device] = []
-    worker.connector._shipper = SimpleNamespace(ship=lambda _, rows: shipped.append(rows.device))
+    worker.connector._sender = SimpleNamespace(send=lambda _, __, rows: shipped.append(rows.device))
     request = Request(7, list(range(8)))
-    params = SimpleNamespace(extra_args=Capture(7, {ROPE_POSITIONS: [(0, 8)]}).to_extra_args())
+    params = SimpleNamespace(extra_args=RowRequest(7, {ROPE_POSITIONS: [(0, 8)]}).to_extra_args())
     worker.connector.on_new_request(SimpleNamespace(request_id="7", sampling_params=params))
     step = scheduler_output([Scheduled(request, 0, 8, [0, 1], new=True)])
     worker.connector.bind_connector_metadata(worker.connector.build_connector_meta(step))

@@ -8,7 +8,8 @@ import torch
 from safetensors import safe_open
 from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
-from cli.tiny import SIZES, make_checkpoint
+from cli.tiny import make_checkpoint
+from services.families.qwen3_omni.tiny import SIZES
 
 
 @pytest.fixture(params=["tiny_checkpoint", "small_checkpoint"])

@@ -11,7 +11,8 @@ import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from PIL import Image
 
-from cli.tiny.diffusion import FAMILIES, make_diffusion_checkpoint
+from cli.tiny import make_checkpoint
+from cli.tiny.diffusion import FAMILIES
 from tests.support.checkpoints import diffusion_checkpoint
 
 PIPELINES = {
@@ -95,7 +96,7 @@ def test_prompt_and_guidance_show(run: Any) -> None:
 
 
 def test_the_sizes_differ_in_every_dimension_of_the_denoiser(family: str, directory: Path, tmp_path: Path) -> None:
-    small = make_diffusion_checkpoint(tmp_path, family, seed=0, size="small")
+    small = make_checkpoint(tmp_path, 0, "small", family)
     one, other = (json.loads((path / "transformer/config.json").read_text()) for path in (directory, small))
     of_z_image = ("dim", "n_layers", "n_refiner_layers", "n_heads", "cap_feat_dim")
     keys = ("in_channels", "num_layers", "num_attention_heads", "attention_head_dim", *of_z_image)
@@ -105,10 +106,7 @@ def test_the_sizes_differ_in_every_dimension_of_the_denoiser(family: str, direct
 
 
 def test_a_seed_makes_the_same_weights_again_and_another_seed_others(tmp_path: Path) -> None:
-    a, b, c = (
-        make_diffusion_checkpoint(tmp_path / name, "flux", seed, "tiny")
-        for name, seed in (("a", 3), ("b", 3), ("c", 4))
-    )
+    a, b, c = (make_checkpoint(tmp_path / name, seed, "tiny", "flux") for name, seed in (("a", 3), ("b", 3), ("c", 4)))
     for file in ("transformer/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"):
         assert (a / file).read_bytes() == (b / file).read_bytes()
         assert (a / file).read_bytes() != (c / file).read_bytes()

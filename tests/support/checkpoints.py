@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import cli.tiny
+import services.families
 from cli.tiny import make_checkpoint
-from cli.tiny.diffusion import make_diffusion_checkpoint
 from tests.support.kept import kept_folder
 
-SOURCE = Path(cli.tiny.__file__).parent
+SOURCE = [Path(cli.tiny.__file__).parent, *Path(services.families.__file__).parent.glob("*/tiny")]
 
 
 def omni_checkpoint(size: str = "tiny", seed: int = 0) -> Path:
@@ -19,6 +19,6 @@ def diffusion_checkpoint(arch: str, seed: int = 0, size: str = "tiny") -> Path:
     """One of a diffusion family."""
 
     def make(out: Path) -> None:
-        make_diffusion_checkpoint(out, arch, seed, size)
+        make_checkpoint(out, seed, size, arch)
 
     return kept_folder(make, "diffusion", arch, size, seed, SOURCE)

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from services.code2wav.family import load_decoder
 from services.common.rpc.digest import checkpoint_digest
 from services.talker.loading import load_model
-from services.thinker.checkpoint import Checkpoint
+from services.thinker.family import load_checkpoint
 
 
 def main(model: str, out: Path) -> None:
@@ -44,7 +44,7 @@ def code2wav(model: str, dtype: str = "auto") -> Any:
 
 def thinker(model: str, dtype: str | None = None) -> Any:
     """Its facts, and the ids of a prompt with all kinds of tokens."""
-    read = Checkpoint.load(model)
+    read = load_checkpoint(model)
     facts = {k: v for k, v in vars(read).items() if k not in ("dtype", "processor", "folder")}
     content = [*({"type": kind} for kind in ("image", "audio", "video")), {"type": "text", "text": "Grüße <tool_call>"}]
     text = read.processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)

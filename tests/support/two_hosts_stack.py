@@ -11,9 +11,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from cli.guard import Guard
-from cli.leftovers import end_group
 from cli.plan import PIPELINE
+from cli.reaper import Reaper, end_group
 from cli.scrape import Scrape
 from tests.support.stack import KV_BLOCK_TOKENS, START_TIMEOUT_S
 from tests.support.two_hosts import Host, TwoHosts
@@ -32,7 +31,7 @@ class TwoHostsStack:
         self.url = self._url("gateway", _PORTS)
         self._directory = directory
         self._processes: dict[str, subprocess.Popen] = {}
-        self._guard = Guard()
+        self._reaper = Reaper()
 
     def start(self, checkpoint: Path, flags: Sequence[str] = ()) -> None:
         """Starts all of it and returns when the gateway is ready. `flags` go to each of the stages."""
@@ -60,7 +59,7 @@ class TwoHostsStack:
         """Stops the gateway, then the stages, all at once."""
         self._stop("gateway")
         self._stop(*STAGES)
-        self._guard.close()
+        self._reaper.close()
 
     def ready(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):
@@ -110,7 +109,7 @@ class TwoHostsStack:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0, env=os.environ
             )
         self._processes[name] = process
-        self._guard.watch(process.pid)
+        self._reaper.watch(process.pid)
 
     def _stop(self, *names: str) -> None:
         ending = [self._processes.pop(name) for name in names if name in self._processes]
@@ -123,7 +122,7 @@ class TwoHostsStack:
                 process.kill()
                 process.wait()
             end_group(process.pid)
-            self._guard.forget(process.pid)
+            self._reaper.forget(process.pid)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from google.protobuf.message import Message
 
-from cli.supervisor import PIPELINE
+from cli.plan import PIPELINE
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.job import AudioDelta, Finished, Job, speech
 from gateway.pipeline.pipeline import Pipeline

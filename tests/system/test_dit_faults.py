@@ -12,7 +12,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from cli.tiny.diffusion import make_diffusion_checkpoint
+from cli.tiny import make_checkpoint
 from tests.support.stack import Stack, running, wait_until_ready
 
 pytestmark = pytest.mark.e2e
@@ -102,7 +102,7 @@ def test_a_dit_that_is_killed_fails_its_requests_and_comes_back(painter: Stack) 
 
 @pytest.mark.long
 def test_a_video_job_outlives_the_gateway(tmp_path_factory: pytest.TempPathFactory) -> None:
-    checkpoint = make_diffusion_checkpoint(tmp_path_factory.mktemp("wan"), "wan", seed=0, size="tiny")
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("wan"), 0, "tiny", "wan")
     run_directory = tmp_path_factory.mktemp("run")
     jobs = run_directory / "jobs"
     with running(checkpoint, run_directory, f"--gateway-arg=--jobs-dir={jobs}") as system:
@@ -127,7 +127,7 @@ def test_a_video_job_outlives_the_gateway(tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.long
 def test_a_dit_with_an_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """GLM-Image in two processes, from the shipped pipeline file."""
-    checkpoint = make_diffusion_checkpoint(tmp_path_factory.mktemp("glm"), "glm-image", seed=0, size="tiny")
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("glm"), 0, "tiny", "glm-image")
     run_directory = tmp_path_factory.mktemp("run")
     pipeline = Path(__file__).parents[2] / "gateway" / "pipelines" / "glm-image.yaml"
     fields = {"prompt": "a red fox", "seed": 3, "num_inference_steps": 3, "size": "64x64"}

@@ -1,8 +1,9 @@
 """`quartet up` with small real processes in place of the stages: gRPC health servers and an HTTP server.
 
-They stand in a directory of their own as packages `services.*` and `gateway`. `python -m` looks in the working
-directory first, so the supervisor starts them with the very command lines that start the real ones. What is not there,
-such as the reader of pipeline files, is found in the real packages.
+They stand in a directory of their own as packages `services.*` and `gateway`, which PYTHONPATH puts before the real
+ones: the supervisor starts them with the very command lines that start the real ones. What is not there, such as the
+reader of pipeline files, is found in the real packages. The working directory has folders of the same names, which are
+a user's own and must not be touched.
 """
 
 import contextlib
@@ -21,7 +22,9 @@ from typing import Any
 import psutil
 import pytest
 
-from cli import ending
+from cli import check
+from cli import process as processes
+from cli.plan import Options, StartError, stages_to_start
 
 REPOSITORY = Path(__file__).parents[2]
 HANG_GUARD_S = 60.0
@@ -40,7 +43,7 @@ flags.add_argument("--port")
 arguments, rest = flags.parse_known_args()
 stage = os.path.basename(os.path.dirname(os.path.abspath(__file__)))
 print(stage, arguments.model, *rest, flush=True)
-if arguments.model == "broken" and stage == "talker":
+if arguments.model == "broken/model" and stage == "talker":
     sys.exit("talker: no such checkpoint: broken")
 if stage == "thinker":  # as vLLM, it has a process of its own that outlives a killed parent unless someone ends it
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -50,7 +53,7 @@ health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
 servicer.set("quartet.v1." + NAMES[stage], health_pb2.HealthCheckResponse.SERVING)
 server.add_insecure_port("127.0.0.1:" + arguments.port)
 server.start()
-if arguments.model == "dies" and stage == "talker":
+if arguments.model == "dies/model" and stage == "talker":
     time.sleep(1)  # ready by then
     os._exit(7)
 server.wait_for_termination()
@@ -83,10 +86,19 @@ DIFFUSERS_FILE = "model_index.json"
 PIPELINES = REPOSITORY / "gateway" / "pipelines"
 
 
+QUARTET = [sys.executable, "-P", "-m", "cli.main"]  # as the command `quartet`: without the working directory
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """In which `quartet up` starts what stands in `directory`, and keeps temporary files there."""
+    paths = os.pathsep.join([str(directory / "stand_ins"), str(REPOSITORY)])
+    return {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(directory / "temporary")}
+
+
 class Run:
     """A running `quartet up`: its process, its run directory and the port of its gateway."""
 
-    def __init__(self, directory: Path, model: str = "any", *more: str) -> None:
+    def __init__(self, directory: Path, model: str = "any/model", *more: str) -> None:
         self.run_directory = directory / "run"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -95,9 +107,9 @@ class Run:
         self._errors = directory / "stderr.txt"
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", "up", *flags],
-                cwd=directory,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                [*QUARTET, "up", *flags],
+                cwd=directory / "users",
+                env=environment(directory),
                 stderr=errors,
             )
 
@@ -125,12 +137,15 @@ def stages(tmp_path: Path) -> Path:
         "gateway": GATEWAY
     }
     for package, script in scripts.items():
-        folder = tmp_path / package
+        folder = tmp_path / "stand_ins" / package
         folder.mkdir(parents=True)
-        (folder / "__init__.py").touch()
+        (folder / "__init__.py").write_text(OTHERS)
         (folder / "__main__.py").write_text(script)
-    for package in ("services", "gateway"):
-        (tmp_path / package / "__init__.py").write_text(OTHERS)
+    (tmp_path / "stand_ins/services/__init__.py").write_text(OTHERS)
+    for package in ("services", "gateway", "cli"):
+        (tmp_path / "users" / package).mkdir(parents=True)
+        (tmp_path / "users" / package / "__init__.py").write_text("raise SystemExit('this is the user's own')")
+    (tmp_path / "temporary").mkdir()
     return tmp_path
 
 
@@ -192,14 +207,14 @@ def test_a_stage_that_dies_is_restarted_on_its_port(run: Run) -> None:
 
 
 def test_what_ended_for_want_of_memory_is_told_from_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ending.describe(1) == "ended with status 1"
-    assert ending.describe(-signal.SIGKILL) == "was killed by SIGKILL"
+    assert processes.ending(1) == "ended with status 1"
+    assert processes.ending(-signal.SIGKILL) == "was killed by SIGKILL"
     for status in (1, -signal.SIGKILL):  # of one whose child was killed, of one that was killed itself
-        assert "; out of memory" in ending.describe(status, killed=1)
+        assert "; out of memory" in processes.ending(status, killed=1)
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("nr_free_pages 1665516\noom_kill 3\n")
-    monkeypatch.setattr(ending, "VMSTAT", vmstat)
-    assert ending.oom_kills() == 3
+    monkeypatch.setattr(processes, "VMSTAT", vmstat)
+    assert processes.oom_kills() == 3
 
 
 def test_what_a_dead_stage_had_started_ends_with_it(run: Run) -> None:
@@ -217,7 +232,7 @@ def test_killing_the_supervisor_leaves_no_process(run: Run) -> None:
 
 
 def test_a_stage_that_cannot_start_is_named_with_its_log(stages: Path) -> None:
-    broken = Run(stages, model="broken")
+    broken = Run(stages, model="broken/model")
     assert broken.process.wait(HANG_GUARD_S) == 1
     assert "talker: no such checkpoint: broken" in broken.errors()
     assert all_gone([psutil.Process(p["pid"]) for p in broken.state().values() if psutil.pid_exists(p["pid"])])
@@ -226,14 +241,15 @@ def test_a_stage_that_cannot_start_is_named_with_its_log(stages: Path) -> None:
 def test_a_stage_that_dies_while_others_start_is_named(stages: Path) -> None:
     pipeline = stages / "never.yaml"  # the gateway waits for the stage
     pipeline.write_text((PIPELINES / "qwen3-omni.yaml").read_text())
-    dying = Run(stages, "dies", "--pipeline", str(pipeline))
+    dying = Run(stages, "dies/model", "--pipeline", str(pipeline))
     assert dying.process.wait(HANG_GUARD_S) == 1
     assert "talker ended with status 7" in dying.errors()
 
 
 def test_a_taken_port_is_refused_before_anything_starts(run: Run, stages: Path) -> None:
-    command = [sys.executable, "-m", "cli.main", "up", "--model", "any", "--port", str(run.port)]
-    second = subprocess.run(command, cwd=stages, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False)
+    command = [*QUARTET, "up", "--model", "any/model", "--port", str(run.port)]
+    env = environment(stages)
+    second = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False)
     assert second.returncode == 1
     assert f"--port {run.port}" in second.stderr
 
@@ -253,7 +269,7 @@ def test_a_diffusers_directory_is_served_by_a_dit_alone(stages: Path) -> None:
 def test_a_pipeline_file_says_which_stages_are_started(stages: Path) -> None:
     text_only = stages / "text.yaml"
     text_only.write_text("stages:\n  writer:\n    kind: thinker\n    address: localhost:1\noutputs:\n  text: writer\n")
-    with started(stages, "any", "--pipeline", str(text_only), "--thinker-arg=--block-size=32") as run:
+    with started(stages, "any/model", "--pipeline", str(text_only), "--thinker-arg=--block-size=32") as run:
         assert set(run.state()) == {"writer", "gateway"}  # by their names in the file
         assert run.log("writer").startswith("thinker any")
         assert "--block-size=32" in run.log("writer")
@@ -261,7 +277,7 @@ def test_a_pipeline_file_says_which_stages_are_started(stages: Path) -> None:
 
 def test_a_dit_beside_other_stages_has_a_checkpoint_of_its_own(stages: Path) -> None:
     four = str(PIPELINES / "qwen3-omni-dit.yaml")
-    with started(stages, "omni", "--pipeline", four, "--dit-model", "diffusion") as run:
+    with started(stages, "omni/model", "--pipeline", four, "--dit-model", "diffusion/model") as run:
         assert "starting thinker, talker, code2wav, dit and gateway;" in run.errors()
         assert run.log("dit").startswith("dit diffusion")
         for stage in ("thinker", "talker", "code2wav"):
@@ -269,7 +285,9 @@ def test_a_dit_beside_other_stages_has_a_checkpoint_of_its_own(stages: Path) -> 
 
 
 def test_an_encoder_and_its_dit_share_a_checkpoint(stages: Path) -> None:
-    with started(stages, "glm", "--pipeline", str(PIPELINES / "glm-image.yaml"), "--encoder-arg=--threads=2") as run:
+    with started(
+        stages, "glm/model", "--pipeline", str(PIPELINES / "glm-image.yaml"), "--encoder-arg=--threads=2"
+    ) as run:
         assert set(run.state()) == {"encoder", "dit", "gateway"}
         assert run.log("encoder").startswith("encoder glm")
         assert "--threads=2" in run.log("encoder")
@@ -292,8 +310,8 @@ outputs: {image: gateway}
     ("pipeline", "flags", "told"),
     [
         ("qwen3-omni-dit.yaml", [], "--dit-model: missing"),
-        ("qwen3-omni.yaml", ["--dit-model=x"], "--dit-model: .* has no stage of kind dit"),
-        ("dit.yaml", ["--dit-model=x"], "--dit-model: .* name its checkpoint by --model"),
+        ("qwen3-omni.yaml", ["--dit-model=a/b"], "--dit-model: .* has no stage of kind dit"),
+        ("dit.yaml", ["--dit-model=a/b"], "--dit-model: .* name its checkpoint by --model"),
         ("dit.yaml", ["--talker-arg=--max-frames=3"], "--talker-arg: .* has no stage of kind talker"),
         ("no-such.yaml", [], "--pipeline: .*no-such.yaml:1: cannot be read"),
         (TWO_DITS, [], "a and b are both of kind dit"),
@@ -308,11 +326,65 @@ def test_what_does_not_fit_the_pipeline_is_refused_before_anything_starts(
     if "\n" in pipeline:
         file = stages / "given.yaml"
         file.write_text(pipeline)
-    refused = Run(stages, "any", "--pipeline", str(file), *flags)
+    refused = Run(stages, "any/model", "--pipeline", str(file), *flags)
     assert refused.process.wait(HANG_GUARD_S) == 1
     assert re.search(told, refused.errors())
     assert "starting" not in refused.errors()
     assert not refused.run_directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            ["--model", "no/such/directory"],
+            r"--model no/such/directory: there is no such directory, .*",
+        ),
+        (["--model", "stand_ins"], r"--model stand_ins: .* has no config.json: .*"),
+        (["--model", "other"], r"--model other: config.json's model_type is 'bert': .*"),
+        (["--model", "other", "--pipeline", "dit"], r"--model other: has no model_index.json: .*"),
+        (["--model", "a/b", "--talker-arg=--max-frame=1"], r"talker: no such flag: --max-frame=1"),
+        (["--model", "a/b", "--code2wav-arg=--dtype=int8"], r"code2wav: invalid settings: dtype: .*"),
+        (["--model", "a/b", "--api-keys-file", "none.yaml"], r"--api-keys-file: .*none.yaml:1: cannot be read.*"),
+        (["--model", "a/b", "--host", "0.0.0.0"], r"gateway: .*without API keys.*"),
+        (["--model", "a/b", "--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c"], r"--tls-cert.*"),
+    ],
+)
+def test_a_first_mistake_is_one_line_before_anything_starts(stages: Path, flags: list[str], told: str) -> None:
+    (stages / "other").mkdir()
+    (stages / "other" / "config.json").write_text('{"model_type": "bert"}')
+    command = [*QUARTET, "up", *flags]
+    refused = subprocess.run(command, cwd=stages, env=environment(stages), capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    [line] = refused.stderr.splitlines()
+    assert re.fullmatch(f"error: {told}", line)
+    assert not any((stages / "temporary").iterdir())
+
+
+def test_weights_larger_than_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_omni_moe"}')
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(check.memory_bytes())  # a hole: takes no place on the disk
+    monkeypatch.setattr(check, "has_gpu", lambda: False)
+    options = Options(str(tmp_path), port=0)
+    with pytest.raises(StartError, match=r"needs .* GiB, this machine has .*: take a larger one"):
+        check.check(options, stages_to_start(options))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_stays_in_the_temporary_folder(stages: Path, number: signal.Signals) -> None:
+    pipeline = stages / "never.yaml"
+    pipeline.write_text((PIPELINES / "qwen3-omni.yaml").read_text())
+    temporary = stages / "temporary"
+    command = [*QUARTET, "up", "--model", "any/model", "--port", "0", "--pipeline", str(pipeline)]
+    loading = subprocess.Popen(command, env=environment(stages), stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: any(temporary.rglob("talker.log")) or loading.poll() is not None)
+        loading.send_signal(number)
+        assert loading.wait(HANG_GUARD_S) == (-number if number == signal.SIGKILL else 0)
+        wait_until(lambda: not any(temporary.iterdir()))
+    finally:
+        loading.kill()
 
 
 def _connects(host: str, port: int) -> bool:

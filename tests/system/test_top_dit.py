@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli.tiny.diffusion import make_diffusion_checkpoint
+from cli.tiny import make_checkpoint
 from tests.support.stack import running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -25,7 +25,7 @@ def top(*flags: str) -> list[list[str]]:
 
 
 def test_top_shows_the_dit_and_the_gateway(tmp_path: Path):
-    checkpoint = make_diffusion_checkpoint(tmp_path / "sd3", "sd3", seed=2, size="tiny")
+    checkpoint = make_checkpoint(tmp_path / "sd3", 2, "tiny", "sd3")
     with running(checkpoint, tmp_path / "run", f"--gateway-arg=--jobs-dir={tmp_path / 'jobs'}") as system:
         gateway, dit = top("--run-dir", str(system.run_directory))
         assert gateway[:4] == ["gateway", "ready", "0", "0"]

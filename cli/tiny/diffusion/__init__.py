@@ -3,8 +3,6 @@
 `DiffusionPipeline.from_pretrained` loads them as it loads the published ones; only sizes and weights differ.
 """
 
-import warnings
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -23,36 +21,24 @@ FAMILIES = {
 }
 
 
-def make_diffusion_checkpoint(out: Path, arch: str, seed: int, size: str) -> Path:
-    """Writes a checkpoint into the directory `out` and returns it.
+def write_checkpoint(out: Path, arch: str, size: str) -> None:
+    """Writes a checkpoint into the directory `out`; weights are drawn from torch's global generator.
 
     Args:
-        out: made if needed; files of the same names are replaced.
+        out: files of the same names are replaced.
         arch: a key of `FAMILIES`.
-        seed: of the weights. Tokenizers and configs depend on the size only.
         size: "tiny" or "small".
 
     Raises:
         KeyError: no such architecture or size.
     """
     module, function = FAMILIES[arch]
-    import torch
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging
+    from diffusers.utils import logging
 
     from cli.tiny.diffusion.weights import randomize_pipeline
 
-    build: Callable = getattr(import_module(f"cli.tiny.diffusion.{module}"), function)
-    for library in (logging, diffusers_logging):
-        library.set_verbosity_error()
-        library.disable_progress_bar()
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
-        torch.manual_seed(seed)
-        pipeline = build(size)
-        randomize_pipeline(pipeline)
-        pipeline.save_pretrained(out)
-    return out
-
-
-__all__ = ["FAMILIES", "make_diffusion_checkpoint"]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    pipeline = getattr(import_module(f"cli.tiny.diffusion.{module}"), function)(size)
+    randomize_pipeline(pipeline)
+    pipeline.save_pretrained(out)

@@ -21,7 +21,7 @@ from transformers import (
 
 from cli.tiny.diffusion.encoders import t5_sizes
 from cli.tiny.diffusion.vae import image_vae
-from cli.tiny.tokenizer import make_tokenizer
+from services.families.qwen3_omni.tiny.processor import make_tokenizer
 
 BYT5_VOCABULARY = 384  # 3 special tokens, the bytes, 125 extra ids
 TEXT_TOKENS = ("<|endoftext|>", "[gMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>", "<|image|>")

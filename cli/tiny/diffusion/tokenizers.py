@@ -7,7 +7,7 @@ from collections import Counter
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
-from cli.tiny.tokenizer import CORPUS, make_tokenizer
+from services.families.qwen3_omni.tiny.processor import CORPUS, make_tokenizer
 
 # Generation prompt and thinking switch as in Qwen3's template, which does much more.
 QWEN3_TEMPLATE = (

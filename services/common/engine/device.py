@@ -8,12 +8,17 @@ import torch
 
 
 def engine_device(asked: str) -> torch.device:
-    """The device that the setting `device` names, with its index: "auto" is "cuda" where there is one, else "cpu".
+    """The device of this machine that the setting `device` names; see `device_among`."""
+    return device_among(torch.cuda.device_count() if torch.cuda.is_available() else 0, asked)
+
+
+def device_among(cuda_devices: int, asked: str) -> torch.device:
+    """The device that `asked` names on a machine with so many, with its index: "auto" is "cuda" where there is one,
+    else "cpu".
 
     Raises:
-        ValueError: there is no such device on this machine; names the setting and what there is.
+        ValueError: there is no such device; names the setting and what there is.
     """
-    cuda_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     try:
         device = torch.device(("cuda" if cuda_devices else "cpu") if asked == "auto" else asked)
     except RuntimeError:

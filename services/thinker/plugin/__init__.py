@@ -1,4 +1,4 @@
-"""What Quartet adds to vLLM: a thinker that keeps hidden states, and a connector that ships them.
+"""What Quartet adds to vLLM: models that keep hidden states, and a connector that sends them.
 
 Uses only vLLM's plugin APIs (model registry, KV connector). vLLM calls the connector API experimental, so everything
 that depends on it is in this package and pyproject pins vLLM's minor version.
@@ -9,12 +9,15 @@ import multiprocessing.connection
 import os
 import shutil
 import threading
+from typing import TYPE_CHECKING
 
 from services.common.engine.process import lower_engine_priority
 from services.common.telemetry import logs
+from services.families import FAMILIES
 from services.thinker.device import vllm_is_for_cpus
 
-ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
+if TYPE_CHECKING:
+    from services.thinker.family import ThinkerFamily
 
 SCRATCH_DIR = "QUARTET_SCRATCH_DIR"
 """Environment variable: directory of temporary files to remove when the process that made it is gone."""
@@ -24,8 +27,11 @@ def register() -> None:
     """Entry point `vllm.general_plugins`: vLLM calls this in each of its processes."""
     from vllm import ModelRegistry
 
-    # By name: the model is imported where it is needed.
-    ModelRegistry.register_model(ARCHITECTURE, "services.thinker.plugin.model:RecordingThinker")
+    for family in FAMILIES:
+        if family.has("thinker"):
+            thinker: ThinkerFamily = family.part("thinker")  # pyright: ignore[reportAssignmentType]
+            for architecture, model in thinker.ARCHITECTURES.items():
+                ModelRegistry.register_model(architecture, model)  # by name: it is imported where it is needed
     logs.adopt("transformers")
     _die_with_parent()
     _make_way()

@@ -1,10 +1,10 @@
 """A KV connector used for its hooks only: it transfers no keys or values, but rows of the RowStore.
 
 The scheduler's half knows which positions are computed in a step and which slots they have; the worker's half gathers
-those rows after the forward pass and ships them to the front end.
+those rows after the forward pass and sends them to the front end.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +20,8 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from services.thinker.plugin import store
-from services.thinker.plugin.rows import Capture, Range
-from services.thinker.plugin.shipping import Shipment, Shipper
+from services.thinker.plugin.row_channel import RowSender
+from services.thinker.plugin.rows import Range, RowKind, RowRequest
 
 log = structlog.get_logger()
 
@@ -39,16 +39,16 @@ class PluginSettings:
     """What the front end tells the plugin, as `kv_connector_extra_config`.
 
     Attributes:
-        layers: layers whose states are kept, ascending.
+        kinds: the rows that are kept of every token.
         address: ZMQ address of the front end's RowReceiver.
     """
 
-    layers: tuple[int, ...]
+    kinds: tuple[RowKind, ...]
     address: str
 
     def to_extra_config(self) -> dict[str, Any]:
         """As `KVTransferConfig.kv_connector_extra_config`."""
-        return {"layers": list(self.layers), "address": self.address}
+        return {"kinds": [astuple(kind) for kind in self.kinds], "address": self.address}
 
 
 def settings_of(vllm_config: "VllmConfig") -> PluginSettings | None:
@@ -57,12 +57,12 @@ def settings_of(vllm_config: "VllmConfig") -> PluginSettings | None:
     if config is None or config.kv_connector != RowConnector.__name__:
         return None
     extra = config.kv_connector_extra_config
-    return PluginSettings(tuple(sorted(extra["layers"])), extra["address"])
+    return PluginSettings(tuple(RowKind(*kind) for kind in extra["kinds"]), extra["address"])
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Rows to ship after a step: `slots` ((n) int64) hold positions `first_position` to `first_position + n`."""
+    """Rows to send after a step: `slots` ((n) int64) hold positions `first_position` to `first_position + n`."""
 
     key: int
     name: str
@@ -79,15 +79,15 @@ class StepGathers(KVConnectorMetadata):
 
 @dataclass
 class _Progress:
-    capture: Capture
+    request: RowRequest
     next_position: int = 0  # everything before it was gathered
 
 
 class RowConnector(KVConnectorBase_V1, SupportsHMA):
-    """Ships the rows that requests ask for in their `extra_args` (see `Capture`).
+    """Sends the rows that requests ask for in their `extra_args` (see `RowRequest`).
 
-    Each row is shipped once, by the first step after which its position is computed. A request that is preempted
-    computes positions again: those are not shipped again.
+    Each row is sent once, by the first step after which its position is computed. A request that is preempted
+    computes positions again: those are not sent again.
     """
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
@@ -97,7 +97,7 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
         self._settings = settings
         self._block_size = vllm_config.cache_config.block_size
         self._progress: dict[str, _Progress] = {}
-        self._shipper: Shipper | None = None
+        self._sender: RowSender | None = None
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -107,8 +107,8 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
     # Scheduler's half
 
     def on_new_request(self, request: "Request") -> None:
-        if request.sampling_params and (capture := Capture.from_extra_args(request.sampling_params.extra_args)):
-            self._progress[request.request_id] = _Progress(capture)
+        if request.sampling_params and (rows := RowRequest.from_extra_args(request.sampling_params.extra_args)):
+            self._progress[request.request_id] = _Progress(rows)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepGathers:
         step = StepGathers()
@@ -121,7 +121,7 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
             if progress is None:
                 continue
             end = computed[request_id] + scheduled
-            wanted = progress.capture.between(progress.next_position, end)
+            wanted = progress.request.between(progress.next_position, end)
             progress.next_position = max(progress.next_position, end)
             if wanted:
                 assert blocks is not None
@@ -129,7 +129,7 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
                 block_table = np.asarray(block_ids, dtype=np.int64)
                 for name, positions in wanted:
                     slots = self._slots(block_table, positions)
-                    step.gathers.append(Gather(progress.capture.key, name, positions[0], slots))
+                    step.gathers.append(Gather(progress.request.key, name, positions[0], slots))
         return step
 
     def _slots(self, block_table: np.ndarray, positions: Range) -> np.ndarray:
@@ -160,13 +160,12 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
         model = self._vllm_config.model_config
         rows = store.RowStore(
             num_slots=self._kv_cache_config.num_blocks * self._block_size,
-            layers=self._settings.layers,
-            hidden_size=model.get_hidden_size(),
-            dtype=model.dtype,
+            kinds=self._settings.kinds,
+            model_dtype=model.dtype,
             device=next(iter(kv_caches.values())).device,
         )
         store.install(rows)
-        self._shipper = Shipper(self._settings.address)
+        self._sender = RowSender(self._settings.address)
         log.info(
             "memory of the KV cache",
             slots=rows.num_slots,
@@ -178,7 +177,7 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepGathers)
         rows = store.installed()
-        if self._shipper is None or rows is None or not metadata.gathers:
+        if self._sender is None or rows is None or not metadata.gathers:
             return
         by_name: dict[str, list[Gather]] = {}
         for gather in metadata.gathers:
@@ -187,11 +186,11 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
             # From pinned memory: else the engine's thread would wait here for the whole step.
             slots = async_tensor_h2d(np.concatenate([gather.slots for gather in gathers]), rows.device)
             parts = [(gather.key, gather.first_position, len(gather.slots)) for gather in gathers]
-            self._shipper.ship(Shipment(name, parts), rows.read(name, slots))
+            self._sender.send(name, parts, rows.read(name, slots))
 
     def shutdown(self) -> None:
-        if self._shipper:
-            self._shipper.close()
+        if self._sender:
+            self._sender.close()
         store.install(None)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None: ...

@@ -7,7 +7,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from services.thinker.plugin.connector import settings_of
-from services.thinker.plugin.store import row_bytes
+from services.thinker.plugin.rows import row_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,8 +26,7 @@ def leave_room(
     settings = settings_of(vllm_config)
     if settings is None or vllm_config.cache_config.kv_cache_memory_bytes is not None:  # an exact size was asked for
         return available_bytes
-    model = vllm_config.model_config
-    rows = row_bytes(len(settings.layers), model.get_hidden_size(), model.dtype)
+    rows = row_bytes(settings.kinds, vllm_config.model_config.dtype)
     first, *others = available_bytes
     return [kv_share(first, kv_bytes_per_slot(specs[0]), rows), *others]
 

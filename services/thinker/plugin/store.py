@@ -1,15 +1,10 @@
 """Rows of every token whose keys and values are in the KV cache."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from services.thinker.plugin.rows import ROPE_POSITIONS, hidden_states
-
-
-def row_bytes(layers: int, hidden_size: int, dtype: torch.dtype) -> int:
-    """Memory of one token's rows: `layers` states of `hidden_size` elements, and three rope positions."""
-    return layers * hidden_size * dtype.itemsize + 3 * torch.int32.itemsize
+from services.thinker.plugin.rows import RowKind
 
 
 class RowStore:
@@ -20,25 +15,20 @@ class RowStore:
 
     Args:
         num_slots: slots of the KV cache, num_blocks x block_size.
-        layers: layers whose states are kept, ascending; 0 is the embeddings.
-        hidden_size: elements of a state.
-        dtype: dtype of the states.
+        kinds: what is kept.
+        model_dtype: dtype of the model.
         device: where the model is.
     """
 
     def __init__(
-        self, num_slots: int, layers: Sequence[int], hidden_size: int, dtype: torch.dtype, device: torch.device
+        self, num_slots: int, kinds: Sequence[RowKind], model_dtype: torch.dtype, device: torch.device
     ) -> None:
-        rows = num_slots + 1  # the last one takes the padding of a batch
         self.device = device
         self.num_slots = num_slots
-        self._padding_slot = num_slots
-        self._layers = tuple(layers)
-        self._states = [torch.zeros(rows, hidden_size, dtype=dtype, device=device) for _ in layers]
-        self._rope_positions = torch.zeros(rows, 3, dtype=torch.int32, device=device)
-        self._by_name: Mapping[str, torch.Tensor] = {
-            ROPE_POSITIONS: self._rope_positions,
-            **{hidden_states(layer): states for layer, states in zip(layers, self._states, strict=True)},
+        self._padding_slot = num_slots  # one row more takes the padding of a batch
+        self._by_name = {
+            kind.name: torch.zeros(num_slots + 1, kind.width, dtype=kind.torch_dtype(model_dtype), device=device)
+            for kind in kinds
         }
 
     @property
@@ -46,22 +36,20 @@ class RowStore:
         """Memory taken."""
         return sum(rows.nbytes for rows in self._by_name.values())
 
-    def write(self, slots: torch.Tensor, states: Sequence[torch.Tensor], rope_positions: torch.Tensor) -> None:
+    def write(self, slots: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
         """Keeps the rows of a batch. No synchronisation and no branch on data: may be captured in a CUDA graph.
 
         Args:
             slots: (n) int64, negative for padding; may be shorter than the batch, what is beyond it is padding.
-            states: for each layer (>= n, hidden_size).
-            rope_positions: (3, >= n), temporal, height, width.
+            rows: for each kind, in order, (>= n, width).
         """
         count = slots.shape[0]
         slots = torch.where(slots < 0, self._padding_slot, slots)
-        for kept, new in zip(self._states, states, strict=True):
-            kept.index_copy_(0, slots, new[:count])
-        self._rope_positions.index_copy_(0, slots, rope_positions[:, :count].t().to(torch.int32))
+        for kept, new in zip(self._by_name.values(), rows, strict=True):
+            kept.index_copy_(0, slots, new[:count].to(kept.dtype))
 
     def read(self, name: str, slots: torch.Tensor) -> torch.Tensor:
-        """Rows `name` of `slots` ((n) int64): (n, ...), on the store's device, a copy."""
+        """Rows `name` of `slots` ((n) int64): (n, width), on the store's device, a copy."""
         return self._by_name[name].index_select(0, slots)
 
 
@@ -69,7 +57,8 @@ _store: RowStore | None = None
 
 
 def install(store: RowStore | None) -> None:
-    """Makes `store` the one of this process: the model and the connector of a worker share it."""
+    """Makes `store` the one of this process. It is one of vLLM's, with one engine in it: the model and the connector
+    of a worker, which vLLM makes apart from each other, share the store so."""
     global _store
     _store = store
 

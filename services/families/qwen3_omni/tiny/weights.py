@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3OmniMoeForConditionalGeneration
 
-from cli.tiny.tokenizer import SPECIAL_TOKENS
+from services.families.qwen3_omni.tiny.processor import SPECIAL_TOKENS
 
 SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
 CALIBRATION_FRAMES = 40

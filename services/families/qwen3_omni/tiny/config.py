@@ -1,35 +1,53 @@
 """config.json and generation_config.json with the keys of the published checkpoint."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen3OmniMoeConfig
 
-from cli.tiny.sizes import Sizes, Transformer
+from services.families.qwen3_omni.tiny.sizes import Sizes, Transformer
 
 POSITIONS_PER_SECOND = 13
 CONTEXT_TOKENS = 16_384
 VOCABULARY_MULTIPLE = 64  # the embedding is padded to this, as the published one is
 
+# Config keys of special ids, with their tokens.
+MEDIA_IDS = {
+    "audio_token_id": "<|audio_pad|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "audio_start_token_id": "<|audio_start|>",
+    "audio_end_token_id": "<|audio_end|>",
+}
+MODEL_IDS = {
+    "im_start_token_id": "<|im_start|>",
+    "im_end_token_id": "<|im_end|>",
+    "tts_pad_token_id": "<tts_pad>",
+    "tts_bos_token_id": "<tts_text_bos>",
+    "tts_eos_token_id": "<tts_text_eod>",
+    "system_token_id": "system",
+    "user_token_id": "user",
+    "assistant_token_id": "assistant",
+}
 # Talker vocabulary: the codebook, then 1024 ids of which these offsets are used.
-CODEC_PAD, CODEC_BOS, CODEC_EOS, CODEC_NOTHINK, CODEC_THINK_BOS, CODEC_THINK_EOS = 100, 101, 102, 107, 108, 109
+CODEC_IDS = {
+    "codec_pad_id": 100,
+    "codec_bos_id": 101,
+    "codec_eos_token_id": 102,
+    "codec_nothink_id": 107,
+    "codec_think_bos_id": 108,
+    "codec_think_eos_id": 109,
+}
 CODEC_SPEAKER = 253
 CODEC_SPECIAL_IDS = 1024
 
 
 def model_config(sizes: Sizes, tokenizer: PreTrainedTokenizerBase) -> Qwen3OmniMoeConfig:
     """The whole model's config; special ids are those of `tokenizer`."""
-
-    def token(text: str) -> int:
-        return tokenizer.convert_tokens_to_ids(text)  # type: ignore[return-value]
-
     media = {
-        "audio_token_id": token("<|audio_pad|>"),
-        "image_token_id": token("<|image_pad|>"),
-        "video_token_id": token("<|video_pad|>"),
-        "vision_start_token_id": token("<|vision_start|>"),
-        "vision_end_token_id": token("<|vision_end|>"),
-        "audio_start_token_id": token("<|audio_start|>"),
-        "audio_end_token_id": token("<|audio_end|>"),
+        **_ids(tokenizer, MEDIA_IDS),
         "position_id_per_seconds": POSITIONS_PER_SECOND,
         "seconds_per_chunk": 2,
     }
@@ -38,31 +56,7 @@ def model_config(sizes: Sizes, tokenizer: PreTrainedTokenizerBase) -> Qwen3OmniM
         "text_config": {"vocab_size": vocabulary, **_moe(sizes.thinker)},
         "audio_config": _audio_config(sizes),
         "vision_config": _vision_config(sizes),
-        "user_token_id": token("user"),
-        **media,
-    }
-    talker = {
-        "text_config": {
-            "vocab_size": sizes.codebook + CODEC_SPECIAL_IDS,
-            "shared_expert_intermediate_size": 2 * sizes.talker.intermediate,
-            **_moe(sizes.talker),
-        },
-        "code_predictor_config": {
-            "vocab_size": sizes.codebook,
-            "num_code_groups": sizes.code_groups,
-            **_dense(sizes.predictor),
-        },
-        "num_code_groups": sizes.code_groups,
-        "thinker_hidden_size": sizes.thinker.hidden,
-        "accept_hidden_layer": sizes.accept_hidden_layer,
-        "spatial_merge_size": 2,
-        "codec_pad_id": sizes.codebook + CODEC_PAD,
-        "codec_bos_id": sizes.codebook + CODEC_BOS,
-        "codec_eos_token_id": sizes.codebook + CODEC_EOS,
-        "codec_nothink_id": sizes.codebook + CODEC_NOTHINK,
-        "codec_think_bos_id": sizes.codebook + CODEC_THINK_BOS,
-        "codec_think_eos_id": sizes.codebook + CODEC_THINK_EOS,
-        "speaker_id": {name: sizes.codebook + CODEC_SPEAKER + i for i, name in enumerate(sizes.speakers)},
+        **_ids(tokenizer, {"user_token_id": "user"}),
         **media,
     }
     code2wav = {
@@ -80,16 +74,9 @@ def model_config(sizes: Sizes, tokenizer: PreTrainedTokenizerBase) -> Qwen3OmniM
         dtype="float32",
         enable_audio_output=True,
         thinker_config=thinker,
-        talker_config=talker,
+        talker_config={**_talker_config(sizes), **media},
         code2wav_config=code2wav,
-        im_start_token_id=token("<|im_start|>"),
-        im_end_token_id=token("<|im_end|>"),
-        tts_pad_token_id=token("<tts_pad>"),
-        tts_bos_token_id=token("<tts_text_bos>"),
-        tts_eos_token_id=token("<tts_text_eod>"),
-        system_token_id=token("system"),
-        user_token_id=token("user"),
-        assistant_token_id=token("assistant"),
+        **_ids(tokenizer, MODEL_IDS),
     )
 
 
@@ -108,6 +95,31 @@ def generation_config(tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
         talker_top_p=1.0,
         talker_repetition_penalty=1.05,
     )
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, tokens: Mapping[str, str]) -> dict[str, Any]:
+    return {key: tokenizer.convert_tokens_to_ids(token) for key, token in tokens.items()}
+
+
+def _talker_config(sizes: Sizes) -> dict[str, Any]:
+    return {
+        "text_config": {
+            "vocab_size": sizes.codebook + CODEC_SPECIAL_IDS,
+            "shared_expert_intermediate_size": 2 * sizes.talker.intermediate,
+            **_moe(sizes.talker),
+        },
+        "code_predictor_config": {
+            "vocab_size": sizes.codebook,
+            "num_code_groups": sizes.code_groups,
+            **_dense(sizes.predictor),
+        },
+        "num_code_groups": sizes.code_groups,
+        "thinker_hidden_size": sizes.thinker.hidden,
+        "accept_hidden_layer": sizes.accept_hidden_layer,
+        "spatial_merge_size": 2,
+        **{key: sizes.codebook + offset for key, offset in CODEC_IDS.items()},
+        "speaker_id": {name: sizes.codebook + CODEC_SPEAKER + i for i, name in enumerate(sizes.speakers)},
+    }
 
 
 def _dense(transformer: Transformer) -> dict[str, Any]:

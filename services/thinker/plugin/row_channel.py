@@ -2,55 +2,29 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import queue
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import msgspec
+import structlog
 import torch
 import zmq
 import zmq.asyncio
 
 from services.common.engine.device import Staging
+from services.common.stream.rows import Rows
 
 LINGER_MS = 1000
 # A front end's event loop handles a message of this size in well under a millisecond.
 MESSAGE_BYTES = 1024 * 1024
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger()
 
 Part = tuple[int, int, int]
 """Key of a request, position of the first row, number of rows."""
-
-
-@dataclass(frozen=True)
-class Shipment:
-    """What a gathered tensor holds.
-
-    Attributes:
-        name: name of the rows.
-        parts: whose rows they are, in order.
-    """
-
-    name: str
-    parts: list[Part]
-
-
-@dataclass(frozen=True)
-class ShippedRows:
-    """Rows `name` of one request, from position `first_position` on.
-
-    Attributes:
-        rows: (count, ...) on the CPU; the memory is shared with other rows and must not be written to.
-    """
-
-    name: str
-    first_position: int
-    rows: torch.Tensor
 
 
 class _Header(msgspec.Struct):
@@ -65,7 +39,7 @@ def free_address() -> str:
     return f"ipc://@quartet-{uuid.uuid4()}"
 
 
-class Shipper:
+class RowSender:
     """Sends gathered rows from a thread, so that the engine's step waits neither for a copy off the device nor for a
     socket.
 
@@ -76,16 +50,21 @@ class Shipper:
     def __init__(self, address: str) -> None:
         self._address = address
         self._staging: Staging | None = None  # of the device that the first rows are on
-        self._queue: queue.SimpleQueue[tuple[Shipment, torch.Tensor, torch.cuda.Event | None] | None]
+        self._queue: queue.SimpleQueue[tuple[str, list[Part], torch.Tensor, torch.cuda.Event | None] | None]
         self._queue = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="row-shipper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="row-sender", daemon=True)
         self._thread.start()
 
-    def ship(self, shipment: Shipment, rows: torch.Tensor) -> None:
-        """Sends `rows` ((n, ...) on any device). Returns at once; the tensor must not be written to afterwards."""
+    def send(self, name: str, parts: list[Part], rows: torch.Tensor) -> None:
+        """Sends rows `name`. Returns at once; the tensor must not be written to afterwards.
+
+        Args:
+            parts: whose rows they are, in order.
+            rows: (n, ...) on any device.
+        """
         if self._staging is None:
             self._staging = Staging(rows.device)
-        self._queue.put((shipment, *self._staging.to_host(rows)))
+        self._queue.put((name, parts, *self._staging.to_host(rows)))
 
     def close(self) -> None:
         """Sends what is queued, then ends the thread."""
@@ -106,13 +85,13 @@ class Shipper:
             socket.set(zmq.LINGER, LINGER_MS)
             socket.connect(self._address)
             while (item := self._queue.get()) is not None:
-                shipment, rows, copied = item
+                name, parts, rows, copied = item
                 if copied is not None:
                     copied.synchronize()
                 most_rows = max(1, MESSAGE_BYTES // rows[0].nbytes)
-                for message, first, end in _split(shipment.parts, most_rows):
+                for message, first, end in _split(parts, most_rows):
                     dtype = str(rows.dtype).removeprefix("torch.")
-                    header = _Header(shipment.name, message, dtype, list(rows.shape[1:]))
+                    header = _Header(name, message, dtype, list(rows.shape[1:]))
                     payload = rows[first:end].view(-1).view(torch.uint8).numpy().data
                     socket.send_multipart([msgspec.msgpack.encode(header), payload], copy=False)
 
@@ -137,7 +116,7 @@ class RowReceiver:
     """The front end's end. For the event loop's thread only.
 
     Attributes:
-        address: where Shippers connect to.
+        address: where RowSenders connect to.
     """
 
     def __init__(self) -> None:
@@ -146,11 +125,11 @@ class RowReceiver:
         self._socket = self._context.socket(zmq.PULL)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.bind(self.address)
-        self._sinks: dict[int, Callable[[ShippedRows], None]] = {}
+        self._sinks: dict[int, Callable[[Rows], None]] = {}
         self._task = asyncio.create_task(self._run())
 
     @contextlib.contextmanager
-    def deliver(self, key: int, sink: Callable[[ShippedRows], None]) -> Iterator[None]:
+    def deliver(self, key: int, sink: Callable[[Rows], None]) -> Iterator[None]:
         """While the context is open, `sink` gets the rows of request `key`; rows of unknown requests (such as were
         aborted) are dropped."""
         self._sinks[key] = sink
@@ -177,7 +156,7 @@ class RowReceiver:
             first = 0
             for key, first_position, count in header.parts:
                 if sink := self._sinks.get(key):
-                    sink(ShippedRows(header.name, first_position, rows[first : first + count]))
+                    sink(Rows(header.name, first_position, rows[first : first + count]))
                 first += count
 
     async def close(self) -> None:

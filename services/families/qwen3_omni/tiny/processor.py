@@ -1,10 +1,21 @@
-"""A small byte-level BPE with the published special tokens in their published order after it."""
+"""Tokenizer, chat template and media processors as the published checkpoint has them.
+
+The tokenizer is a small byte-level BPE with the published special tokens in their published order after it.
+"""
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AddedToken, Qwen2Tokenizer
+from transformers import (
+    AddedToken,
+    Qwen2Tokenizer,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+    Qwen3OmniMoeProcessor,
+    WhisperFeatureExtractor,
+)
 
 ROLES = ("system", "user", "assistant")  # single tokens, as the talker's prompt relies on
 # fmt: off
@@ -28,6 +39,11 @@ NAMED_TOKENS = {
     "audio_bos_token": "<|audio_start|>",
     "audio_eos_token": "<|audio_end|>",
 }
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+AUDIO_RATE_HZ = 16_000
+AUDIO_S = 300
+PATCH = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+PIXELS = {"shortest_edge": 3_136, "longest_edge": 12_845_056}
 
 CORPUS = """
 The sea is quiet in the morning and loud at night. A small boat moves along the shore, and the people in it sing.
@@ -64,3 +80,29 @@ def make_tokenizer(merges: int, words: Sequence[str] = ()) -> Qwen2Tokenizer:
     for role in ROLES:
         assert len(tokenizer.encode(role)) == 1, f"{role} is not one token"
     return tokenizer
+
+
+def save_processor(out: Path, tokenizer: Qwen2Tokenizer) -> None:
+    """Writes everything that `Qwen3OmniMoeProcessor.from_pretrained(out)` reads."""
+    for name, token in NAMED_TOKENS.items():
+        setattr(tokenizer, name, token)
+    template = CHAT_TEMPLATE.read_text()
+    tokenizer.chat_template = template
+    processor = Qwen3OmniMoeProcessor(
+        image_processor=Qwen2VLImageProcessor(size=PIXELS, **PATCH),
+        video_processor=Qwen2VLVideoProcessor(size=PIXELS, **PATCH),
+        feature_extractor=WhisperFeatureExtractor(
+            feature_size=128,
+            sampling_rate=AUDIO_RATE_HZ,
+            hop_length=160,
+            chunk_length=AUDIO_S,
+            n_fft=400,
+        ),
+        tokenizer=tokenizer,
+        chat_template=template,
+    )
+    processor.save_pretrained(out)
+    # The names under which the processor looks its tokens up, which save_pretrained leaves out.
+    file = out / "tokenizer_config.json"
+    config = json.loads(file.read_text()) | NAMED_TOKENS | {"extra_special_tokens": NAMED_TOKENS}
+    file.write_text(json.dumps(config, indent=2))

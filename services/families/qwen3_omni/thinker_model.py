@@ -1,10 +1,9 @@
-"""vLLM's Qwen3-Omni thinker, keeping the states that a talker reads."""
+"""vLLM's Qwen3-Omni thinker, keeping the states that a talker reads, and hearing what transformers hears."""
 
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.forward_context import get_forward_context
 from vllm.model_executor.models.qwen3_omni_moe_thinker import (
     Qwen3OmniMoeThinkerDummyInputsBuilder,
     Qwen3OmniMoeThinkerForConditionalGeneration,
@@ -12,17 +11,16 @@ from vllm.model_executor.models.qwen3_omni_moe_thinker import (
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from services.thinker.plugin import store
-from services.thinker.plugin.connector import settings_of
-from services.thinker.plugin.hearing import encode_sounds
-from services.thinker.plugin.processor import ExactAudioProcessor
+from services.families.qwen3_omni.thinker_audio import ExactAudioProcessor, encode_sounds
+from services.thinker.plugin.recording import Recorder
+from services.thinker.plugin.rows import layers_of
 
 
 @MULTIMODAL_REGISTRY.register_processor(
     ExactAudioProcessor, info=Qwen3OmniMoeThinkerProcessingInfo, dummy_inputs=Qwen3OmniMoeThinkerDummyInputsBuilder
 )
-class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
-    """Writes the auxiliary hidden states and the M-RoPE positions of every token to the process's RowStore.
+class RecordingThinker(Recorder, Qwen3OmniMoeThinkerForConditionalGeneration):
+    """Keeps auxiliary hidden states and the M-RoPE positions of every token.
 
     Without our connector in the config it is its base class.
     """
@@ -32,14 +30,10 @@ class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         if not hasattr(text_config, "tie_word_embeddings"):  # transformers 5 gives it no default, vLLM reads it
             text_config.tie_word_embeddings = False
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        settings = settings_of(vllm_config)
+        settings = self.recording(vllm_config)
         self._records = settings is not None
-        if settings is None:
-            return
-        if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise ValueError("hidden states cannot be kept with pipeline_parallel_size > 1")
-        self.set_aux_hidden_state_layers(settings.layers)
-        self._slots_of_layer: str | None = None
+        if settings:
+            self.set_aux_hidden_state_layers(layers_of(settings.kinds))
 
     def forward(
         self,
@@ -53,9 +47,7 @@ class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         if not self._records:
             return output
         hidden, states = output
-        slots = self._slots()
-        if slots is not None and (rows := store.installed()) is not None:
-            rows.write(slots, states, positions)
+        self.record([*states, positions.t()])
         return hidden
 
     def _process_audio_input(self, audio_input: Any) -> tuple[torch.Tensor, ...]:
@@ -70,15 +62,3 @@ class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
             chunk_frames=2 * tower.n_window,
         )
         return tuple(encoded)
-
-    def _slots(self) -> torch.Tensor | None:
-        """KV slot of each token of the batch, or None in a run without a KV cache (memory profiling)."""
-        mapping = get_forward_context().slot_mapping
-        if not isinstance(mapping, dict):
-            raise ValueError("hidden states cannot be kept with micro-batching (enable_dbo)")
-        if not mapping:
-            return None
-        # All layers of the language model are in one KV cache group and share their slots.
-        if self._slots_of_layer is None:
-            self._slots_of_layer = next(iter(mapping))
-        return mapping[self._slots_of_layer]

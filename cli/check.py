@@ -1,0 +1,147 @@
+"""The first mistakes of `quartet up`, told in one line before a process starts or a library of a stage is imported."""
+
+import contextlib
+import io
+import os
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cli.budget import GIB
+from cli.plan import DIFFUSION, GATEWAY, Options, PlannedStage, StartError, UsageError, is_diffusion
+from gateway.access.key_file import read_key_file
+from gateway.settings import GatewaySettings
+from gateway.strict import YamlError
+from services.common.rpc import tls
+from services.common.rpc.settings import Settings
+from services.families import family_of, read_config
+
+HOST_BYTES = 2 * GIB  # without GPUs: the processes themselves, and the thinker's KV cache
+SETTINGS = {
+    "thinker": "ThinkerSettings",
+    "talker": "TalkerSettings",
+    "code2wav": "Code2WavSettings",
+    "dit": "DitSettings",
+    "encoder": "EncoderSettings",
+}
+_HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def check(options: Options, stages: Sequence[PlannedStage]) -> None:
+    """Looks at what the flags name.
+
+    Raises:
+        UsageError: a checkpoint, a file or a flag for a process is at fault.
+        StartError: the port is taken, or the weights are larger than this machine's memory.
+    """
+    for stage in stages:
+        check_model("--dit-model" if stage.model == options.dit_model else "--model", stage.model, stage.kind)
+    _check_settings(options, stages)
+    _check_files(options)
+    _check_port(options.host, options.port)
+    if not has_gpu():
+        _check_memory({stage.model for stage in stages})
+
+
+def check_model(flag: str, model: str, kind: str) -> None:
+    """Looks at the checkpoint of a stage of `kind`: a directory's config, or how a hub id is written.
+
+    Raises:
+        UsageError: it is neither, or the directory has no checkpoint for such a stage.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        if not _HUB_ID.fullmatch(model):
+            raise UsageError(f"{flag} {model}: there is no such directory, and a hub id is NAMESPACE/NAME")
+    elif kind in DIFFUSION:
+        if not is_diffusion(model):
+            raise UsageError(f"{flag} {model}: has no model_index.json: it is no checkpoint of diffusers")
+    else:
+        try:
+            family_of(read_config(folder))
+        except ValueError as error:
+            raise UsageError(f"{flag} {model}: {error}") from None
+
+
+def stage_settings(kind: str, model: str, flags: Sequence[str]) -> Any:
+    """The settings of a stage, from `flags` and its environment variables. Imports no engine.
+
+    Raises:
+        ValueError: a flag or variable is at fault.
+    """
+    return _load(getattr(import_module(f"services.{kind}.config"), SETTINGS[kind]), ["--model", model, *flags])
+
+
+def _load(cls: type[Settings], flags: Sequence[str]) -> Settings:
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            return cls.load(list(flags))
+    except SystemExit as error:
+        if not error.code:  # --help, which has been printed
+            raise
+        if isinstance(error.code, str):
+            raise ValueError(error.code.replace("\n", ": ", 1).replace("\n", "; ")) from None
+        fault = told.getvalue().rpartition("error: ")[2].strip()
+        raise ValueError(fault.replace("unrecognized arguments", "no such flag")) from None
+
+
+def _check_settings(options: Options, stages: Sequence[PlannedStage]) -> None:
+    name = GATEWAY
+    try:
+        _load(GatewaySettings, options.gateway_flags)
+        for stage in stages:
+            name = stage.name
+            stage_settings(stage.kind, stage.model, stage.flags)
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _check_files(options: Options) -> None:
+    try:
+        tls.load(options.tls)
+        if options.api_keys_file is not None:
+            read_key_file(options.api_keys_file)
+    except SystemExit as error:
+        raise UsageError(str(error)) from None
+    except YamlError as error:
+        raise UsageError(f"--api-keys-file: {error}") from None
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StartError(f"--port {port}: {error.strerror}; name a free one") from None
+
+
+def _check_memory(models: Iterable[str]) -> None:
+    """Of checkpoints that are directories: those on the hub have not been fetched."""
+    needed = HOST_BYTES
+    for model in models:
+        needed += sum(file.stat().st_size for file in Path(model).rglob("*.safetensors"))
+    if needed > memory_bytes():
+        raise StartError(
+            f"the model needs {needed / GIB:.1f} GiB, this machine has {memory_bytes() / GIB:.1f}: take a larger one, "
+            "or a smaller model"
+        )
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, or of this container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()  # of a container
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def has_gpu() -> bool:
+    """Whether NVIDIA's driver is there."""
+    return Path("/dev/nvidiactl").exists()

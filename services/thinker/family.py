@@ -1,0 +1,118 @@
+"""What the thinker asks of a model family, and a checkpoint of it as the thinker sees it.
+
+A family that has one has a module `thinker` (see `services.families`) with the names of `ThinkerFamily`. It imports
+neither vLLM nor transformers: those are named in it, and imported where they are needed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from services.common.telemetry import logs
+from services.families import family_of, read_config
+from services.thinker.conversation import MediaKind
+from services.thinker.plugin.rows import RowKind
+
+_FILES = ("*.json", "*.txt", "*.jinja")  # configurations, tokenizer, chat template
+
+
+@dataclass(frozen=True)
+class ToolCallMarkers:
+    """What the chat template puts around a call, `{"name": ..., "arguments": {...}}`."""
+
+    opening: str
+    closing: str
+
+
+@dataclass(frozen=True)
+class ThinkerCheckpoint(ABC):
+    """What config.json, the tokenizer and the processor say.
+
+    Attributes:
+        folder: where the files are; vLLM is given it, and so asks the hub for nothing.
+        dtype: that the weights are stored in, e.g. "bfloat16"; None where config.json does not say.
+        vocab_size: token ids are below it.
+        accept_hidden_layer: layer whose states the talker reads.
+        placeholders: the media that the model takes, and the token that stands for each in a prompt.
+        tool_calls: how the model writes calls of tools; None: it has no tools.
+        processor: transformers' processor of the checkpoint: chat template, tokenizer, media processors.
+    """
+
+    folder: Path
+    dtype: str | None
+    vocab_size: int
+    accept_hidden_layer: int
+    placeholders: Mapping[MediaKind, int]
+    tool_calls: ToolCallMarkers | None
+    processor: Any
+
+    @abstractmethod
+    def row_kinds(self, keep_embeddings: bool) -> tuple[RowKind, ...]:
+        """The rows that are kept of every token and that a stream offers beside the token ids.
+
+        Args:
+            keep_embeddings: also the embeddings, after the media were merged in.
+        """
+
+    def sound_ids(self, sounds: Sequence[np.ndarray]) -> Sequence[str | None]:
+        """For each sound of a request, (samples) float32, an id by which vLLM's caches know it.
+
+        None is vLLM's own id, by content: right unless what is heard of a sound depends on the others.
+        """
+        return [None] * len(sounds)
+
+    def engine_args(self, on_cpu: bool) -> dict[str, Any]:
+        """Arguments of vLLM's engine that the model needs."""
+        return {}
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processor's tokenizer."""
+        return self.processor.tokenizer
+
+    @property
+    def sample_rate_hz(self) -> int:
+        """Of the audio that the feature extractor takes."""
+        return self.processor.feature_extractor.sampling_rate
+
+    def token_id(self, token: str) -> int | None:
+        """Id of `token` if the vocabulary has it as one."""
+        return self.tokenizer.get_vocab().get(token)
+
+
+class ThinkerFamily(Protocol):
+    """The module `thinker` of a family."""
+
+    ARCHITECTURES: Mapping[str, str]
+    """For each of vLLM's architectures that config.json may name, the model that runs instead, as MODULE:CLASS."""
+
+    def checkpoint(self, folder: Path, config: dict[str, Any], processor: Any) -> ThinkerCheckpoint:
+        """The checkpoint in `folder`.
+
+        Raises:
+            ValueError: config.json lacks something.
+        """
+        ...
+
+
+def load_checkpoint(model: str) -> ThinkerCheckpoint:
+    """Reads the checkpoint directory or hub id `model`.
+
+    Raises:
+        ValueError: no such checkpoint, or of no family that has a thinker.
+        OSError: files are missing.
+    """
+    from transformers import AutoProcessor
+
+    from services.common.engine.weights import local_folder
+
+    logs.adopt("transformers")
+    # All weights: vLLM refuses a directory that lacks a file which its index names.
+    folder = local_folder(model, lambda name: True, _FILES)
+    config = read_config(folder)
+    family: ThinkerFamily = family_of(config).part("thinker")  # pyright: ignore[reportAssignmentType]
+    return family.checkpoint(folder, config, AutoProcessor.from_pretrained(folder))

@@ -1,0 +1,179 @@
+"""An answer on its way out: the engine's steps as messages to the client, and rows of tokens to the talker."""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from quartet.v1 import stream_pb2, thinker_pb2
+from services.common.stream.output_stream import OutputStream
+from services.common.stream.rows import Rows
+from services.thinker.conversation import Prompt
+from services.thinker.engine import Logprob, RowSubscription, Step
+from services.thinker.plugin.rows import Range, RowKind
+from services.thinker.tools import Parsed, ToolCallParser
+
+TOKEN_IDS = "token_ids"
+_UNBOUNDED = 2**62
+_FINISH_REASONS = {
+    "stop": thinker_pb2.FINISH_REASON_STOP,
+    "length": thinker_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def offered_rows(kinds: Iterable[RowKind]) -> list[str]:
+    """Names of the rows that a stream offers of a thinker which keeps `kinds`."""
+    return [TOKEN_IDS, *(kind.name for kind in kinds)]
+
+
+class RowForwarder:
+    """Fills `stream` for one request.
+
+    Token ids go out as they are sampled. Rows of output positions are held until the token of their position went
+    out, so that nothing follows the last token that does: a terminating token's rows, and what the engine computed
+    ahead, stay here.
+
+    Args:
+        stream: the consumer's.
+        prompt: what the answer follows.
+        selections: the rows that the consumer wants.
+        opening_id: token that opens a call of a tool, which is not spoken; None: there are none.
+    """
+
+    def __init__(
+        self,
+        stream: OutputStream,
+        prompt: Prompt,
+        selections: Sequence[stream_pb2.RowSelection],
+        opening_id: int | None,
+    ) -> None:
+        self._opening_id = opening_id
+        self._stream = stream
+        self._prompt = prompt
+        self._selections = selections
+        self._end = len(prompt.token_ids)
+        self._held: list[Rows] = []
+        self._closed = False
+        stream.start(self._end)
+        self._put_tokens(0, prompt.token_ids)
+
+    def subscription(self) -> RowSubscription | None:
+        """What the engine is to send, or None if the consumer wants token ids only."""
+        ranges = {
+            selection.name: self._ranges(selection) for selection in self._selections if selection.name != TOKEN_IDS
+        }
+        return RowSubscription(ranges, self._receive) if ranges else None
+
+    def _ranges(self, selection: stream_pb2.RowSelection) -> list[Range]:
+        prompt_end = len(self._prompt.token_ids)
+        prompt, output = (0, prompt_end), (prompt_end, _UNBOUNDED)
+        if selection.positions == stream_pb2.POSITIONS_PROMPT_MULTIMODAL:
+            return self._prompt.multimodal
+        if selection.positions == stream_pb2.POSITIONS_PROMPT:
+            return [prompt]
+        if selection.positions == stream_pb2.POSITIONS_OUTPUT:
+            return [output]
+        return [prompt, output]
+
+    def add(self, step: Step) -> None:
+        """Passes a step's tokens on: up to a call of a tool, and without the token that ended the answer (an
+        end-of-sequence or stop token, or the one that completed a stop string)."""
+        token_ids = step.token_ids[:-1] if step.finish_reason == "stop" else step.token_ids
+        if self._opening_id in token_ids:
+            self._add_tokens(token_ids[: token_ids.index(self._opening_id)])
+            self.close()
+        else:
+            self._add_tokens(token_ids)
+
+    def _add_tokens(self, token_ids: Sequence[int]) -> None:
+        if self._closed or not token_ids:
+            return
+        self._put_tokens(self._end, token_ids)
+        self._end += len(token_ids)
+        held, self._held = self._held, []
+        for rows in held:
+            self._receive(rows)
+
+    def close(self) -> None:
+        """No later token is for the consumer."""
+        self._closed = True
+
+    def finish(self) -> None:
+        """The request is complete, and all of its rows came."""
+        self._stream.finish(self._end)
+
+    def _put_tokens(self, first_position: int, token_ids: Sequence[int]) -> None:
+        self._stream.put([Rows(TOKEN_IDS, first_position, torch.tensor(token_ids, dtype=torch.int32))])
+
+    def _receive(self, rows: Rows) -> None:
+        fitting = max(0, min(len(rows.tensor), self._end - rows.first_position))
+        if fitting:
+            self._stream.put([rows.part(0, fitting)])
+        if fitting < len(rows.tensor) and not self._closed:
+            self._held.append(rows.part(fitting, len(rows.tensor)))
+
+
+class DeltaWriter:
+    """Turns the steps of one request into messages.
+
+    Args:
+        tokenizer: the checkpoint's, for the text of single tokens.
+        top_logprobs: alternatives to report for each token, or None where no log-probabilities were asked for.
+        tool_calls: finds calls in the text, or None where there are no tools.
+    """
+
+    def __init__(self, tokenizer: Any, top_logprobs: int | None, tool_calls: ToolCallParser | None) -> None:
+        self._tokenizer = tokenizer
+        self._top_logprobs = top_logprobs
+        self._tool_calls = tool_calls
+
+    def delta(self, step: Step) -> thinker_pb2.GenerateDelta:
+        """The message for `step`."""
+        message = thinker_pb2.GenerateDelta(text=step.text, token_ids=step.token_ids)
+        if self._tool_calls:
+            parsed = self._tool_calls.feed(step.text)
+            message.text = parsed.text
+            _add_calls(message, parsed)
+            if step.finish_reason:
+                message.text += self._tool_calls.finish().text
+        if self._top_logprobs is not None:  # vLLM adds the sampled token to the alternatives where it is not among them
+            most = 1 + self._top_logprobs
+            message.logprobs.extend(self._logprob(entry[0], entry[1:most]) for entry in step.logprobs)
+        return message
+
+    def finish_reason(self, reason: str) -> thinker_pb2.FinishReason:
+        """Why the answer ended, given the engine's reason."""
+        if reason == "stop" and self._tool_calls and self._tool_calls.calls:
+            return thinker_pb2.FINISH_REASON_TOOL_CALLS
+        return _FINISH_REASONS[reason]
+
+    def _logprob(self, entry: Logprob, top: Sequence[Logprob] = ()) -> thinker_pb2.TokenLogprob:
+        token_bytes = _token_bytes(self._tokenizer, entry.token_id)
+        return thinker_pb2.TokenLogprob(
+            token_id=entry.token_id,
+            token=token_bytes.decode(errors="replace"),
+            token_bytes=token_bytes,
+            logprob=entry.logprob,
+            top=[self._logprob(alternative) for alternative in top],
+        )
+
+
+def _add_calls(message: thinker_pb2.GenerateDelta, parsed: Parsed) -> None:
+    for piece in parsed.calls:
+        message.tool_calls.add(index=piece.index, id=piece.id, name=piece.name, arguments_json=piece.arguments_json)
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """A byte-level BPE vocabulary spells bytes as printable characters (GPT-2)."""
+    return {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+def _token_bytes(tokenizer: Any, token_id: int) -> bytes:
+    if token_id in tokenizer.added_tokens_decoder:
+        return tokenizer.added_tokens_decoder[token_id].content.encode()
+    spelled = tokenizer.convert_ids_to_tokens(token_id) or ""  # ids past the vocabulary only fill up the matrix
+    table = _byte_of_character()
+    return bytes(table[character] for character in spelled)
