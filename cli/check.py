@@ -13,8 +13,8 @@ from typing import Any
 from cli.budget import GIB
 from cli.plan import DIFFUSION, GATEWAY, Options, PlannedStage, StartError, UsageError, is_diffusion
 from gateway.access.key_file import read_key_file
-from gateway.pipeline.yaml_source import YamlError
 from gateway.settings import GatewaySettings
+from gateway.strict import YamlError
 from services.common.rpc import tls
 from services.common.rpc.settings import Settings
 from services.families import family_of, read_config

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.kinds import KINDS
-from gateway.pipeline.yaml_source import YamlError
 from gateway.pipelines import SHIPPED, pipeline_file
+from gateway.strict import YamlError
 from services.families import family_of, read_config
 
 PIPELINE = SHIPPED / "qwen3-omni.yaml"

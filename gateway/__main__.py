@@ -8,9 +8,9 @@ import uvicorn
 
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.yaml_source import YamlError
 from gateway.settings import GatewaySettings
-from gateway.videos.store import StoreError, VideoStore
+from gateway.strict import YamlError
+from gateway.video_store import StoreError, VideoStore
 from services.common.rpc import channels, tls
 from services.common.telemetry import logs, tracing
 

@@ -1,25 +1,53 @@
-"""The ASGI application: endpoints, middleware, error bodies."""
+"""The ASGI application: endpoints, middleware, error bodies, and what operators ask."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from gateway import operations
 from gateway.access.keys import ApiKeys, RequireKey
+from gateway.errors import ApiError
 from gateway.gateway import Gateway
 from gateway.middleware import BodyLimit, RequestContext
-from gateway.openai import chat, images, models, sound, videos
+from gateway.openai import audio, chat, images, models, videos
 from gateway.openai.connection import ClientGone
-from gateway.openai.errors import ApiError
 from gateway.pipeline.config import PipelineConfig
 from gateway.settings import GatewaySettings
-from gateway.videos.jobs import Limits, VideoJobs
-from gateway.videos.store import VideoStore
+from gateway.video_jobs import Limits, VideoJobs
+from gateway.video_store import VideoStore
 from services.common.engine.process import freeze_heap
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """The process lives, whatever its stages do."""
+    return {"status": "ok"}
+
+
+@router.get("/ready", responses={503: {"description": "a stage does not serve"}})
+async def ready(http: Request) -> JSONResponse:
+    """200 if every stage serves, else 503; with the state of each stage and of each of its replicas."""
+    gateway: Gateway = http.app.state.gateway
+    is_ready = gateway.pipeline.ready
+    body = {
+        "status": "ready" if is_ready else "not ready",
+        "stages": gateway.pipeline.states,
+        "replicas": gateway.pipeline.replicas,
+    }
+    return JSONResponse(body, 200 if is_ready else 503)
+
+
+@router.get("/metrics")
+async def metrics() -> Response:
+    """Prometheus metrics."""
+    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
 def create_app(settings: GatewaySettings, pipeline: PipelineConfig) -> FastAPI:
@@ -48,7 +76,8 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig) -> FastAPI:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)
-    for module in (chat, images, models, operations, sound, videos):
+    app.include_router(router)
+    for module in (chat, images, models, audio, videos):
         app.include_router(module.router)
     return app
 

@@ -1,8 +1,11 @@
 """What the endpoints share."""
 
+import time
+import uuid
+from collections import OrderedDict
+
+from gateway.errors import ApiError, from_failure, invalid
 from gateway.media.fetch import Fetcher
-from gateway.openai.errors import ApiError, from_failure, invalid
-from gateway.openai.transcripts import Transcripts
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.job import StageFailure
 from gateway.pipeline.kinds import Output
@@ -10,6 +13,8 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from services.common.rpc.call import Admission
+
+_MAX_TRANSCRIPTS = 10_000
 
 
 class Gateway:
@@ -94,3 +99,30 @@ class Gateway:
 def not_reached(stage: Stage) -> ApiError:
     """The 503 for a stage that must be known first."""
     return from_failure(StageFailure(stage.kind, stage.unavailable()))
+
+
+class Transcripts:
+    """Transcripts by audio id, each for `ttl_s` seconds; the oldest go first when there are too many."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._by_id: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    def new_id(self) -> tuple[str, int]:
+        """A new audio id, and the Unix time, in seconds, at which it expires."""
+        return f"audio_{uuid.uuid4().hex}", int(time.time() + self._ttl_s)
+
+    def put(self, audio_id: str, expires_at: int, transcript: str) -> None:
+        """Remembers `transcript` until `expires_at`."""
+        now = time.time()
+        self._by_id[audio_id] = (expires_at, transcript)
+        while self._by_id:
+            oldest_expires_at, _ = next(iter(self._by_id.values()))
+            if oldest_expires_at > now and len(self._by_id) <= _MAX_TRANSCRIPTS:
+                return
+            self._by_id.popitem(last=False)
+
+    def get(self, audio_id: str) -> str | None:
+        """The transcript; None for an unknown or expired id."""
+        expires_at, transcript = self._by_id.get(audio_id, (0.0, None))
+        return transcript if expires_at > time.time() else None

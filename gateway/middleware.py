@@ -9,8 +9,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
+from gateway.errors import ApiError
 from gateway.openai.connection import CLIENT_CLOSED_REQUEST, ClientGone
-from gateway.openai.errors import ApiError
 from services.common.telemetry import tracing
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

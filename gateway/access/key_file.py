@@ -5,10 +5,9 @@ import secrets
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
-from gateway.pipeline.sampling import Strict
-from gateway.pipeline.yaml_source import YamlSource, read_yaml
+from gateway.strict import Strict, YamlSource, read_yaml
 
 PREFIX = "sk-quartet-"
 _RANDOM_BYTES = 32
@@ -59,12 +58,7 @@ def read_key_file(file: Path) -> list[ApiKeyEntry]:
     source = read_yaml(file)
     if not isinstance(source.data, dict):
         raise source.error((), "must be a mapping with the key `keys`, a list of what `quartet key` prints")
-    try:
-        entries = ApiKeyFile.model_validate(source.data).keys
-    except ValidationError as error:
-        # a misspelt key is also a missing one: name the spelling first
-        first = min(error.errors(include_input=False), key=lambda each: each["type"] != "extra_forbidden")
-        raise source.error(first["loc"], _explain(first)) from None
+    entries = source.parse(ApiKeyFile, _explain).keys
     _check_unique(source, entries)
     return entries
 

@@ -1,9 +1,13 @@
-"""The parts of chat responses that streamed and whole ones share, and what an answer adds up to."""
+"""Chat responses, streamed and whole: what an answer adds up to, and how it is told."""
 
+import asyncio
+import base64
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from gateway.pipeline.job import AudioDelta, Finished, PromptRead, TextDelta
+from gateway.media.encode import encode_audio
+from gateway.pipeline.job import AudioDelta, Event, Finished, PromptRead, TextDelta
 from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
 
 FINISH_REASON = {
@@ -134,3 +138,155 @@ def logprobs(delta: thinker_pb2.GenerateDelta) -> list[dict[str, Any]]:
         return {"token": token.token, "logprob": logprob, "bytes": list(token.token_bytes)}
 
     return [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in delta.logprobs]
+
+
+class ChunkStream:
+    """Makes a request's chunks. Text goes in `delta.content` of chunks with modality "text"; audio in `delta.audio` of
+    chunks with modality "audio", each with the text since the one before as its transcript.
+
+    Args:
+        head: id, created and model of the response.
+        answers: the choices, by index.
+        wants_logprobs: whether chunks carry log-probabilities.
+        include_usage: whether every chunk has a usage key and a last one has the numbers.
+    """
+
+    def __init__(self, head: dict[str, Any], answers: list[Answer], wants_logprobs: bool, include_usage: bool) -> None:
+        self._head = head | {"object": "chat.completion.chunk"}
+        self._answers = answers
+        self._wants_logprobs = wants_logprobs
+        self._include_usage = include_usage
+
+    def chunks(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
+        """The chunks that say what happened to choice `index`; the answer must have taken the event already."""
+        answer = self._answers[index]
+        match event:
+            case PromptRead(text=text):
+                yield self._chunk(answer, "text", {"role": "assistant", "content": text})
+            case TextDelta(delta):
+                body: dict[str, Any] = {"content": delta.text} if delta.text else {}
+                if delta.tool_calls:
+                    body["tool_calls"] = [_tool_call(call) for call in delta.tool_calls]
+                tokens = logprobs(delta) if self._wants_logprobs else []
+                if body or tokens:
+                    yield self._chunk(answer, "text", body, tokens)
+            case AudioDelta(pcm16):
+                yield self._audio(answer, pcm16)
+            case Finished():
+                if answer.audio_bytes and answer.transcribed < len(answer.text):
+                    yield self._audio(answer, b"")
+                last = self._chunk(answer, "text", {})
+                last["choices"][0]["finish_reason"] = answer.finish_reason
+                yield last | {"quartet": answer.quartet()}
+
+    def usage(self) -> dict[str, Any]:
+        """The chunk after all others."""
+        return self._head | {"choices": [], "modality": "text", "usage": usage(self._answers)}
+
+    def _audio(self, answer: Answer, pcm16: bytes) -> dict[str, Any]:
+        audio = {
+            "id": answer.audio_id,
+            "data": base64.b64encode(pcm16).decode(),
+            "transcript": answer.next_transcript(),
+            "expires_at": answer.expires_at,
+        }
+        return self._chunk(answer, "audio", {"audio": audio})
+
+    def _chunk(
+        self,
+        answer: Answer,
+        modality: Literal["text", "audio"],
+        delta: dict[str, Any],
+        tokens: list[dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        choice = {
+            "index": answer.index,
+            "delta": delta,
+            "logprobs": {"content": tokens, "refusal": None} if tokens else None,
+            "finish_reason": None,
+        }
+        chunk = self._head | {"choices": [choice], "modality": modality}
+        return chunk | {"usage": None} if self._include_usage else chunk
+
+
+def _tool_call(call) -> dict[str, Any]:
+    """OpenAI's form of a ToolCallDelta: id, type and name only where the call begins."""
+    function = {"name": call.name} if call.name else {}
+    begun = {"id": call.id, "type": "function"} if call.id else {}
+    return {"index": call.index, **begun, "function": {**function, "arguments": call.arguments_json}}
+
+
+class WholeAnswers:
+    """Collects a request's events and makes its response.
+
+    Args:
+        head: id, created and model of the response.
+        answers: the choices, by index.
+        wants_logprobs: whether choices carry log-probabilities.
+        audio_format: format of the audio files.
+    """
+
+    def __init__(self, head: dict[str, Any], answers: list[Answer], wants_logprobs: bool, audio_format: str) -> None:
+        self._head = head | {"object": "chat.completion"}
+        self._answers = answers
+        self._wants_logprobs = wants_logprobs
+        self._audio_format = audio_format
+        self._tokens: list[list[dict[str, Any]]] = [[] for _ in answers]
+        self._calls: list[dict[int, dict[str, Any]]] = [{} for _ in answers]
+        self._samples = [bytearray() for _ in answers]
+
+    def take(self, index: int, event: Event) -> None:
+        """Collects what happened to choice `index`; the answer must have taken the event already."""
+        match event:
+            case TextDelta(delta):
+                if self._wants_logprobs:
+                    self._tokens[index] += logprobs(delta)
+                for call in delta.tool_calls:
+                    empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+                    known = self._calls[index].setdefault(call.index, empty)
+                    known["id"] += call.id
+                    known["function"]["name"] += call.name
+                    known["function"]["arguments"] += call.arguments_json
+            case AudioDelta(pcm16):
+                self._samples[index] += pcm16
+
+    async def response(self) -> dict[str, Any]:
+        """The body, once every answer has finished."""
+        choices = [await self._choice(answer) for answer in self._answers]
+        if len(choices) > 1:
+            for choice, answer in zip(choices, self._answers, strict=True):
+                choice["quartet"] = answer.quartet()
+        return self._head | {
+            "choices": choices,
+            "usage": usage(self._answers),
+            "modality": "audio" if any(self._samples) else "text",
+            "quartet": self._answers[0].quartet(),
+        }
+
+    async def _choice(self, answer: Answer) -> dict[str, Any]:
+        calls = [call for _, call in sorted(self._calls[answer.index].items())]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if calls and not answer.text else answer.text,
+            "refusal": None,
+        }
+        if calls:
+            message["tool_calls"] = calls
+        if samples := self._samples[answer.index]:
+            file = await asyncio.to_thread(_encode_base64, bytes(samples), answer.sample_rate_hz, self._audio_format)
+            message["audio"] = {
+                "id": answer.audio_id,
+                "data": file,
+                "transcript": answer.text,
+                "expires_at": answer.expires_at,
+            }
+        return {
+            "index": answer.index,
+            "message": message,
+            "logprobs": {"content": self._tokens[answer.index], "refusal": None} if self._wants_logprobs else None,
+            "finish_reason": answer.finish_reason,
+        }
+
+
+def _encode_base64(pcm16: bytes, sample_rate_hz: int, audio_format: str) -> str:
+    return base64.b64encode(encode_audio(pcm16, sample_rate_hz, audio_format)).decode()

@@ -1,79 +1,91 @@
-"""Encodes an answer's samples as the file the client asked for. Blocking: call these in a thread."""
+"""`POST /v1/audio/generations`: audio of a prompt."""
 
-import io
-from collections.abc import Callable
+import asyncio
+from contextlib import aclosing
+from typing import Annotated, Literal
 
-import av
 import numpy as np
-import soundfile
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from starlette.responses import Response
 
-BYTES_PER_SAMPLE = 2  # of PCM16
+from gateway import metrics
+from gateway.errors import invalid
+from gateway.gateway import Gateway
+from gateway.media.encode import encode_audio
+from gateway.openai.connection import admitted, while_connected
+from gateway.openai.diffusion import DiffusionRequest, from_stage, require_info
+from gateway.openai.forms import page, read_json
+from gateway.pipeline.dit import Pieces, generate
+from gateway.pipeline.stage import Stage
+from quartet.v1 import dit_pb2
+from services.common.rpc.errors import InternalError, StageError
 
-_Encoder = Callable[[bytes, int, int], bytes]
-_LAYOUTS = {1: "mono", 2: "stereo"}
+router = APIRouter(tags=["audio"])
 
-
-def encode(pcm16: bytes, sample_rate_hz: int, audio_format: str, channels: int = 1) -> bytes:
-    """A whole file of sound.
-
-    Args:
-        pcm16: samples, 16 bit, little-endian; those of all channels at one time follow one another.
-        sample_rate_hz: samples a second.
-        audio_format: "wav" (PCM16), "mp3", "flac", "opus" (in Ogg), "aac" (ADTS) or "pcm16" (no header).
-        channels: 1 or 2.
-    """
-    return _ENCODERS[audio_format](pcm16, sample_rate_hz, channels)
-
-
-def _raw(pcm16: bytes, _sample_rate_hz: int, _channels: int) -> bytes:
-    return pcm16
-
-
-def _lossless(file_format: str) -> _Encoder:
-    def encode_lossless(pcm16: bytes, sample_rate_hz: int, channels: int) -> bytes:
-        file = io.BytesIO()
-        samples = np.frombuffer(pcm16, "<i2").reshape(-1, channels)
-        soundfile.write(file, samples, sample_rate_hz, format=file_format, subtype="PCM_16")
-        return file.getvalue()
-
-    return encode_lossless
-
-
-def _lossy(container_format: str, codec: str, bit_rate: int) -> _Encoder:
-    def encode_lossy(pcm16: bytes, sample_rate_hz: int, channels: int) -> bytes:
-        file = io.BytesIO()
-        with av.open(file, "w", format=container_format) as container:
-            rate_hz = _nearest_rate_hz(codec, sample_rate_hz)
-            layout = _LAYOUTS[channels]
-            stream = container.add_stream(codec, rate=rate_hz, layout=layout, bit_rate=bit_rate * channels)
-            assert isinstance(stream, av.AudioStream)
-            stream.codec_context.open()
-            resampler = av.AudioResampler(
-                stream.codec_context.format, layout, rate_hz, stream.codec_context.frame_size or None
-            )
-            if pcm16:
-                samples = np.frombuffer(pcm16, "<i2").reshape(1, -1)
-                frame = av.AudioFrame.from_ndarray(samples, format="s16", layout=layout)
-                frame.sample_rate = sample_rate_hz
-                for resampled in (*resampler.resample(frame), *resampler.resample(None)):
-                    container.mux(stream.encode(resampled))
-            container.mux(stream.encode(None))
-        return file.getvalue()
-
-    return encode_lossy
-
-
-def _nearest_rate_hz(codec: str, sample_rate_hz: int) -> int:
-    """The codec's own rate for this sound: the lowest that loses nothing, else its highest."""
-    rates = av.Codec(codec, "w").audio_rates or [sample_rate_hz]
-    return min((rate for rate in rates if rate >= sample_rate_hz), default=max(rates))
-
-
-_ENCODERS: dict[str, _Encoder] = {
-    "pcm16": _raw,
-    "wav": _lossless("WAV"),
-    "flac": _lossless("FLAC"),
-    "mp3": _lossy("mp3", "libmp3lame", 64_000),
-    "opus": _lossy("ogg", "libopus", 48_000),
-    "aac": _lossy("adts", "aac", 64_000),
+MEDIA_TYPES = {
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
 }
+
+
+class AudioRequest(DiffusionRequest):
+    """A sound to be made."""
+
+    seconds: Annotated[float, Field(gt=0)] | None = Field(default=None, description="default: the model's")
+    n: Annotated[int, Field(ge=1, le=1)] | None = Field(default=None, description="the response is one file")
+    response_format: Literal["wav", "flac", "mp3", "opus", "aac"] = "wav"
+
+
+_OPENAPI = page(AudioRequest, "application/json", "the file")
+_OPENAPI["responses"]["200"]["content"] = {media_type: {} for media_type in MEDIA_TYPES.values()}
+
+
+@router.post("/v1/audio/generations", openapi_extra=_OPENAPI, response_model=None)
+async def generate_audio(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Makes a sound; the response is its file."""
+    limit_s = gateway.settings.request_timeout_s
+    request = await read_json(http, AudioRequest, limit_s)
+    stage = gateway.stage_for("audio", request.model)
+    info = require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_AUDIO,), "sound")
+    start = request.start(info)
+    if request.seconds is not None:
+        if request.seconds > info.max_audio_s:
+            raise invalid("seconds", f"must be at most {info.max_audio_s:g}")
+        start.audio_s = request.seconds
+    start.request_id = http.state.request_id
+    try:
+        pieces, seed = await while_connected(http.receive, _make(stage, start, limit_s))
+    except StageError as error:
+        raise from_stage(stage, error) from error
+    file, audio_s = await asyncio.to_thread(_file, pieces, request.response_format)
+    metrics.AUDIO_SECONDS.inc(audio_s)
+    http.state.log |= {"audio_s": round(audio_s, 3), "seed": seed}
+    headers = {"x-quartet-seed": str(seed), "x-quartet-sample-rate-hz": str(pieces.sample_rate_hz)}
+    return Response(file, media_type=MEDIA_TYPES[request.response_format], headers=headers)
+
+
+async def _make(stage: Stage, start: dit_pb2.DitStart, timeout_s: float) -> tuple[Pieces, int]:
+    """The sound, complete, and its seed. Raises StageError."""
+    pieces, seed = Pieces(), 0
+    async with aclosing(generate(stage, start, (), timeout_s)) as responses:
+        async for response in responses:
+            match response.WhichOneof("message"):
+                case "started":
+                    seed = response.started.seed
+                case "piece":
+                    pieces.add(response.piece)
+    if not pieces.complete or pieces.sample_rate_hz <= 0:
+        raise InternalError(f"stage {stage.name} did not send a whole sound")
+    return pieces, seed
+
+
+def _file(pieces: Pieces, file_format: str) -> tuple[bytes, float]:
+    """The file in 16 bit, and its length in seconds. Blocking."""
+    samples = pieces.array()  # (samples, channels) float32
+    pcm16 = np.rint(np.clip(samples, -1.0, 1.0) * 32767).astype("<i2")
+    file = encode_audio(pcm16.tobytes(), pieces.sample_rate_hz, file_format, channels=samples.shape[1])
+    return file, len(samples) / pieces.sample_rate_hz

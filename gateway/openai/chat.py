@@ -11,19 +11,15 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from gateway import metrics
+from gateway.errors import from_failure
 from gateway.gateway import Gateway
-from gateway.openai.admission import admitted
-from gateway.openai.answer import Answer, usage
-from gateway.openai.audio import BYTES_PER_SAMPLE
+from gateway.media.encode import BYTES_PER_SAMPLE
+from gateway.openai.answer import Answer, ChunkStream, WholeAnswers, usage
 from gateway.openai.chat_requests import to_jobs
-from gateway.openai.connection import EventStream, while_connected
-from gateway.openai.errors import from_failure
-from gateway.openai.forms import read_json
-from gateway.openai.openapi import CHAT_OPENAPI
-from gateway.openai.picture_chat import PictureChat
+from gateway.openai.connection import DONE, EventStream, admitted, sse, while_connected
+from gateway.openai.forms import page, read_json
+from gateway.openai.image_chat import ImageChat
 from gateway.openai.schema import ChatCompletionRequest
-from gateway.openai.streamed import DONE, ChunkStream, sse
-from gateway.openai.whole import WholeAnswers
 from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import run
@@ -32,17 +28,23 @@ from services.common.rpc.errors import DeadlineExceeded
 
 router = APIRouter(tags=["chat"])
 
+_OPENAPI = page(
+    ChatCompletionRequest,
+    "application/json",
+    "chat.completion, or with stream: true chat.completion.chunk events and [DONE]",
+)
+
 _LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error that ends its stream
 
 
-@router.post("/v1/chat/completions", openapi_extra=CHAT_OPENAPI, response_model=None)
+@router.post("/v1/chat/completions", openapi_extra=_OPENAPI, response_model=None)
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers a conversation with text and, if asked for, speech; or with pictures, if that is what the model makes."""
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, ChatCompletionRequest, limit_s)
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:
-        pictures = PictureChat(gateway, stage, request, http.state.request_id, http.state.log)
+        pictures = ImageChat(gateway, stage, request, http.state.request_id, http.state.log)
         if request.stream:
             return EventStream(pictures.stream(), limit_s + _LAST_WORD_S)
         return await while_connected(http.receive, pictures.whole())

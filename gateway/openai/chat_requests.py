@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtoMessage
 
+from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
 from gateway.media.check import check
 from gateway.media.fetch import MediaError, decode_base64
@@ -20,7 +21,6 @@ from gateway.openai.content import (
     UserMessage,
     UserPart,
 )
-from gateway.openai.errors import ApiError, invalid
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
 from gateway.pipeline import job
 from gateway.pipeline.job import Job

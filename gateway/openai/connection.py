@@ -1,18 +1,54 @@
-"""Ends work when the client is gone."""
+"""The places that requests take, their connections and streams; work ends when the client is gone."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
+from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.openai.errors import ApiError
-from gateway.openai.streamed import sse
+from gateway import metrics
+from gateway.access.keys import ApiKey, Place
+from gateway.errors import ApiError, from_failure
+from gateway.gateway import Gateway
+from gateway.pipeline.job import StageFailure
+from services.common.rpc.errors import QueueFull
 
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status, for the log
+DONE = b"data: [DONE]\n\n"  # ends a stream of a chat
+
+
+async def admitted(http: Request) -> AsyncIterator[Gateway]:
+    """Holds one of the gateway's places, and one of the API key's, until the response is sent or the client is gone.
+
+    `request.state.place` is the key's, for what the request starts and leaves running; None without keys.
+    """
+    gateway: Gateway = http.app.state.gateway
+    try:
+        # the key's rate is counted last: what the gateway refuses does not use it up
+        with gateway.admission.admit(), _place(http) as http.state.place, metrics.RUNNING.track_inprogress():
+            yield gateway
+    except QueueFull as error:
+        raise from_failure(StageFailure("gateway", error)) from None
+
+
+@contextmanager
+def _place(http: Request) -> Iterator[Place | None]:
+    key: ApiKey | None = getattr(http.state, "key", None)
+    if key is None:
+        yield None
+        return
+    with key.usage.request(key.entry) as place:
+        yield place
+
+
+def sse(data: dict[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 class ClientGone(Exception):

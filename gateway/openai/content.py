@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from gateway.pipeline.sampling import Strict
+from gateway.strict import Strict
 
 
 class TextPart(Strict):

@@ -1,8 +1,9 @@
-"""Reads bodies: whole ones, and multipart/form-data in the spelling of OpenAI's clients."""
+"""Reads bodies, JSON and forms as OpenAI's clients spell them, and says what /docs shows of them."""
 
 import asyncio
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -10,7 +11,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
-from gateway.openai.errors import ApiError, from_validation, invalid
+from gateway.errors import ApiError, invalid
+from gateway.strict import first_error
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -42,7 +44,7 @@ async def read_json(http: Request, model: type[Model], limit_s: float) -> Model:
             return await asyncio.to_thread(model.model_validate_json, body)
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
+        raise from_validation(error) from None
 
 
 async def read_form(
@@ -106,3 +108,90 @@ def _put(fields: dict[str, Any], name: str, value: Any) -> None:
 def _too_slow(limit_s: float) -> ApiError:
     message = f"the body took longer to arrive than the {limit_s:g} s allowed"
     return ApiError(408, message, None, "request_timeout", "timeout_error")
+
+
+# Where pydantic puts the tag of a union's chosen member into an error's path.
+_TAGS_AFTER_INDEX = {
+    *("system", "developer", "user", "assistant", "tool"),
+    *("text", "refusal", "image_url", "input_audio", "audio_url", "video_url"),
+}
+_FORMAT_TAGS = {"text", "json_object", "json_schema"}
+
+
+def from_validation(errors: ValidationError) -> ApiError:
+    """The 400 for pydantic's errors about a request: the first of them, or a misspelt field that causes others."""
+    error = first_error(errors)
+    if error["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {error['ctx']['error']}", None, "invalid_json")
+    param = _path(error["loc"])
+    if not param:
+        return ApiError(400, f"the body must be a JSON object: {error['msg']}", None, "invalid_type")
+    match error["type"]:
+        case "extra_forbidden":
+            return invalid(param, "unknown parameter", "unknown_parameter")
+        case "missing":
+            return invalid(param, "required, but missing", "missing_required_parameter")
+        case "value_error":
+            return invalid(param, str(error["ctx"]["error"]))
+        case "union_tag_invalid" | "union_tag_not_found":
+            return invalid(f"{param}.{error['ctx']['discriminator'].strip(chr(39))}", error["msg"])
+        case _:
+            return invalid(param, error["msg"])
+
+
+def _path(location: Sequence[str | int]) -> str:
+    parts: list[str] = []
+    for i, part in enumerate(location):
+        before = location[i - 1] if i else None
+        if part == "[key]":  # a mapping's key is at fault, and it is the part before
+            continue
+        is_last = i == len(location) - 1  # then it is a member: a tag has the member at fault after it
+        if (isinstance(before, int) and part in _TAGS_AFTER_INDEX and not is_last) or (
+            before == "response_format" and i == 1 and part in _FORMAT_TAGS
+        ):
+            continue
+        parts.append(f"[{part}]" if isinstance(part, int) else f".{part}" if parts else part)
+    return "".join(parts)
+
+
+FILE = {"type": "string", "format": "binary"}
+_ERROR = {"description": "OpenAI's error body: {error: {message, type, param, code}}"}
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """`schema` without $refs: OpenAPI resolves them against the whole page, not against this schema."""
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolve(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return resolve(definitions[node["$ref"].rsplit("/", 1)[1]])
+        # a discriminator's mapping names definitions too
+        return {key: resolve(value) for key, value in node.items() if key != "discriminator"}
+
+    return resolve(schema)
+
+
+def page(model: type[BaseModel], media_type: str, answer: str, files: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the page says of an endpoint.
+
+    Args:
+        model: its body.
+        media_type: of the body.
+        answer: what comes back.
+        files: the schemas of members that are files.
+    """
+    schema = _inlined(model.model_json_schema())
+    if files:
+        schema["properties"] |= files
+        schema["required"] += ["image"]
+    return {
+        "requestBody": {"required": True, "content": {media_type: {"schema": schema}}},
+        "responses": {
+            "200": {"description": answer, "content": {"application/json": {}, "text/event-stream": {}}},
+            **dict.fromkeys(("400", "401", "404", "413", "429", "500", "503", "504"), _ERROR),
+        },
+    }

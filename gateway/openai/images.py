@@ -12,24 +12,39 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
-from gateway.openai.admission import admitted
-from gateway.openai.connection import EventStream, while_connected
-from gateway.openai.errors import ApiError, from_validation, invalid
-from gateway.openai.forms import is_form, read_form, read_json
-from gateway.openai.image_request import ImageRequest
-from gateway.openai.openapi import IMAGE_EDIT_OPENAPI, IMAGE_OPENAPI
-from gateway.openai.pictures import Picture, Pictures, Preview, Upload, check_uploads, picture_facts, size_of, to_base64
-from gateway.openai.streamed import sse
+from gateway.openai.connection import EventStream, admitted, sse, while_connected
+from gateway.openai.diffusion import ImageRequest
+from gateway.openai.forms import FILE, from_validation, is_form, page, read_form, read_json
+from gateway.openai.image_generation import (
+    FinishedImage,
+    ImageGeneration,
+    Preview,
+    Upload,
+    check_uploads,
+    image_facts,
+    size_of,
+    to_base64,
+)
 
 router = APIRouter(tags=["images"])
+
+_ANSWER = "ImagesResponse, or with stream: true {0}.partial_image and {0}.completed events"
+_OPENAPI = page(ImageRequest, "application/json", _ANSWER.format("image_generation"))
+_EDIT_OPENAPI = page(
+    ImageRequest,
+    "multipart/form-data",
+    _ANSWER.format("image_edit"),
+    {"image": {"type": "array", "items": FILE, "description": "also as image[]"}, "mask": FILE},
+)
 
 _JSON_FIELDS = frozenset({"lora", "quartet"})
 _LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error that ends its stream
 Kind = Literal["image_generation", "image_edit"]
 
 
-@router.post("/v1/images/generations", openapi_extra=IMAGE_OPENAPI, response_model=None)
+@router.post("/v1/images/generations", openapi_extra=_OPENAPI, response_model=None)
 async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes pictures of a prompt."""
     deadline = time.monotonic() + gateway.settings.request_timeout_s
@@ -37,7 +52,7 @@ async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(adm
     return await _respond(http, gateway, request, [], None, deadline)
 
 
-@router.post("/v1/images/edits", openapi_extra=IMAGE_EDIT_OPENAPI, response_model=None)
+@router.post("/v1/images/edits", openapi_extra=_EDIT_OPENAPI, response_model=None)
 async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes pictures of a prompt and others; the body is a form."""
     limit_s = gateway.settings.request_timeout_s
@@ -48,7 +63,7 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
     try:
         request = ImageRequest.model_validate(fields, strict=False)  # a form has texts only
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
+        raise from_validation(error) from None
     images, masks = files.pop("image", []), files.pop("mask", [])
     if files:
         raise invalid(next(iter(files)), "unknown parameter", "unknown_parameter")
@@ -69,7 +84,7 @@ async def _respond(
     deadline: float,
 ) -> Response:
     stage = gateway.stage_for("image", request.model)
-    info = picture_facts(stage, edits=bool(images))
+    info = image_facts(stage, edits=bool(images))
     start = request.image_start(info)
     if len(images) > info.max_images:
         raise invalid("image", f"there are {len(images)}; this model takes {info.max_images} at most")
@@ -80,7 +95,7 @@ async def _respond(
     await check_uploads(gateway, [*images, *([mask] if mask else [])])
     start.request_id = http.state.request_id
     http.state.log["stream"] = bool(request.stream)
-    pictures = Pictures(stage, start, images, mask, deadline, http.state.log)
+    pictures = ImageGeneration(stage, start, images, mask, deadline, http.state.log)
     answer = ImageAnswer(pictures, request, "image_edit" if images else "image_generation")
     if request.stream:
         return EventStream(answer.stream(), max(0.0, deadline - time.monotonic()) + _LAST_WORD_S)
@@ -96,7 +111,7 @@ class ImageAnswer:
         kind: what the events of a stream are called.
     """
 
-    def __init__(self, pictures: Pictures, request: ImageRequest, kind: Kind) -> None:
+    def __init__(self, pictures: ImageGeneration, request: ImageRequest, kind: Kind) -> None:
         self._pictures, self._request, self._kind = pictures, request, kind
         self._created = int(time.time())
 
@@ -105,7 +120,7 @@ class ImageAnswer:
         made: dict[int, np.ndarray] = {}
         async with aclosing(self._pictures.events()) as events:
             async for event in events:
-                if isinstance(event, Picture):
+                if isinstance(event, FinishedImage):
                     made[event.output] = event.pixels
         pixels = [made[i] for i in sorted(made)]
         files = await asyncio.gather(*map(self._encode, pixels))
@@ -127,7 +142,7 @@ class ImageAnswer:
                 if isinstance(event, Preview):
                     body = await self._event("partial_image", event) | {"partial_image_index": event.index}
                     yield _named(body)
-                elif isinstance(event, Picture):
+                elif isinstance(event, FinishedImage):
                     left -= 1
                     last = await self._event("completed", event)
                     if left:
@@ -138,7 +153,7 @@ class ImageAnswer:
         last["quartet"] = self._pictures.quartet() | last["quartet"]
         yield await asyncio.to_thread(_named, last)
 
-    async def _event(self, what: str, event: Preview | Picture) -> dict[str, Any]:
+    async def _event(self, what: str, event: Preview | FinishedImage) -> dict[str, Any]:
         seed = self._pictures.started.seed + event.output
         return {
             "type": f"{self._kind}.{what}",

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.openai.content import Message
-from gateway.openai.image_request import PictureOptions
-from gateway.pipeline.sampling import Strict, TalkerSampling, ThinkerSampling
+from gateway.openai.diffusion import ImageOptions
+from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
+from gateway.strict import Strict
 
 MAX_STOP_STRINGS = 16
 AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
@@ -114,7 +115,7 @@ class QuartetOptions(Strict):
     thinker: ThinkerOptions = ThinkerOptions()
     talker: TalkerSampling = TalkerSampling()
     code2wav: Code2WavOptions = Code2WavOptions()
-    dit: PictureOptions | None = Field(default=None, description="only for a model that makes images")
+    dit: ImageOptions | None = Field(default=None, description="only for a model that makes images")
 
 
 class MmProcessorKwargs(Strict):

@@ -4,29 +4,29 @@ import asyncio
 import re
 import time
 import uuid
-from typing import Annotated, Any
+from copy import deepcopy
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse, JSONResponse
-from pydantic import ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from starlette.responses import Response
 
-from gateway.access.keys import ApiKey
-from gateway.access.usage import Place
+from gateway.access.keys import ApiKey, Place
+from gateway.errors import ApiError, from_failure, invalid
 from gateway.gateway import Gateway
+from gateway.media.encode import VIDEO_MAX_SIDE_PIXELS
 from gateway.media.fetch import MediaError
-from gateway.openai.admission import admitted
-from gateway.openai.diffusion import from_stage, require_info
-from gateway.openai.errors import ApiError, from_failure, from_validation, invalid
-from gateway.openai.forms import is_form, read_form, read_json
-from gateway.openai.openapi import VIDEO_OPENAPI
-from gateway.openai.pictures import Upload, check_uploads
-from gateway.openai.video_request import VideoRequest, video_object
+from gateway.openai.connection import admitted
+from gateway.openai.diffusion import DiffusionRequest, fill_size, from_stage, require_info
+from gateway.openai.forms import FILE, from_validation, is_form, page, read_form, read_json
+from gateway.openai.image_generation import Upload, check_uploads
 from gateway.pipeline.job import StageFailure
 from gateway.pipeline.stage import Stage
-from gateway.videos.jobs import VideoJobs
-from gateway.videos.store import Video
-from quartet.v1 import dit_pb2
+from gateway.strict import Strict
+from gateway.video_jobs import VideoJobs
+from gateway.video_store import Video
+from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.rpc.errors import StageError
 
 router = APIRouter(tags=["videos"])
@@ -37,13 +37,109 @@ _POLL_AFTER = {"openai-poll-after-ms": "1000"}  # OpenAI's clients wait so long 
 _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 
 
+def _number(value: Any) -> Any:
+    """OpenAI's clients send seconds as a text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+class InputReference(Strict):
+    """The first frame."""
+
+    image_url: str | None = Field(default=None, min_length=1, description="https, http or data URL of an image")
+    file_id: str | None = Field(default=None, description="refused: there are no uploaded files here")
+
+    @model_validator(mode="after")
+    def _is_a_url(self) -> Self:
+        if self.image_url is None:
+            raise ValueError("must be {image_url: an https, http or data URL}, or a file of a form")
+        return self
+
+
+class VideoRequest(DiffusionRequest):
+    """A video to be made: OpenAI's members, and those of the diffusion transformer."""
+
+    seconds: Annotated[float, Field(gt=0), BeforeValidator(_number)] | None = None
+    num_frames: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(default=None, description="instead of seconds")
+    size: str | None = Field(default=None, description="WIDTHxHEIGHT in pixels; default: the model's")
+    input_reference: InputReference | None = None
+
+    def video_start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
+        """The stage's start message, but for the picture.
+
+        Raises:
+            ApiError: 400 naming the member that the model cannot follow.
+        """
+        start = self.start(info)
+        start.pixel_format = dit_pb2.PIXEL_FORMAT_UINT8
+        if self.size is not None:
+            fill_size(start, self.size, info, "H.264", VIDEO_MAX_SIDE_PIXELS)
+        start.num_frames = self._frames(info)
+        return start
+
+    def _frames(self, info: server_info_pb2.DitInfo) -> int:
+        """Frames to ask for. Seconds become the nearest number of frames that the model can make."""
+        multiple = max(1, info.frames_multiple)
+        if self.num_frames is not None:
+            if self.seconds is not None:
+                raise invalid("num_frames", "says the same as seconds; send one of the two")
+            if self.num_frames > info.max_frames:
+                raise invalid("num_frames", f"must be at most {info.max_frames}")
+            if (self.num_frames - 1) % multiple:
+                raise invalid("num_frames", f"must be 1 more than a multiple of {multiple}")
+            return self.num_frames
+        if self.seconds is None:
+            return info.default_frames
+        frames = round(min(self.seconds, 1e6) * info.frames_per_second / multiple) * multiple + 1
+        if frames > max(info.max_frames, 1):
+            most_s = info.max_frames / info.frames_per_second
+            raise invalid("seconds", f"must be at most {most_s:.4g}: the model makes {info.max_frames} frames at most")
+        return frames
+
+
+def video_object(video: Video) -> dict[str, Any]:
+    """OpenAI's Video, with a `quartet` object."""
+    error = {"code": video.error_code, "message": video.error_message} if video.error_code else None
+    return {
+        "id": video.id,
+        "object": "video",
+        "model": video.model,
+        "status": video.status,
+        "progress": video.progress,
+        "created_at": video.created_at,
+        "completed_at": video.completed_at,
+        "expires_at": None if video.expires_at is None else int(video.expires_at),
+        "prompt": video.prompt,
+        "seconds": f"{video.frames / (video.frames_per_second or 1):.4g}",
+        "size": f"{video.width}x{video.height}",
+        "remixed_from_video_id": None,
+        "error": error,
+        "quartet": {
+            "seed": None if video.seed is None else int(video.seed),
+            "num_frames": video.frames,
+            "frames_per_second": video.frames_per_second,
+        },
+    }
+
+
 def explain(stage: Stage, error: StageError) -> tuple[str, str]:
     """(code, message) of a video that failed by `error`."""
     api_error = from_stage(stage, error, images="input_reference")
     return str(api_error.code), api_error.message
 
 
-@router.post("/v1/videos", openapi_extra=VIDEO_OPENAPI, response_model=None)
+def _openapi() -> dict[str, Any]:
+    described = page(VideoRequest, "application/json", "the new Video object")
+    content = described["requestBody"]["content"]
+    content["multipart/form-data"] = deepcopy(content["application/json"])
+    content["multipart/form-data"]["schema"]["properties"]["input_reference"] = FILE
+    described["responses"]["200"]["content"] = {"application/json": {}}
+    return described
+
+
+@router.post("/v1/videos", openapi_extra=_openapi(), response_model=None)
 async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Takes a video on. Its state is at /v1/videos/{id}, and then its file at /v1/videos/{id}/content."""
     request, picture = await _read(http, gateway)
@@ -171,7 +267,7 @@ async def _read(http: Request, gateway: Gateway) -> tuple[VideoRequest, bytes | 
     try:
         request = VideoRequest.model_validate(fields, strict=False)  # a form has texts only
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
+        raise from_validation(error) from None
     pictures = files.pop("input_reference", [])
     if files:
         raise invalid(next(iter(files)), "unknown parameter", "unknown_parameter")

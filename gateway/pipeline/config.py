@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from gateway.pipeline.addresses import Addresses
 from gateway.pipeline.kinds import KINDS, Output, maker
-from gateway.pipeline.sampling import Strict, TalkerSampling, ThinkerSampling
-from gateway.pipeline.yaml_source import YamlError, YamlSource, read_yaml
+from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
+from gateway.strict import Strict, YamlError, YamlSource, read_yaml
 
 OUTPUTS: tuple[Output, ...] = get_args(Output)
 _NO_SOURCE = "missing; name the stage that this one reads from, e.g. source: thinker"
@@ -138,12 +138,7 @@ def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = 
         raise source.error((), "must be a mapping with the keys stages and outputs")
     _refuse_old_outputs(source)
     _override_addresses(source, addresses or {})
-    try:
-        config = PipelineConfig.model_validate(source.data)
-    except ValidationError as error:
-        # a misspelt key is also a missing one: name the spelling first
-        first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-        raise source.error(first["loc"], _explain(first)) from None
+    config = source.parse(PipelineConfig, _explain)
     _check_edges(source, config)
     _check_outputs(source, config)
     return config
@@ -181,7 +176,7 @@ def _explain(error) -> str:
     if kind == "missing":
         return f"{path}: missing; add it"
     if kind == "union_tag_invalid":
-        return f"{path}.kind: unknown stage kind {error['input'].get('kind')!r}; use one of {', '.join(KINDS)}"
+        return f"{path}.kind: unknown stage kind {error['ctx']['tag']!r}; use one of {', '.join(KINDS)}"
     if kind == "union_tag_not_found":
         return f"{path}.kind: missing; use one of {', '.join(KINDS)}"
     return f"{path}: {error['msg']}"

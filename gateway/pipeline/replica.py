@@ -10,7 +10,7 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.pipeline import metrics
+from gateway import metrics
 from gateway.pipeline.kinds import KINDS
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2
 from services.common.rpc import channels

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import grpc
 import structlog
 
-from gateway.pipeline import metrics
+from gateway import metrics
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage

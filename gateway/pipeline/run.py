@@ -87,7 +87,8 @@ class _Answer:
         thinker: thinker_pb2.GenerateStart | None = job.starts.get("thinker")
         key = None if thinker is None else prompt_key(thinker, job.media)
         self._route = Route(self._stages, job.request_id, key)
-        self._prompt_read = self._has_output = self._failed = False
+        self._prompt_read = asyncio.Event()
+        self._has_output = self._failed = False
 
     async def run(self) -> None:
         while True:
@@ -160,10 +161,12 @@ class _Answer:
         if self._failed:  # what the other stages still make must not keep the answer from being tried again
             return
         if isinstance(event, PromptRead):
-            if self._prompt_read:  # by the replica before: the client has been told
+            if self._prompt_read.is_set():  # by the replica before: the client has been told
                 return
-            self._prompt_read = True
+            self._prompt_read.set()
         else:
+            if isinstance(event, AudioDelta):
+                await self._prompt_read.wait()  # the stages' calls are read side by side: audio may be here first
             self._has_output = True
         await self._queue.put((self._index, event))
 

@@ -11,8 +11,8 @@ from prometheus_client import REGISTRY
 
 from gateway.access.key_file import digest, new_key, read_key_file
 from gateway.access.keys import OPEN_PATHS, RequireKey
-from gateway.pipeline.yaml_source import YamlError
 from gateway.settings import GatewaySettings
+from gateway.strict import YamlError
 from tests.support.gateway_stack import Running, running
 from tests.support.video_stack import MODEL as VIDEO_MODEL
 from tests.support.video_stack import VIDEO_INFO, gateway_before, scripted_dit

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from PIL import Image
 
-from gateway.media import addresses
+from gateway.media import fetch
 from gateway.media.check import check
 from gateway.media.fetch import Fetcher, MediaError, decode_base64, decode_data_url
 from gateway.settings import GatewaySettings
@@ -79,7 +79,7 @@ async def test_the_checked_address_is_the_one_connected_to(monkeypatch):
             return [(None, None, None, None, (answer, port)) for answer in answers.pop(0)]
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolver)
-        monkeypatch.setattr(addresses, "is_public", lambda address: address == "127.0.0.1")
+        monkeypatch.setattr(fetch, "is_public", lambda address: address == "127.0.0.1")
         assert await get(f"http://rebind.example:{port}/a") == b"abc"
         assert len(answers) == 1
         assert f"host: rebind.example:{port}" in requests[0].lower()
@@ -90,8 +90,8 @@ async def test_every_address_of_a_name_is_checked(monkeypatch):
         return [(None, None, None, None, (answer, port)) for answer in ("8.8.8.8", "10.0.0.1")]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolver)
-    with pytest.raises(addresses.ForbiddenAddress):
-        await addresses.resolve("mixed.example", 80, private_allowed=False)
+    with pytest.raises(fetch.ForbiddenAddress):
+        await fetch.resolve("mixed.example", 80, private_allowed=False)
 
 
 async def test_each_redirect_is_checked(monkeypatch):
@@ -106,7 +106,7 @@ async def test_each_redirect_is_checked(monkeypatch):
         with pytest.raises(MediaError, match="only https, http"):
             await get(f"{origin}/file", media_private_addresses=True)
         pages["/out"] = redirect(f"{origin.replace('127.0.0.1', '127.0.0.2')}/a")
-        monkeypatch.setattr(addresses, "is_public", lambda address: address == "127.0.0.1")
+        monkeypatch.setattr(fetch, "is_public", lambda address: address == "127.0.0.1")
         with pytest.raises(MediaError, match="private or reserved"):
             await get(f"{origin}/out")
         assert "/out" in requests[-1]
@@ -186,7 +186,7 @@ async def test_other_urls_are_refused(url):
     ],
 )
 def test_public_addresses(address, public):
-    assert addresses.is_public(address) is public
+    assert fetch.is_public(address) is public
 
 
 def test_data_urls():

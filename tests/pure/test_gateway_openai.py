@@ -7,12 +7,12 @@ import av
 import numpy as np
 import pytest
 
+from gateway.errors import request_field
+from gateway.gateway import Transcripts
+from gateway.media.encode import encode_audio
 from gateway.openai.answer import logprobs
-from gateway.openai.audio import encode
-from gateway.openai.errors import request_field
+from gateway.openai.connection import sse
 from gateway.openai.schema import ChatCompletionRequest
-from gateway.openai.streamed import sse
-from gateway.openai.transcripts import Transcripts
 from quartet.v1 import thinker_pb2
 
 
@@ -21,7 +21,7 @@ from quartet.v1 import thinker_pb2
 def test_files_decode_to_the_sound_they_hold(tmp_path, file_format, rate_hz):
     samples = (np.sin(np.arange(rate_hz) * 2 * np.pi * 440 / rate_hz) * 12000).astype("<i2")
     file = tmp_path / "sound"
-    file.write_bytes(encode(samples.tobytes(), rate_hz, file_format))
+    file.write_bytes(encode_audio(samples.tobytes(), rate_hz, file_format))
     with av.open(file) as container:
         frames = list(container.decode(audio=0))
         decoded = np.concatenate([frame.to_ndarray().astype(np.float64).mean(0).ravel() for frame in frames])
@@ -37,7 +37,7 @@ def test_files_decode_to_the_sound_they_hold(tmp_path, file_format, rate_hz):
 
 
 def test_pcm16_is_as_it_came():
-    assert encode(b"\1\2\3\4", 24000, "pcm16") == b"\1\2\3\4"
+    assert encode_audio(b"\1\2\3\4", 24000, "pcm16") == b"\1\2\3\4"
 
 
 def test_sse_events_are_one_line_whatever_the_text():

@@ -7,7 +7,7 @@ import pytest
 from gateway.pipeline.addresses import endpoints
 from gateway.pipeline.config import Outputs, PipelineConfig, load_pipeline
 from gateway.pipeline.kinds import KINDS
-from gateway.pipeline.yaml_source import YamlError
+from gateway.strict import YamlError
 
 SHIPPED = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 GOOD = """\

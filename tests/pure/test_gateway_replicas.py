@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from gateway.pipeline import compatibility
+from gateway.pipeline import stage
 from gateway.pipeline.addresses import resolve_host
 from gateway.pipeline.config import ThinkerStage, load_pipeline
 from gateway.pipeline.dit import generate
@@ -172,7 +172,7 @@ async def test_a_stage_changes_over_when_the_last_of_the_old_ones_has_left(monke
         await until(lambda: old.serving)
         assert new.refusal
         # ... one that stays away does not
-        monkeypatch.setattr(compatibility, "HOLD_S", 0.3)
+        monkeypatch.setattr(stage, "HOLD_S", 0.3)
         await system.groups[0].servers["talker"].stop(None)
         await until(lambda: new.serving)
         assert talker.info.config_digest == "new"

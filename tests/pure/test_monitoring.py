@@ -13,7 +13,6 @@ from tests.support.monitoring import BOARD, FOLDER, SCRAPED, expressions, metric
 
 MODULES = (
     "gateway.metrics",
-    "gateway.pipeline.metrics",
     "services.common.telemetry.metrics",
     "services.thinker.metrics",
     "services.talker.metrics",

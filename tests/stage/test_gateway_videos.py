@@ -20,9 +20,9 @@ from gateway.openai.videos import explain
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
-from gateway.videos.jobs import Limits, VideoJobs
-from gateway.videos.store import StoreError, VideoStore
-from gateway.videos.store import Video as StoredVideo
+from gateway.video_jobs import Limits, VideoJobs
+from gateway.video_store import StoreError, VideoStore
+from gateway.video_store import Video as StoredVideo
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, Unavailable
 from tests.support.video_stack import (

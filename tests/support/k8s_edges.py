@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.yaml_source import YamlError
+from gateway.strict import YamlError
 from services.common.telemetry import metrics
 from tests.support.k8s_objects import PORTS, ROOT, Cluster, Object, pod_of, stages_of
 

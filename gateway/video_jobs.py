@@ -15,11 +15,10 @@ import numpy as np
 import structlog
 
 from gateway import metrics
-from gateway.media.video_file import MAX_SIDE_PIXELS, VideoFile
-from gateway.pipeline.dit import generate, to_numpy
-from gateway.pipeline.encoding import Misfit
+from gateway.media.encode import VIDEO_MAX_SIDE_PIXELS, VideoFile
+from gateway.pipeline.dit import Misfit, generate, to_numpy
 from gateway.pipeline.stage import Stage
-from gateway.videos.store import Video, VideoStore
+from gateway.video_store import Video, VideoStore
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
 
@@ -279,7 +278,9 @@ class VideoJobs:
 
     async def _open(self, video: Video, frames_per_second: float, frames: np.ndarray) -> VideoFile:
         _, video.height, video.width, _ = frames.shape
-        if max(frames.shape[1:3]) > MAX_SIDE_PIXELS:  # the model chose the size, or it would have been refused before
+        if (
+            max(frames.shape[1:3]) > VIDEO_MAX_SIDE_PIXELS
+        ):  # the model chose the size, or it would have been refused before
             raise InvalidInput("width", f"frames of {video.width}x{video.height} are too large for H.264")
         video.frames_per_second = frames_per_second
         part = self._store.part(video.id)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from gateway import metrics
+from gateway.errors import invalid
 from gateway.gateway import Gateway
 from gateway.media.check import check, image_pixels
+from gateway.media.encode import IMAGE_MAX_SIDE_PIXELS, ImageFormat, encode_image
 from gateway.media.fetch import MediaError
-from gateway.media.picture_file import MAX_SIDE_PIXELS, PictureFormat, encode_picture
 from gateway.openai.answer import timings
 from gateway.openai.diffusion import check_side, from_stage, require_info
-from gateway.openai.errors import invalid
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
@@ -42,17 +42,17 @@ class Preview:
 
 
 @dataclass(frozen=True)
-class Picture:
+class FinishedImage:
     """A finished output, (height, width, 3) uint8."""
 
     output: int
     pixels: np.ndarray
 
 
-Event = dit_pb2.DitProgress | Preview | Picture
+Event = dit_pb2.DitProgress | Preview | FinishedImage
 
 
-class Pictures:
+class ImageGeneration:
     """Makes the pictures of one request.
 
     Args:
@@ -115,7 +115,7 @@ class Pictures:
                         pieces = outputs.setdefault(index, Pieces())
                         pieces.add(response.piece)
                         if pieces.complete:
-                            yield Picture(index, _picture(await asyncio.to_thread(outputs.pop(index).array)))
+                            yield FinishedImage(index, _picture(await asyncio.to_thread(outputs.pop(index).array)))
                             made += 1
                     case "summary":
                         self.summary = response.summary
@@ -139,7 +139,7 @@ def _picture(pixels: np.ndarray) -> np.ndarray:
     return pixels
 
 
-def picture_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
+def image_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
     """The facts of the stage's model. Raises ApiError: 503 while it does not serve, 400 if it makes no pictures so."""
     if edits:
         return require_info(stage, (dit_pb2.DIT_TASK_IMAGE_EDIT,), "edits of pictures")
@@ -173,15 +173,15 @@ async def check_together(gateway: Gateway, uploads: Sequence[Upload]) -> None:
             raise invalid(upload.field, reason, "invalid_media")
 
 
-def to_base64(pixels: np.ndarray, file_format: PictureFormat, quality: int) -> str:
+def to_base64(pixels: np.ndarray, file_format: ImageFormat, quality: int) -> str:
     """A picture's file in base64. Blocking: call it in a thread.
 
     Raises:
         ApiError: 400, too large for the format; the model chose the size, or it would have been refused before.
     """
     height, width, _ = pixels.shape
-    check_side(width, height, file_format, MAX_SIDE_PIXELS[file_format])
-    return base64.b64encode(encode_picture(pixels, file_format, quality)).decode()
+    check_side(width, height, file_format, IMAGE_MAX_SIDE_PIXELS[file_format])
+    return base64.b64encode(encode_image(pixels, file_format, quality)).decode()
 
 
 def size_of(pixels: np.ndarray) -> str:

@@ -1,13 +1,27 @@
-"""Reads a YAML file and remembers on which line each key stands."""
+"""Input that is refused unless it is exactly right: models, and YAML files, whose faults are told with their line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+Model = TypeVar("Model", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
+
+
+class Strict(BaseModel):
+    """A model that takes neither unknown keys, nor values of another type, nor NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def first_error(error: ValidationError) -> Any:
+    """The error to tell of: the first, but a misspelt key goes before those that are missing because of it. It does not
+    have its input, which may be a secret."""
+    return min(error.errors(include_input=False), key=lambda each: each["type"] != "extra_forbidden")
 
 
 class YamlError(Exception):
@@ -21,6 +35,14 @@ class YamlSource:
     file: Path
     data: Any
     lines: dict[KeyPath, int]
+
+    def parse(self, model: type[Model], explain: Callable[[Any], str]) -> Model:
+        """The data as a `model`. Raises YamlError: what `explain` says of pydantic's first error."""
+        try:
+            return model.model_validate(self.data)
+        except ValidationError as error:
+            first = first_error(error)
+            raise self.error(first["loc"], explain(first)) from None
 
     def error(self, path: Sequence[str | int], what: str) -> YamlError:
         """The error `what` at the deepest key of `path` that is in the file; names that are not there are skipped."""

@@ -1,7 +1,6 @@
-"""The error body of the OpenAI API, and what each kind of failure becomes in it."""
+"""What clients are told: the error body of the OpenAI API, and what each kind of failure becomes in it."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -126,47 +125,3 @@ def request_field(stage: str, field: str) -> str:
         if count:
             break
     return field
-
-
-# Where pydantic puts the tag of a union's chosen member into an error's path.
-_TAGS_AFTER_INDEX = {
-    *("system", "developer", "user", "assistant", "tool"),
-    *("text", "refusal", "image_url", "input_audio", "audio_url", "video_url"),
-}
-_FORMAT_TAGS = {"text", "json_object", "json_schema"}
-
-
-def from_validation(errors: Sequence[Any]) -> ApiError:
-    """The 400 for pydantic's errors about a request: the first of them, or a misspelt field that causes others."""
-    error = min(errors, key=lambda e: e["type"] != "extra_forbidden")
-    if error["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {error['ctx']['error']}", None, "invalid_json")
-    param = _path(error["loc"])
-    if not param:
-        return ApiError(400, f"the body must be a JSON object: {error['msg']}", None, "invalid_type")
-    match error["type"]:
-        case "extra_forbidden":
-            return invalid(param, "unknown parameter", "unknown_parameter")
-        case "missing":
-            return invalid(param, "required, but missing", "missing_required_parameter")
-        case "value_error":
-            return invalid(param, str(error["ctx"]["error"]))
-        case "union_tag_invalid" | "union_tag_not_found":
-            return invalid(f"{param}.{error['ctx']['discriminator'].strip(chr(39))}", error["msg"])
-        case _:
-            return invalid(param, error["msg"])
-
-
-def _path(location: Sequence[str | int]) -> str:
-    parts: list[str] = []
-    for i, part in enumerate(location):
-        before = location[i - 1] if i else None
-        if part == "[key]":  # a mapping's key is at fault, and it is the part before
-            continue
-        is_last = i == len(location) - 1  # then it is a member: a tag has the member at fault after it
-        if (isinstance(before, int) and part in _TAGS_AFTER_INDEX and not is_last) or (
-            before == "response_format" and i == 1 and part in _FORMAT_TAGS
-        ):
-            continue
-        parts.append(f"[{part}]" if isinstance(part, int) else f".{part}" if parts else part)
-    return "".join(parts)

@@ -10,14 +10,23 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
 from gateway.openai.chat_requests import Pending, last_user_message, load_media, refuse_members
+from gateway.openai.connection import DONE, sse
 from gateway.openai.content import ImagePart, TextPart
-from gateway.openai.errors import ApiError, from_validation, invalid
-from gateway.openai.image_request import ImageRequest, PictureOptions
-from gateway.openai.pictures import Event, Picture, Pictures, Upload, check_together, picture_facts, to_base64
+from gateway.openai.diffusion import ImageOptions, ImageRequest
+from gateway.openai.forms import from_validation
+from gateway.openai.image_generation import (
+    Event,
+    FinishedImage,
+    ImageGeneration,
+    Upload,
+    check_together,
+    image_facts,
+    to_base64,
+)
 from gateway.openai.schema import ChatCompletionRequest
-from gateway.openai.streamed import DONE, sse
 from gateway.pipeline.stage import Stage
 from quartet.v1 import media_pb2
 
@@ -26,7 +35,7 @@ _TEXT_ONLY = ("audio", "tools", "tool_choice", "response_format", "logprobs", "t
 _OWN_NAME = {"model", "n", "seed"}
 
 
-class PictureChat:
+class ImageChat:
     """One chat request and its response.
 
     Args:
@@ -43,7 +52,7 @@ class PictureChat:
         self._gateway, self._stage, self._request = gateway, stage, request
         self._request_id, self._log = request_id, log
         self._deadline = time.monotonic() + gateway.settings.request_timeout_s
-        self._options = request.quartet.dit or PictureOptions()
+        self._options = request.quartet.dit or ImageOptions()
         self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": request.model}
         self._asked_in = "messages"  # where the prompt is
         log["stream"] = bool(request.stream)
@@ -54,7 +63,7 @@ class PictureChat:
         parts: dict[int, dict[str, Any]] = {}
         async with aclosing(self._events(pictures)) as events:
             async for event in events:
-                if isinstance(event, Picture):
+                if isinstance(event, FinishedImage):
                     parts[event.output] = await self._part(event)
         choices = [
             {
@@ -74,7 +83,7 @@ class PictureChat:
         made = []
         async with aclosing(self._events(pictures)) as events:
             async for event in events:
-                if isinstance(event, Picture):
+                if isinstance(event, FinishedImage):
                     made.append(event.output)
                     delta = {"role": "assistant", "content": [await self._part(event)]}
                     yield await asyncio.to_thread(sse, self._chunk(event.output, delta, None))
@@ -86,7 +95,7 @@ class PictureChat:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return self._head | {"object": "chat.completion.chunk", "modality": "image", "choices": [choice]}
 
-    async def _part(self, picture: Picture) -> dict[str, Any]:
+    async def _part(self, picture: FinishedImage) -> dict[str, Any]:
         file_format = self._options.file_format
         try:
             file = await asyncio.to_thread(to_base64, picture.pixels, file_format, self._options.file_quality)
@@ -94,18 +103,18 @@ class PictureChat:
             raise self._in_chat_terms(error) from None
         return {"type": "image_url", "image_url": {"url": f"data:image/{file_format};base64,{file}"}}
 
-    async def _pictures(self) -> Pictures:
+    async def _pictures(self) -> ImageGeneration:
         request = self._request
         refuse_members(request, _TEXT_ONLY, "this model answers with images; leave it out")
         if "audio" in (request.modalities or ()):
             raise invalid("modalities", 'this model answers with images: use ["image"]')
         prompt, images = self._last_message()
-        info = picture_facts(self._stage, edits=bool(images))
+        info = image_facts(self._stage, edits=bool(images))
         options = self._options.model_dump(exclude_none=True)
         try:
             start = ImageRequest(prompt=prompt, n=request.n, seed=request.seed, **options).image_start(info)
         except ValidationError as error:
-            raise self._in_chat_terms(from_validation(error.errors(include_url=False))) from None
+            raise self._in_chat_terms(from_validation(error)) from None
         except ApiError as error:
             raise self._in_chat_terms(error) from None
         if len(images) > info.max_images:
@@ -121,9 +130,9 @@ class PictureChat:
         uploads = [Upload(image.field, file) for image, file in zip(images, files, strict=True)]
         await check_together(self._gateway, uploads)
         start.request_id = self._request_id
-        return Pictures(self._stage, start, uploads, None, self._deadline, self._log)
+        return ImageGeneration(self._stage, start, uploads, None, self._deadline, self._log)
 
-    async def _events(self, pictures: Pictures) -> AsyncGenerator[Event, None]:
+    async def _events(self, pictures: ImageGeneration) -> AsyncGenerator[Event, None]:
         try:
             async with aclosing(pictures.events()) as events:
                 async for event in events:
