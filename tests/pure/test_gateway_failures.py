@@ -99,7 +99,7 @@ async def test_the_stage_that_died_is_named_in_any_order(gateway, order):
         gateway.scripts[name].error = StageLost("thinker", f"{ADDRESS}: Socket closed")
     gateway.scripts["thinker"].error = (Code.UNKNOWN, "Stream removed (Socket closed)")
     asking = asyncio.create_task(gateway.chat(SPEAK))
-    await asyncio.gather(*(script.holding.wait() for script in gateway.scripts.values()))
+    await gateway.held()
     for name in order:
         gateway.scripts[name].release.set()
     assert (await asking).json()["error"]["message"] == GONE

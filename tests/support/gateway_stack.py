@@ -48,9 +48,14 @@ class Running:
         return [json.loads(line.removeprefix("data: ")) for line in lines]
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.005)
+
+    async def held(self) -> None:
+        """Returns when all stages stand still, as their scripts tell them to."""
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(script.holding.wait() for script in self.scripts.values()))
 
     async def reset(self) -> None:
         """As it was when it had started: for the next test."""
@@ -65,8 +70,8 @@ def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
     """Those of a gateway without TLS: reading the system's certificates would take longer than most tests."""
     http = openai.DefaultAsyncHttpxClient(verify=False)
     return (
-        httpx.AsyncClient(base_url=url, timeout=20, verify=False),
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20, http_client=http),
+        httpx.AsyncClient(base_url=url, timeout=60, verify=False),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, http_client=http),
     )
 
 

@@ -90,8 +90,9 @@ class Script:
         """As new, once its calls have ended: those that stand still go on."""
         self.hold = False
         self.release.set()
-        while self.running:
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(10):
+            while self.running:
+                await asyncio.sleep(0.005)
         vars(self).update(vars(Script()))
 
     async def play(self, request: Any, outputs: list[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
