@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. PIP_FLAGS: more flags for pip, e.g.
 # an extra index with CPU builds of torch. THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT: flags of
 # the benchmarks; by default thinker and talker are compiled, which takes minutes and halves their time a step on a CPU.
-# TEST_COMPOSE: flags of scripts/test_compose.py. TEST, TEST_LONG: flags of pytest.
+# TEST_COMPOSE: flags of scripts/test_compose.py. TEST, TEST_LONG: flags of pytest. WORKERS: of `make test`.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
 PIP_FLAGS ?=
 BENCH ?= --flag thinker.enforce_eager=false --flag talker.enforce_eager=false
@@ -9,6 +9,7 @@ BENCH_DIT ?=
 TEST_COMPOSE ?=
 TEST ?=
 TEST_LONG ?=
+WORKERS ?= 2
 THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
@@ -27,8 +28,8 @@ $(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(
 demo: $(READY)  ## the main job on a small random model: no GPU, no hub, no docker
 	$(BIN)/quartet demo
 
-test: $(READY)  ## what every change has to pass; with a GPU, the gpu-marked tests too
-	$(BIN)/python -m pytest -m "not long" $(TEST)
+test: $(READY)  ## what every change has to pass, in 8 minutes; with a GPU, the gpu-marked tests too
+	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(TEST)
 
 test-long: $(READY)  ## the rest: benchmark commands, two hosts, every transport and family through whole systems, compilation
 	$(BIN)/python -m pytest -m long $(TEST_LONG)

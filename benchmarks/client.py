@@ -4,12 +4,12 @@ that the servers share, a client that parses JSON while they work would be part 
 import base64
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 from answer import Answer, Prompt
+from sse import events
 
 PCM16_BYTES = 2
 
@@ -64,11 +64,10 @@ class Exchange:
             answer.error = f"{self.status}: {b''.join(piece for _, piece in self.pieces).decode(errors='replace')}"
             return answer
         finished = False
-        for came_s, event in self._events():
-            if event == b"[DONE]":
+        for came_s, chunk in events(self.pieces):
+            if chunk is None:
                 finished = True
                 continue
-            chunk = json.loads(event)
             if "error" in chunk:
                 answer.error = f"{chunk['error']['code']}: {chunk['error']['message']}"
                 return answer
@@ -76,15 +75,6 @@ class Exchange:
         if not finished:
             answer.error = answer.error or "the stream broke off"
         return answer
-
-    def _events(self) -> Iterator[tuple[float, bytes]]:
-        """Data of each server-sent event, with the moment its last byte came."""
-        rest = b""
-        for came_s, piece in self.pieces:
-            *events, rest = (rest + piece).split(b"\n\n")
-            for event in events:
-                if event.startswith(b"data: "):
-                    yield came_s, event.removeprefix(b"data: ")
 
 
 class Gateway:

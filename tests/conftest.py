@@ -17,6 +17,31 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What runs first is what takes longest, so that no worker has it alone at the end.
+ORDER = ("speech", "diffusion", "tests/system/", "tests/stage/", "tests/pure/", "tests/long/")
+ALONE = ("test_supervisor.py", "test_shm_faults.py")  # in tests/system: they ask no shared system
+
+
+def group(nodeid: str) -> str:
+    """What one worker runs: the tests of a module, or all that ask the same system, which takes a minute to start."""
+    file = nodeid.partition("::")[0]
+    if not file.startswith("tests/system/") or file.endswith(ALONE):
+        return file
+    return "diffusion" if "_dit" in file else "speech"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    # pytest-xdist's own `loadgroup` marks groups in ids of tests, which pytest 9.2 has made read-only
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid)
+
+    return ByGroup(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
@@ -24,6 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    of = group(item.nodeid)
+    return next((rank for rank, start in enumerate(ORDER) if of.startswith(start)), len(ORDER))
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +97,11 @@ def media():
 
 @pytest.fixture(scope="session")
 def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory):
-    """The whole system on the tiny checkpoint, started once."""
-    from tests.support.stack import running
+    """The whole system on the tiny checkpoint, with API keys and mutual TLS, started once."""
+    from tests.support.stack import Access, running
 
-    with running(tiny_checkpoint, tmp_path_factory.mktemp("run")) as started:
+    home = tmp_path_factory.mktemp("system")
+    with running(tiny_checkpoint, home / "run", access=Access(home)) as started:
         yield started
 
 

@@ -3,14 +3,22 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+from tests.support.stack import Stack, running
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TIMEOUT_S = 240
+
+
+@pytest.fixture(scope="module")
+def open_stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A whole system that is open to all: the benchmarks send no keys."""
+    with running(tiny_checkpoint, tmp_path_factory.mktemp("open")) as started:
+        yield started
 
 
 def _run(script: str, *flags: str) -> str:
@@ -22,8 +30,17 @@ def _run(script: str, *flags: str) -> str:
 
 @pytest.mark.e2e
 @pytest.mark.long
-def test_speech_beside_transformers(stack, tiny_checkpoint: Path, tmp_path: Path):
-    flags = ["--run-dir", str(stack.run_directory), "--model", str(tiny_checkpoint), "--tokens", "8", "--frames", "10"]
+def test_speech_beside_transformers(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
+    flags = [
+        "--run-dir",
+        str(open_stack.run_directory),
+        "--model",
+        str(tiny_checkpoint),
+        "--tokens",
+        "8",
+        "--frames",
+        "10",
+    ]
     loads = ["--concurrency", "2", "--requests", "4", "--rate", "4", "--arrivals", "4", "--peer-requests", "2"]
     output = _run("speech.py", *flags, *loads, "--json", str(tmp_path / "figures.json"))
     assert "TTFA ms" in output
@@ -43,8 +60,17 @@ def test_speech_beside_transformers(stack, tiny_checkpoint: Path, tmp_path: Path
 
 @pytest.mark.e2e
 @pytest.mark.long
-def test_split_and_fused_say_the_same(stack, tiny_checkpoint: Path, tmp_path: Path):
-    flags = ["--run-dir", str(stack.run_directory), "--model", str(tiny_checkpoint), "--tokens", "8", "--frames", "10"]
+def test_split_and_fused_say_the_same(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
+    flags = [
+        "--run-dir",
+        str(open_stack.run_directory),
+        "--model",
+        str(tiny_checkpoint),
+        "--tokens",
+        "8",
+        "--frames",
+        "10",
+    ]
     loads = ["--concurrency", "2", "--requests", "2", "--rounds", "1", "--threads", "1"]
     assert "both said the same" in _run("split_vs_fused.py", *flags, *loads, "--json", str(tmp_path / "figures.json"))
     sides = json.loads((tmp_path / "figures.json").read_text())["2"]

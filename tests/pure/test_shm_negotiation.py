@@ -10,12 +10,13 @@ from structlog.testing import capture_logs
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
 from services.common.rpc.errors import InvalidInput
-from services.common.stream.arena_files import new_name
 from services.common.stream.consumer import subscribe
 from services.common.stream.rows import Rows
 from services.common.stream.shared_memory import open_shared_memory
 from services.talker.config import TalkerSettings
 from tests.support.shm_support import BOTH, MIB, arena_directory, edge, metric, read_all, reading, same, source, tensors
+
+NAME = "quartet-" + "0123456789abcdef" * 2  # of no arena; each worker collects the same
 
 
 @pytest.fixture
@@ -61,8 +62,8 @@ class Liar(stream_pb2_grpc.TensorStreamServiceServicer):
     ("field", "arena", "size_bytes"),
     [
         ("source.states.shared_memory.arena", "../../etc/passwd", 4),
-        ("source.states.shared_memory.arena", new_name(), 4),
-        ("source.states.shared_memory.size_bytes", new_name(), 2**40),
+        ("source.states.shared_memory.arena", NAME, 4),
+        ("source.states.shared_memory.size_bytes", NAME, 2**40),
     ],
 )
 async def test_a_producer_that_lies_is_found_out(directory: Path, field: str, arena: str, size_bytes: int):

@@ -16,6 +16,8 @@ from services.common.stream.shared_memory import host_facts, obstacle
 from services.common.stream.tensors import describe, to_torch
 from tests.support.shm_support import MIB, arena_directory
 
+NAME = "quartet-" + "0123456789abcdef" * 2  # of no arena; each worker collects the same
+
 ELEMENTS = 1000
 
 
@@ -61,14 +63,14 @@ def test_a_good_handle_is_read_in_place_and_unmapped_with_its_last_tensor(arena)
         ".",
         "..",
         "/dev/shm/quartet-" + "0" * 32,
-        "../" + new_name(),
+        "../" + NAME,
         "quartet-" + "0" * 31,
         "quartet-" + "0" * 33,
         "quartet-" + "G" * 32,
-        new_name() + "\n",
-        new_name() + "\0",
+        NAME + "\n",
+        NAME + "\0",
         "psm_" + "0" * 32,
-        new_name(),  # not there
+        NAME,  # not there
     ],
 )
 def test_names_that_are_no_arenas_are_refused(arena, name: str):

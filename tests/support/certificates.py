@@ -46,7 +46,7 @@ def shown(address: str, directory: Path, process: str) -> int:
         socket.create_connection((host, int(port)), timeout=5) as connection,
         context.wrap_socket(connection, server_hostname=host) as secure,
     ):
-        return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True)).serial_number
+        return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"").serial_number
 
 
 def serial(directory: Path, process: str) -> int:

@@ -7,15 +7,19 @@ Worked around, and nothing else changed:
 - an empty answer, or one whose first code is the end of speech, crashes: it has no frames here;
 - `chunked_decode` loses samples at chunk boundaries: all frames are decoded at once;
 - `thinker_eos_token_id` is a constant: here it is the tokenizer's.
+
+Its answers are kept: see `kept`.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
+
+from tests.support.kept import kept_value
 
 Conversation = list[dict[str, Any]]
 
@@ -32,7 +36,6 @@ class ReferenceAnswer:
         waveform: (samples,) float32.
         rope_positions: the thinker's, (positions, 3) int64.
         hidden_states: layer -> (positions + answer, hidden), for the layers asked for.
-        inputs: the processor's outputs.
     """
 
     prompt_ids: np.ndarray
@@ -42,7 +45,6 @@ class ReferenceAnswer:
     waveform: np.ndarray
     rope_positions: torch.Tensor
     hidden_states: dict[int, torch.Tensor]
-    inputs: dict[str, torch.Tensor]
 
 
 def default_voice(voices: dict[str, int]) -> str:
@@ -55,15 +57,29 @@ class _NothingToSay(Exception):
 
 
 class Reference:
-    """One loaded model for many conversations. Not for concurrent use."""
+    """One model for many conversations, loaded when it is first needed. Not for concurrent use."""
 
-    def __init__(self, checkpoint: Path | str) -> None:
-        self.processor = Qwen3OmniMoeProcessor.from_pretrained(checkpoint)
-        self.model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
-        self.config = self.model.config
-        self.model.talker.config.audio_config = self.config.thinker_config.audio_config
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
 
-    @torch.inference_mode()
+    @cached_property
+    def processor(self) -> Any:
+        from transformers import Qwen3OmniMoeProcessor
+
+        return Qwen3OmniMoeProcessor.from_pretrained(self._checkpoint)
+
+    @cached_property
+    def model(self) -> Any:
+        from transformers import Qwen3OmniMoeForConditionalGeneration
+
+        model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(self._checkpoint, dtype=torch.float32).eval()
+        model.talker.config.audio_config = model.config.thinker_config.audio_config
+        return model
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
     def answer(
         self,
         conversation: Conversation,
@@ -87,6 +103,20 @@ class Reference:
             use_audio_in_video: whether the audio parts are the sound of the video parts, in order.
             processor_arguments: passed on, e.g. `fps`.
         """
+        asked = (conversation, max_tokens, max_frames, speaker, layers, use_audio_in_video, processor_arguments)
+        return kept_value(lambda: self._answer(*asked), self._checkpoint, Path(__file__), *asked)
+
+    @torch.inference_mode()
+    def _answer(
+        self,
+        conversation: Conversation,
+        max_tokens: int,
+        max_frames: int,
+        speaker: str | None,
+        layers: tuple[int, ...],
+        use_audio_in_video: bool,
+        processor_arguments: dict[str, Any],
+    ) -> ReferenceAnswer:
         inputs = self.inputs(conversation, use_audio_in_video, processor_arguments)
         recorded: dict[str, Any] = {}
         eos = self.processor.tokenizer.eos_token_id
@@ -138,7 +168,6 @@ class Reference:
             waveform=np.zeros(0, np.float32) if wave is None else wave.float().flatten().numpy(),
             rope_positions=self.rope_positions(inputs, use_audio_in_video),
             hidden_states=states,
-            inputs=inputs,
         )
 
     def inputs(

@@ -8,23 +8,62 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import httpx
+import psutil
 
 from cli.scrape import Scrape
+from gateway.access.key_file import digest, new_key
+from services.common.rpc import channels
+from services.common.rpc.tls import Credentials
+from tests.support import certificates
 
-START_TIMEOUT_S = 180
+START_TIMEOUT_S = 600  # a guard, as is the next: a start takes a minute of two free cores
+HANG_GUARD_S = 120
+IDENTITY = "all"  # of every process of a system, and of the tests that ask its stages
 KV_BLOCK_TOKENS = 32  # vLLM's least on a CPU, so that short prompts have whole blocks to find in the prefix cache
 
 
-class Stack:
-    """A running system."""
+class Access:
+    """What opens a system that is closed to others: an API key, and a certificate of its CA.
 
-    def __init__(self, process: subprocess.Popen, run_directory: Path) -> None:
+    Attributes:
+        certificates: their directory.
+        key: that clients send.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.certificates = certificates.make(directory / "certificates", IDENTITY)
+        self.key = new_key()
+        self._keys_file = directory / "keys.yaml"
+        self._keys_file.write_text(f'keys:\n  - name: test\n    sha256: "{digest(self.key)}"\n')
+
+    @property
+    def flags(self) -> list[str]:
+        """Of `quartet up`."""
+        return [f"--api-keys-file={self._keys_file}", *self.stage_flags]
+
+    @property
+    def stage_flags(self) -> list[str]:
+        """Of a stage."""
+        return certificates.flags(self.certificates, IDENTITY)
+
+    @property
+    def credentials(self) -> Credentials:
+        """As the files are now."""
+        return certificates.credentials(self.certificates, IDENTITY)
+
+
+class Stack:
+    """A running system. `access`: None, if it is open to all."""
+
+    def __init__(self, process: subprocess.Popen, run_directory: Path, access: Access | None = None) -> None:
         self.process = process
         self.run_directory = run_directory
+        self.access = access
 
     @property
     def state(self) -> dict:
@@ -33,6 +72,35 @@ class Stack:
     @property
     def url(self) -> str:
         return self.state["url"]
+
+    @property
+    def key(self) -> str:
+        """The API key; any will do where none is asked for."""
+        return self.access.key if self.access else "none"
+
+    @cached_property
+    def http(self) -> httpx.Client:
+        """Asks the gateway, with the key. For any thread."""
+        limits = httpx.Limits(
+            max_keepalive_connections=0
+        )  # each request on a connection of its own, as of a new client
+        headers = {"authorization": f"Bearer {self.key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, limits=limits)
+
+    @cached_property
+    def model(self) -> str:
+        """The name of the model by which clients ask for it."""
+        return self.http.get("/v1/models").raise_for_status().json()["data"][0]["id"]
+
+    @contextlib.asynccontextmanager
+    async def stages_reached(self) -> AsyncIterator[None]:
+        """Channels that this process opens in the block are ones that the stages let in."""
+        channels.use(self.access.credentials if self.access else None)
+        try:
+            yield
+        finally:
+            await channels.close_all()
+            channels.use(None)
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -56,6 +124,10 @@ class Stack:
         page = Scrape.parse(httpx.get(f"http://{address}/metrics", timeout=5).text)
         return page.total(metric, **labels) or 0.0
 
+    def cancelled(self, name: str) -> int:
+        """Requests that stage `name` has given up because nobody wanted them any more."""
+        return int(self.metric(name, "quartet_requests_total", outcome="CANCELLED"))
+
     def sent_bytes(self, name: str) -> dict[str, float]:
         """Payload that stage `name` has sent to others, by transport."""
         transports = ("inline", "shared_memory", "ucx")
@@ -65,6 +137,14 @@ class Stack:
         return (self.run_directory / f"{name}.log").read_text()
 
 
+def until(condition: Callable[[], object], what: str = "") -> None:
+    """Returns when `condition()` is true. The deadline is a guard against hanging, not a claim about speed."""
+    end = time.monotonic() + HANG_GUARD_S
+    while not condition():
+        assert time.monotonic() < end, f"not within {HANG_GUARD_S} s: {what}"
+        time.sleep(0.05)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -72,36 +152,37 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(checkpoint: Path, run_directory: Path, *flags: str) -> Iterator[Stack]:
+def running(checkpoint: Path, run_directory: Path, *flags: str, access: Access | None = None) -> Iterator[Stack]:
     """Runs `quartet up` around a block, and checks that it leaves nothing behind."""
-    shared_memory, of_run = set(os.listdir("/dev/shm")), set()
     command = [sys.executable, "-m", "cli.main", "up", "--model", str(checkpoint), "--port", str(free_port())]
     config = checkpoint / "config.json"
     if config.exists() and "thinker_config" in json.loads(config.read_text()):  # else there is no thinker
         command.append(f"--thinker-arg=--block-size={KV_BLOCK_TOKENS}")
     process = subprocess.Popen(
-        [*command, "--run-dir", str(run_directory), *flags],
+        [*command, "--run-dir", str(run_directory), *(access.flags if access else ()), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    stack = Stack(process, run_directory)
+    stack = Stack(process, run_directory, access)
+    of_run: set[str] = set()
     try:
         wait_until_ready(stack)
-        of_run = set(os.listdir("/dev/shm")) - shared_memory  # later ones may be this process's own
+        of_run = set(shared_memory_of(run_directory))
         yield stack
+        of_run |= set(shared_memory_of(run_directory))
     finally:
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert not list(processes_of(run_directory)), output
-    assert not of_run & set(os.listdir("/dev/shm"))
+    assert not [file for file in of_run if Path(file).exists()]
 
 
 def wait_until_ready(stack: Stack) -> None:
     end = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end:
-        assert stack.process.poll() is None, stack.process.stdout.read()
+        assert stack.process.poll() is None, stack.process.communicate()[0]
         with contextlib.suppress(OSError, httpx.HTTPError):
             if stack.ready():
                 return
@@ -111,11 +192,19 @@ def wait_until_ready(stack: Stack) -> None:
 
 def processes_of(run_directory: Path) -> Iterator[int]:
     """Processes that write to the logs of a run, children of stages included."""
-    import psutil
-
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             for fd in (1, 2):
                 if os.readlink(f"/proc/{process.pid}/fd/{fd}").startswith(str(run_directory)):
                     yield process.pid
                     break
+
+
+def shared_memory_of(run_directory: Path) -> Iterator[str]:
+    """Files in /dev/shm that processes of a run have mapped or open."""
+    for pid in processes_of(run_directory):
+        with contextlib.suppress(psutil.Error, OSError):
+            process = psutil.Process(pid)
+            mapped = [part.path for part in process.memory_maps()]
+            opened = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+            yield from (file for file in (*mapped, *opened) if file.startswith("/dev/shm/") and "(deleted)" not in file)

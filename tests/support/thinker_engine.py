@@ -1,10 +1,13 @@
-"""The reference implementation for the thinker's tests."""
+"""The reference implementation for the thinker's tests. Its answers are kept: see `kept`."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.support.kept import kept_value
 
 
 @dataclass
@@ -18,20 +21,33 @@ class Answer:
 
 
 class Reference:
-    """transformers' thinker in float32, greedy, past any end of sequence."""
+    """transformers' thinker in float32, greedy, past any end of sequence. Loaded when it is first needed."""
 
     def __init__(self, checkpoint: Path) -> None:
-        from transformers import AutoProcessor, Qwen3OmniMoeThinkerForConditionalGeneration
+        self._checkpoint = checkpoint
 
-        self.processor = AutoProcessor.from_pretrained(checkpoint)
-        self.thinker = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
-        self.thinker.eval()
-        self.thinker.generation_config.eos_token_id = None  # answers of a given length are compared
+    @cached_property
+    def processor(self) -> Any:
+        from transformers import AutoProcessor
 
-    @torch.inference_mode()
+        return AutoProcessor.from_pretrained(self._checkpoint)
+
+    @cached_property
+    def thinker(self) -> Any:
+        from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
+
+        thinker = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(self._checkpoint, dtype=torch.float32)
+        thinker.generation_config.eos_token_id = None  # answers of a given length are compared
+        return thinker.eval()
+
     def answer(self, conversation: list[dict[str, Any]], max_tokens: int, **media: Any) -> Answer:
         """What the model answers to `conversation` (as the chat template takes it) with decoded `media`
         (`images`, `audio`, `videos` and options of the processor)."""
+        asked = (conversation, max_tokens, media)
+        return kept_value(lambda: self._answer(*asked), self._checkpoint, Path(__file__), *asked)
+
+    @torch.inference_mode()
+    def _answer(self, conversation: list[dict[str, Any]], max_tokens: int, media: dict[str, Any]) -> Answer:
         text = self.processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
         inputs = self.processor(text=text, return_tensors="pt", **media)
         prompt = inputs["input_ids"]

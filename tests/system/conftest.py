@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import quartet
+from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.stack import Stack, running
 
 
@@ -22,10 +22,6 @@ class DitSystems:
         """A running system."""
         if family not in self._systems:
             directory = self._directory / family
-            directory.mkdir(exist_ok=True)
-            flags = ("--arch", family, "--seed", "2", "--out", "checkpoint")
-            made = quartet("tiny", *flags, cwd=directory, timeout_s=120)
-            assert made.returncode == 0, made.stderr
             exits, jobs = contextlib.ExitStack(), f"--gateway-arg=--jobs-dir={directory / 'jobs'}"
             system = exits.enter_context(running(self.checkpoint(family), directory / "run", jobs))
             self._systems[family] = system, exits
@@ -33,7 +29,7 @@ class DitSystems:
 
     def checkpoint(self, family: str) -> Path:
         """What it serves."""
-        return self._directory / family / "checkpoint"
+        return diffusion_checkpoint(family)
 
     def stop(self, family: str) -> None:
         """Stops it; whoever asks for it after that starts it again."""

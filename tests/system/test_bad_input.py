@@ -107,15 +107,10 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def model(stack) -> str:
-    return httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
-
-
-@pytest.fixture(scope="module")
-def bystander(stack, model):
+def bystander(stack):
     """A request that streams speech while the others are refused; yields, then checks that it came through whole."""
     body = {
-        "model": model,
+        "model": stack.model,
         "messages": [{"role": "user", "content": "Go on."}],
         "modalities": ["text", "audio"],
         "audio": {"format": "pcm16"},
@@ -129,7 +124,7 @@ def bystander(stack, model):
     lines: list[str] = []
 
     def read() -> None:
-        with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=120) as response:
+        with stack.http.stream("POST", "/v1/chat/completions", json=body, timeout=120) as response:
             lines.extend(response.iter_lines())
 
     reader = threading.Thread(target=read)
@@ -144,10 +139,10 @@ def bystander(stack, model):
 
 @pytest.mark.usefixtures("bystander")
 @pytest.mark.parametrize("name", CASES)
-def test_refused(stack, model, name):
+def test_refused(stack, name):
     change, status, field = CASES[name]
-    body = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **change}
-    response = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=60)
+    body = {"model": stack.model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **change}
+    response = stack.http.post("/v1/chat/completions", json=body)
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert (error["param"] or "").startswith(field), error
@@ -158,8 +153,8 @@ def test_refused(stack, model, name):
 
 @pytest.mark.usefixtures("bystander")
 def test_malformed_json_and_oversized_uploads(stack):
-    url = f"{stack.url}/v1/chat/completions"
-    response = httpx.post(url, content=b'{"messages": [', headers={"content-type": "application/json"})
+    url = "/v1/chat/completions"
+    response = stack.http.post(url, content=b'{"messages": [', headers={"content-type": "application/json"})
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]
 
@@ -168,7 +163,7 @@ def test_malformed_json_and_oversized_uploads(stack):
             yield bytes(1024 * 1024)
 
     try:
-        response = httpx.post(url, content=endless(), headers={"content-type": "application/json"}, timeout=60)
+        response = stack.http.post(url, content=endless(), headers={"content-type": "application/json"})
     except httpx.WriteError:  # refused so early that the rest of the upload had nowhere to go
         return
     assert response.status_code == 413

@@ -18,7 +18,7 @@ QUESTION = [{"role": "user", "content": "What do you see?"}]
 
 @pytest.fixture(scope="module")
 def client(stack) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key=stack.key, max_retries=0, timeout=120)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,18 @@ def speech(file: Path) -> tuple[int, np.ndarray]:
 
 def test_chat_asks_about_a_picture_and_a_sound_and_writes_speech(stack, tmp_path: Path):
     media = ["--image", str(ASSETS / "picture.png"), "--audio", str(ASSETS / "question.wav")]
-    options = ["--url", stack.url, "--max-tokens", "12", "--voice", "Chelsie", "--out", "answer.wav"]
+    options = [
+        "--url",
+        stack.url,
+        "--api-key",
+        stack.key,
+        "--max-tokens",
+        "12",
+        "--voice",
+        "Chelsie",
+        "--out",
+        "answer.wav",
+    ]
     done = quartet("chat", "Well?", *media, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
@@ -33,7 +44,8 @@ def test_chat_asks_about_a_picture_and_a_sound_and_writes_speech(stack, tmp_path
 
 
 def test_chat_says_what_the_server_says(stack, tmp_path: Path):
-    done = quartet("chat", "Well?", "--url", stack.url, "--voice", "nobody", "--out", "a.wav", cwd=tmp_path)
+    server = ["--url", stack.url, "--api-key", stack.key]
+    done = quartet("chat", "Well?", *server, "--voice", "nobody", "--out", "a.wav", cwd=tmp_path)
     assert done.returncode == 1
     assert "audio.voice" in done.stderr
     assert not (tmp_path / "a.wav").exists()
@@ -42,6 +54,7 @@ def test_chat_says_what_the_server_says(stack, tmp_path: Path):
     assert "127.0.0.1" in done.stderr
 
 
+@pytest.mark.long  # it starts two systems
 @pytest.mark.timeout(240)
 def test_demo(tmp_path: Path):
     done = quartet("demo", "--port", str(free_port()), cwd=tmp_path, timeout_s=200)

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -14,7 +12,7 @@ import soundfile
 from PIL import Image
 
 from tests.support.command import on_terminal, quartet, start
-from tests.support.stack import Stack, free_port
+from tests.support.stack import HANG_GUARD_S, Stack, free_port, until
 
 pytestmark = pytest.mark.e2e
 
@@ -41,11 +39,9 @@ def animator(dit_systems) -> Stack:
     return dit_systems.get("wan-i2v")
 
 
-def until(condition: Callable[[], bool], limit_s: float) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"did not come true within {limit_s} s"
-        time.sleep(0.05)
+def followed(system: Stack) -> int:
+    """How often a client has asked how far a video is."""
+    return int(system.metric("gateway", "quartet_gateway_requests_total", path="/v1/videos/{video_id}"))
 
 
 def pixels(file: Path) -> np.ndarray:
@@ -121,12 +117,12 @@ def test_image_says_what_is_wrong(painter: Stack, tmp_path: Path):
 
 def test_ctrl_c_gives_a_picture_up(painter: Stack, tmp_path: Path):
     process = start("image", "a ball", "--out", "a.png", "--url", painter.url, *SLOW, cwd=tmp_path)
-    until(lambda: painter.in_flight()["dit"] == 1, 20)
+    until(lambda: painter.in_flight()["dit"] == 1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=HANG_GUARD_S)
     assert process.returncode > 0
     assert "Traceback" not in errors
-    until(lambda: painter.in_flight()["dit"] == 0, 10)
+    until(lambda: painter.in_flight()["dit"] == 0)
 
 
 def test_video_follows_its_job_and_fetches_the_file(film_maker: Stack, tmp_path: Path):
@@ -170,25 +166,25 @@ def test_video_says_what_is_wrong(film_maker: Stack, tmp_path: Path):
 
 
 def test_ctrl_c_deletes_a_video(film_maker: Stack, tmp_path: Path):
+    before = followed(film_maker)
     process = start("video", "never", "--out", "a.mp4", "--url", film_maker.url, *SLOW, cwd=tmp_path)
-    until(lambda: film_maker.in_flight()["dit"] == 1, 20)
-    time.sleep(1)  # now it follows the job
+    until(lambda: followed(film_maker) > before, "it follows the job")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=HANG_GUARD_S)
     assert process.returncode > 0
     assert "Traceback" not in errors
     videos = httpx.get(f"{film_maker.url}/v1/videos").json()["data"]
     assert "never" not in [video["prompt"] for video in videos]
-    until(lambda: film_maker.in_flight()["dit"] == 0, 20)
+    until(lambda: film_maker.in_flight()["dit"] == 0)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_video_that_the_server_lost_has_failed(film_maker: Stack, tmp_path: Path):
+    before = followed(film_maker)
     process = start("video", "lost", "--out", "a.mp4", "--url", film_maker.url, *SLOW, cwd=tmp_path)
-    until(lambda: film_maker.in_flight()["dit"] == 1, 20)
-    time.sleep(1)
+    until(lambda: followed(film_maker) > before, "it follows the job")
     os.kill(film_maker.pid("gateway"), signal.SIGKILL)  # it is started again, and asked again
-    _, errors = process.communicate(timeout=40)
+    _, errors = process.communicate(timeout=HANG_GUARD_S)
     assert process.returncode == 1
     assert "the server stopped before the video was finished" in errors
     assert not list(tmp_path.iterdir())

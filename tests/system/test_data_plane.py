@@ -69,11 +69,13 @@ def tensors(message: Message) -> Iterator[tensor_pb2.Tensor]:
 async def test_the_gateways_pipeline_receives_no_hidden_state_and_no_codec_tensor(stack, monkeypatch):
     recorder = Recorder()
     opened = {}
+    identity = stack.access.credentials.identity.channel_credentials()
 
     def recorded(address: str, server_name: str = "") -> grpc.aio.Channel:
         if address not in opened:
-            interceptors = recorder.interceptors()
-            opened[address] = grpc.aio.insecure_channel(address, options=channels.OPTIONS, interceptors=interceptors)
+            opened[address] = grpc.aio.secure_channel(
+                address, identity, options=channels.OPTIONS, interceptors=recorder.interceptors()
+            )
         return opened[address]
 
     monkeypatch.setattr(channels, "channel", recorded)

@@ -52,6 +52,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("where", PYTHON)
 def test_python_runs(stack: Stack, tiny_checkpoint: Path, tmp_path: Path, where: str) -> None:
     code = PYTHON[where].replace(URL, stack.url).replace(MODEL, str(tiny_checkpoint))
+    code = code.replace('api_key="none"', f'api_key="{stack.key}"')
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
@@ -64,7 +65,7 @@ def test_python_runs(stack: Stack, tiny_checkpoint: Path, tmp_path: Path, where:
 def test_the_first_question_of_the_readme_is_answered(stack: Stack, tmp_path: Path) -> None:
     (words,) = [words for where, words in COMMANDS.items() if where.startswith("README.md") and words[1] == "chat"]
     (tmp_path / "cat.png").write_bytes(png(64, 48))
-    done = quartet(*words[1:], "--url", stack.url, cwd=tmp_path)
+    done = quartet(*words[1:], "--url", stack.url, "--api-key", stack.key, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert (tmp_path / "answer.wav").stat().st_size > 2000

@@ -36,8 +36,7 @@ def families(stack: Stack, name: str) -> set[str]:
 @pytest.fixture(scope="module")
 def used(stack: Stack) -> Stack:
     """A system that has spoken."""
-    model = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
-    response = httpx.post(f"{stack.url}/v1/chat/completions", json=SPOKEN | {"model": model}, timeout=60)
+    response = stack.http.post("/v1/chat/completions", json=SPOKEN | {"model": stack.model})
     assert response.status_code == 200, response.text
     return stack
 

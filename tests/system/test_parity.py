@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 import soundfile
 from PIL import Image
 
-from services.common.rpc import channels
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 from services.thinker.media import decode_video
@@ -90,10 +88,12 @@ class System:
         assert np.allclose(spoken.samples, answer.waveform, rtol=0, atol=1e-4)
 
 
-OVER = [pytest.param(f"tiny over {by}", marks=pytest.mark.long) for by in EVERYTHING_BY]
+OTHERS = [
+    pytest.param(each, marks=pytest.mark.long) for each in ("small", *(f"tiny over {by}" for by in EVERYTHING_BY))
+]
 
 
-@pytest.fixture(scope="module", params=["tiny", "small", *OVER])
+@pytest.fixture(scope="module", params=["tiny", *OTHERS])
 def system(request: pytest.FixtureRequest, media: Media, tmp_path_factory) -> Iterator[System]:
     name, _, by = request.param.partition(" over ")
     if by == "ucx" and not find_spec("ucxx"):
@@ -113,12 +113,6 @@ def system(request: pytest.FixtureRequest, media: Media, tmp_path_factory) -> It
             assert sent_bytes[by] > 0
             assert sum(sent_bytes.values()) - sent_bytes[by] <= BEFORE_CONNECTED.get(by, 0) * sent_bytes[by]
             assert stack.metric(stage, "quartet_shared_memory_used_bytes") == 0
-
-
-@pytest.fixture(autouse=True)
-async def close_channels():
-    yield
-    await channels.close_all()
 
 
 @functools.cache
@@ -166,8 +160,9 @@ def test_the_reference_answers_differ_and_speak(system: System):
 
 @pytest.mark.parametrize("case", CASES)
 async def test_alone_and_from_a_warm_prefix_cache(system: System, case: str):
-    system.compare(case, await system.ask(case))
-    again = await system.ask(case)
+    async with system.stack.stages_reached():
+        system.compare(case, await system.ask(case))
+        again = await system.ask(case)
     system.compare(case, again)
     assert again.summary
     if again.summary.prompt_tokens > KV_BLOCK_TOKENS:
@@ -177,7 +172,9 @@ async def test_alone_and_from_a_warm_prefix_cache(system: System, case: str):
 async def test_eight_mixed_requests_at_a_time(system: System):
     cases = list(CASES)[1:]
     assert len(cases) == 8
-    for case, spoken in zip(cases, await asyncio.gather(*map(system.ask, cases)), strict=True):
+    async with system.stack.stages_reached():
+        answers = await asyncio.gather(*map(system.ask, cases))
+    for case, spoken in zip(cases, answers, strict=True):
         system.compare(case, spoken)
 
 
@@ -192,7 +189,7 @@ def test_through_the_public_api(system: System, case: str):
         kind = f"{each[0]}_url"
         return {"type": kind, kind: {"url": f"data:{MEDIA_TYPES[each[0]]};base64,{data}"}}
 
-    facts = httpx.get(f"{system.stack.url}/v1/models").json()["data"][0]
+    facts = system.stack.http.get("/v1/models").json()["data"][0]
     body = {
         "model": facts["id"],
         "messages": [{"role": role, "content": [part(each) for each in parts]} for role, parts in CASES[case]],
@@ -205,7 +202,7 @@ def test_through_the_public_api(system: System, case: str):
             "thinker": {"use_audio_in_video": case == "video with sound"},
         },
     }
-    response = httpx.post(f"{system.stack.url}/v1/chat/completions", json=body, timeout=120)
+    response = system.stack.http.post("/v1/chat/completions", json=body, timeout=120)
     assert response.status_code == 200, response.text
     message = response.json()["choices"][0]["message"]
     if not len(answer.codes):

@@ -11,14 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.stack import IDENTITY, Stack
+
 pytestmark = pytest.mark.e2e
 
 BUF = Path(sys.executable).parent / "buf"
 
 
-def curl(address: str, method: str, *messages: dict) -> list[dict]:
+def curl(stack: Stack, stage: str, method: str, *messages: dict) -> list[dict]:
     """Calls `method` with `messages`; what came back, message by message."""
-    command = [BUF, "curl", "--http2-prior-knowledge", "--protocol", "grpc", "-d", "@-", f"http://{address}/{method}"]
+    home = stack.access.certificates / IDENTITY
+    identity = ["--cacert", home / "ca.crt", "--cert", home / "tls.crt", "--key", home / "tls.key"]
+    url = f"https://{stack.addresses[stage]}/{method}"
+    command = [BUF, "curl", *identity, "--protocol", "grpc", "-d", "@-", url]
     stdin = "\n".join(map(json.dumps, messages))
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
@@ -41,9 +46,9 @@ def tensor(codes: list[list[int]]) -> dict:
 def test_health_and_info(stack, stage):
     service = {"thinker": "ThinkerService", "talker": "TalkerService", "code2wav": "Code2WavService"}[stage]
     for name in ("", f"quartet.v1.{service}"):
-        (health,) = curl(stack.addresses[stage], "grpc.health.v1.Health/Check", {"service": name})
+        (health,) = curl(stack, stage, "grpc.health.v1.Health/Check", {"service": name})
         assert health["status"] == "SERVING"
-    (info,) = curl(stack.addresses[stage], "quartet.v1.ServerInfoService/GetServerInfo", {})
+    (info,) = curl(stack, stage, "quartet.v1.ServerInfoService/GetServerInfo", {})
     assert info["stage"] == stage
     assert stage in info
 
@@ -54,7 +59,7 @@ def test_thinker(stack):
         "messages": [{"role": "user", "content": [{"text": "What is the sea?"}]}],
         "sampling": {"temperature": 0, "maxTokens": 6},
     }
-    prompt, *deltas, summary = curl(stack.addresses["thinker"], "quartet.v1.ThinkerService/Generate", {"start": start})
+    prompt, *deltas, summary = curl(stack, "thinker", "quartet.v1.ThinkerService/Generate", {"start": start})
     assert prompt["prompt"]["promptTokens"] > 6
     assert sum(len(d["delta"]["tokenIds"]) for d in deltas if d["delta"].get("tokenIds")) == 6
     assert summary["summary"]["finishReason"] == "FINISH_REASON_LENGTH"
@@ -69,11 +74,11 @@ def test_talker_and_code2wav(stack, prompt_ids):
         "inline": {"header": {"promptPositions": str(len(prompt_ids))}, "rows": [rows]},
         "sampling": {"temperature": 0, "maxFrames": 5},
     }
-    started, *frames, summary = curl(stack.addresses["talker"], "quartet.v1.TalkerService/Speak", request)
+    started, *frames, summary = curl(stack, "talker", "quartet.v1.TalkerService/Speak", request)
     assert started["started"]["speaker"]
     tensors = [each["frames"]["tensor"] for each in frames]  # frames that are ready together leave together
     assert sum(int(each["shape"][0]) for each in tensors) == summary["summary"]["frames"] == 5
-    (info,) = curl(stack.addresses["code2wav"], "quartet.v1.ServerInfoService/GetServerInfo", {})
+    (info,) = curl(stack, "code2wav", "quartet.v1.ServerInfoService/GetServerInfo", {})
     codes = b"".join(base64.b64decode(each["inline"]) for each in tensors)
     groups = info["code2wav"]["numCodeGroups"]
     assert len(codes) == 5 * groups * 4
@@ -83,7 +88,8 @@ def test_talker_and_code2wav(stack, prompt_ids):
         "inline": base64.b64encode(codes).decode(),
     }
     *audio, summary = curl(
-        stack.addresses["code2wav"],
+        stack,
+        "code2wav",
         "quartet.v1.Code2WavService/Decode",
         {"requestId": "alone-3", "codes": body, "sampleFormat": "SAMPLE_FORMAT_PCM16"},
     )
@@ -104,7 +110,7 @@ def test_talker_and_code2wav(stack, prompt_ids):
 )
 def test_bad_requests_name_their_field(stack, stage, method, request_, field):
     with pytest.raises(RuntimeError) as refused:
-        curl(stack.addresses[stage], f"quartet.v1.{method}", request_)
+        curl(stack, stage, f"quartet.v1.{method}", request_)
     error = json.loads(str(refused.value))
     assert error["code"] == "invalid_argument"
     assert field in error["message"]

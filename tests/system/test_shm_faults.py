@@ -13,9 +13,10 @@ from services.common.stream.consumer import subscribe
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.shared_memory import SharedMemoryTransport
 from tests.support.shm_support import MIB, arena_directory, peer, producing, reading, source
+from tests.support.stack import HANG_GUARD_S
 
 
-async def test_a_killed_consumers_memory_is_free_within_a_second():
+async def test_a_killed_consumers_memory_is_free_again():
     with arena_directory() as directory:
         transport = SharedMemoryTransport(directory, 8 * MIB, MIB)
         async with producing(transport) as (hub, address):
@@ -28,18 +29,18 @@ async def test_a_killed_consumers_memory_is_free_within_a_second():
                     assert told == {"held": 4}
                     assert transport.arena.used_bytes == 4 * MIB
                     process.kill()
-                    async with asyncio.timeout(1):
+                    async with asyncio.timeout(HANG_GUARD_S):
                         while transport.arena.used_bytes:
                             await asyncio.sleep(0.01)
                     assert stream.consumer_gone
-                    await asyncio.wait_for(hub.drain(), 1)
+                    await asyncio.wait_for(hub.drain(), HANG_GUARD_S)
                 finally:
                     starting.__exit__(None, None, None)
 
 
 async def _hold(address: str, held: list[Rows], after_each: Callable[[], object]) -> None:
     """Reads a stream into `held`."""
-    async with asyncio.timeout(10), subscribe(source(address), "r", []) as messages:
+    async with asyncio.timeout(HANG_GUARD_S), subscribe(source(address), "r", []) as messages:
         async for message in messages:
             held += message.rows if isinstance(message, Chunk) else []
             after_each()

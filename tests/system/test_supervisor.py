@@ -14,8 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ import pytest
 from cli import check
 from cli import process as processes
 from cli.plan import Options, StartError, stages_to_start
+from tests.support.stack import HANG_GUARD_S, until
 
 REPOSITORY = Path(__file__).parents[2]
-HANG_GUARD_S = 60.0
 
 STAGE = """
 import argparse, os, subprocess, sys, time
@@ -161,7 +160,7 @@ def started(stages: Path, *arguments: str) -> Iterator[Run]:
     run = Run(stages, *arguments)
     family: list[psutil.Process] = []
     try:
-        wait_until(lambda: "ready after" in run.errors() or run.process.poll() is not None)
+        until(lambda: "ready after" in run.errors() or run.process.poll() is not None)
         assert run.process.poll() is None, run.errors()
         family = run.family()
         yield run
@@ -173,14 +172,6 @@ def started(stages: Path, *arguments: str) -> Iterator[Run]:
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits for `condition`; the limit is a guard against hanging, not a claim about speed."""
-    limit = time.monotonic() + HANG_GUARD_S
-    while not condition():
-        assert time.monotonic() < limit, "did not come true"
-        time.sleep(0.05)
 
 
 def all_gone(family: list[psutil.Process]) -> bool:
@@ -198,11 +189,11 @@ def test_a_stop_leaves_no_process(run: Run, number: signal.Signals) -> None:
 def test_a_stage_that_dies_is_restarted_on_its_port(run: Run) -> None:
     before = run.state()["talker"]
     os.kill(before["pid"], signal.SIGKILL)
-    wait_until(lambda: run.state()["talker"]["pid"] != before["pid"])
+    until(lambda: run.state()["talker"]["pid"] != before["pid"])
     after = run.state()["talker"]
     assert after["address"] == before["address"]
     host, port = after["address"].split(":")
-    wait_until(lambda: _connects(host, int(port)))
+    until(lambda: _connects(host, int(port)))
     assert "talker    was killed by SIGKILL" in run.errors()
 
 
@@ -221,14 +212,14 @@ def test_what_a_dead_stage_had_started_ends_with_it(run: Run) -> None:
     thinker = psutil.Process(run.state()["thinker"]["pid"])
     (engine,) = thinker.children()
     thinker.kill()
-    wait_until(lambda: all_gone([engine]))
+    until(lambda: all_gone([engine]))
 
 
 def test_killing_the_supervisor_leaves_no_process(run: Run) -> None:
     family = run.family()
     run.process.kill()
     run.process.wait()
-    wait_until(lambda: all_gone(family))
+    until(lambda: all_gone(family))
 
 
 def test_a_stage_that_cannot_start_is_named_with_its_log(stages: Path) -> None:
@@ -379,10 +370,10 @@ def test_nothing_stays_in_the_temporary_folder(stages: Path, number: signal.Sign
     command = [*QUARTET, "up", "--model", "any/model", "--port", "0", "--pipeline", str(pipeline)]
     loading = subprocess.Popen(command, env=environment(stages), stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: any(temporary.rglob("talker.log")) or loading.poll() is not None)
+        until(lambda: any(temporary.rglob("talker.log")) or loading.poll() is not None, "a stage begins")
         loading.send_signal(number)
         assert loading.wait(HANG_GUARD_S) == (-number if number == signal.SIGKILL else 0)
-        wait_until(lambda: not any(temporary.iterdir()))
+        until(lambda: not any(temporary.iterdir()), "its folder is gone")
     finally:
         loading.kill()
 

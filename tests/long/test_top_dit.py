@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli.tiny import make_checkpoint
+from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.stack import running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -25,8 +25,9 @@ def top(*flags: str) -> list[list[str]]:
 
 
 def test_top_shows_the_dit_and_the_gateway(tmp_path: Path):
-    checkpoint = make_checkpoint(tmp_path / "sd3", 2, "tiny", "sd3")
-    with running(checkpoint, tmp_path / "run", f"--gateway-arg=--jobs-dir={tmp_path / 'jobs'}") as system:
+    with running(
+        diffusion_checkpoint("sd3"), tmp_path / "run", f"--gateway-arg=--jobs-dir={tmp_path / 'jobs'}"
+    ) as system:
         gateway, dit = top("--run-dir", str(system.run_directory))
         assert gateway[:4] == ["gateway", "ready", "0", "0"]
         assert dit[:4] == ["dit", "SERVING", "0", "0"]

@@ -28,10 +28,10 @@ DRAIN_S = 30
 class Second:
     """A second replica of a stage, as a process."""
 
-    def __init__(self, stage: str, checkpoint: Path) -> None:
+    def __init__(self, stage: str, checkpoint: Path, *flags: str) -> None:
         self.stage, self.address = stage, f"127.0.0.1:{free_port()}"
         port = self.address.rpartition(":")[2]
-        self._command = [sys.executable, "-m", f"services.{stage}", "--model", str(checkpoint), "--port", port]
+        self._command = [sys.executable, "-m", f"services.{stage}", "--model", str(checkpoint), "--port", port, *flags]
         self.start()
 
     def start(self) -> None:
@@ -87,10 +87,10 @@ class Clients:
 
 
 async def test_stages_are_replaced_under_load_and_no_request_fails(stack, tiny_checkpoint):
-    seconds = [Second(stage, tiny_checkpoint) for stage in ("talker", "code2wav")]
+    seconds = [Second(stage, tiny_checkpoint, *stack.access.stage_flags) for stage in ("talker", "code2wav")]
     addresses = stack.addresses | {second.stage: [stack.addresses[second.stage], second.address] for second in seconds}
     try:
-        async with Pipeline(load_pipeline(PIPELINE, addresses), 0.25, 1.0) as stages:
+        async with stack.stages_reached(), Pipeline(load_pipeline(PIPELINE, addresses), 0.25, 1.0) as stages:
             replicas = {second: stages.by_name[second.stage].replicas[second.address] for second in seconds}
 
             async def until(serving: bool, *awaited: Second) -> None:
