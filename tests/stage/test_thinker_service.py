@@ -311,6 +311,7 @@ async def test_a_start_that_is_interrupted_leaves_no_files(tiny_checkpoint: Path
     assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
+@pytest.mark.long
 async def test_a_dead_engine_is_reported_at_once_and_ends_the_process(tiny_checkpoint: Path) -> None:
     async with serving(tiny_checkpoint) as client:
         start = client.start("go", sampling={"max_tokens": 900, "ignore_eos": True})
