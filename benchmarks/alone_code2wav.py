@@ -6,7 +6,7 @@ from real_sizes import CODE2WAV
 
 from services.code2wav.decoder import Decoder
 from services.code2wav.graphs import StepGraphs
-from services.common.engine.cuda_graph import CudaGraphs
+from services.common.engine.device import CudaGraphs
 
 
 def code2wav_stage(decoder: Decoder, batch: int, frames: int) -> Stage:

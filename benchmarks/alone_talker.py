@@ -8,7 +8,7 @@ from alone import Stage, parameter_bytes
 from real_sizes import TALKER, TEXT_IDS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.common.engine.cuda_graph import Capturer
+from services.common.engine.device import Capturer
 from services.common.engine.execution import Accelerator
 from services.talker.execution import decide
 from services.talker.model import TalkerModel

@@ -34,7 +34,7 @@ from rich.console import Console
 from cli.supervisor import PIPELINE, Options, free_ports
 from cli.tiny import make_checkpoint
 from cli.up import StartError, running
-from services.common.engine.collector import freeze_heap
+from services.common.engine.process import freeze_heap
 
 STAGES = ("thinker", "talker", "code2wav", "gateway")
 RECORDED_WISH = (40, 60)  # tokens and frames of the load that VLLM_OMNI's figures are of

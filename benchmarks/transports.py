@@ -25,12 +25,13 @@ import uvloop
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
+from services.common.stream.consumer import set_consumer_transports, subscribe
+from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.shm.lender import Lender
-from services.common.stream.streams import StreamHub, TensorStreamServicer
-from services.common.stream.subscribe import read_by, subscribe
-from services.common.stream.ucx.sender import Sender
-from services.common.stream.ucx.worker import Worker
+from services.common.stream.service import TensorStreamServicer
+from services.common.stream.shared_memory import SharedMemoryTransport
+from services.common.stream.ucx import UcxTransport
+from services.common.stream.ucx_worker import UcxWorker
 from services.common.telemetry import logs
 
 KIB, MIB = 2**10, 2**20
@@ -97,8 +98,8 @@ def producer(pipe: Connection, directory: str) -> None:
 
 async def _produce(pipe: Connection, directory: Path) -> None:
     hub, server = StreamHub(), grpc.aio.server(options=channels.SERVER_OPTIONS)
-    ucx = Worker()
-    hub.carriers += [Lender(directory, ARENA_BYTES, 64 * KIB), Sender(ucx, 64 * KIB)]
+    ucx = UcxWorker()
+    hub.transports += [SharedMemoryTransport(directory, ARENA_BYTES, 64 * KIB), UcxTransport(ucx, 64 * KIB)]
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "benchmark"), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -132,8 +133,8 @@ async def _produce(pipe: Connection, directory: Path) -> None:
                 await hub.drain()
         pipe.send(side)
     await server.stop(None)
-    for carriers in hub.carriers:
-        carriers.close()
+    for transport in hub.transports:
+        transport.close()
 
 
 # The consumer's process: this one.
@@ -144,7 +145,7 @@ class Consumer:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._address, self._streams = pipe, pipe.recv(), 0
-        self.ucx = Worker()
+        self.ucx = UcxWorker()
 
     async def latency(self, size_bytes: int, count: int) -> list[float]:
         """Seconds from put to the last byte, of tensors sent one at a time."""
@@ -230,7 +231,7 @@ async def beside_a_loop(peer: Callable[[int], Result], size_bytes: int) -> Resul
 
 async def measure(consumer: Consumer, directory: str, transport: str, size_bytes: int) -> Result:
     """One transport at one size."""
-    read_by(["inline", transport], directory, consumer.ucx if transport == "ucx" else None)
+    set_consumer_transports(["inline", transport], directory, consumer.ucx if transport == "ucx" else None)
     seconds = await consumer.latency(size_bytes, max(5, min(200, 32 * MIB // size_bytes)))
     count = max(4, min(2000, RATE_BYTES[transport] // size_bytes))
     rate, here, there = await consumer.rate(size_bytes, count)

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from services.common.stream.shm.sweep import sweep
+from services.common.stream.arena_files import sweep
 
 PATIENCE_S = 5.0
 SHARED_MEMORY = Path("/dev/shm")

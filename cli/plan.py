@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import gateway
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.yaml_source import YamlError
 
-_PIPELINES = Path(__file__).parent.parent / "deploy" / "pipelines"
+_PIPELINES = Path(gateway.__file__).parent / "pipelines"
 PIPELINE = _PIPELINES / "qwen3-omni.yaml"
 DIT_PIPELINE = _PIPELINES / "dit.yaml"
 OMNI_DIT_PIPELINE = _PIPELINES / "qwen3-omni-dit.yaml"

@@ -19,7 +19,7 @@ from gateway.pipeline.config import PipelineConfig
 from gateway.settings import GatewaySettings
 from gateway.videos.jobs import Limits, VideoJobs
 from gateway.videos.store import VideoStore
-from services.common.engine.collector import freeze_heap
+from services.common.engine.process import freeze_heap
 
 
 def create_app(settings: GatewaySettings, pipeline: PipelineConfig) -> FastAPI:

@@ -7,7 +7,7 @@ from gateway.pipeline.config import Output, PipelineConfig
 from gateway.pipeline.job import StageFailure
 from gateway.pipeline.stages import Stage, Stages
 from gateway.settings import GatewaySettings
-from services.common.rpc.admission import Admission
+from services.common.rpc.call import Admission
 
 
 class Gateway:

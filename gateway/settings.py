@@ -27,7 +27,7 @@ class GatewaySettings(TlsSettings):
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_GATEWAY_")
 
-    pipeline: Path = Field(description="pipeline YAML, e.g. deploy/pipelines/qwen3-omni.yaml")
+    pipeline: Path = Field(description="pipeline YAML, e.g. gateway/pipelines/qwen3-omni.yaml")
     stage: dict[str, str] = Field(
         {}, description="NAME=HOST:PORT or NAME=dns:///NAME:PORT, instead of the pipeline's address; may be repeated"
     )

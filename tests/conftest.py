@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -28,12 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-def _checkpoint(directory: Path, seed: int, size: str) -> Path:
-    command = [sys.executable, "-m", "cli.main", "tiny", "--seed", str(seed), "--size", size, "--out", str(directory)]
-    subprocess.run(command, check=True, capture_output=True, timeout=240)
-    return directory
-
-
 @pytest.fixture(autouse=True)
 def own_jobs_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A test's gateway shares no videos with another test's: a directory belongs to one gateway at a time."""
@@ -41,15 +33,19 @@ def own_jobs_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen3-Omni checkpoint of about 3 M parameters, made by `quartet tiny`."""
-    return _checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", seed=0, size="tiny")
+def tiny_checkpoint() -> Path:
+    """A random Qwen3-Omni checkpoint of about 3 M parameters."""
+    from tests.support.checkpoints import omni_checkpoint
+
+    return omni_checkpoint("tiny", seed=0)
 
 
 @pytest.fixture(scope="session")
-def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_checkpoint() -> Path:
     """Another one, of other sizes, ids and seed: what works with one only is hard-coded somewhere."""
-    return _checkpoint(tmp_path_factory.mktemp("checkpoints") / "small", seed=1, size="small")
+    from tests.support.checkpoints import omni_checkpoint
+
+    return omni_checkpoint("small", seed=1)
 
 
 @pytest.fixture(scope="session")

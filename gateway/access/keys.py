@@ -13,7 +13,7 @@ from gateway.access.key_file import ApiKeyEntry, digest, read_key_file
 from gateway.access.usage import Usage
 from gateway.openai.errors import ApiError
 from gateway.pipeline.yaml_source import YamlError
-from services.common.rpc.fingerprint import fingerprint
+from services.common.rpc.file_version import file_version
 
 CHECK_INTERVAL_S = 1.0
 # For probes, Prometheus and `quartet top`; the API's description is the same everywhere. An Ingress leaves them inside.
@@ -40,7 +40,7 @@ class ApiKeys:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seen = fingerprint(file)
+        self._seen = file_version(file)
         self._keys: list[ApiKey] = []
         self._use(read_key_file(file))
 
@@ -63,7 +63,7 @@ class ApiKeys:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            seen = await asyncio.to_thread(fingerprint, self._file)
+            seen = await asyncio.to_thread(file_version, self._file)
             if seen == self._seen:
                 continue
             self._seen = seen

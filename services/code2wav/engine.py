@@ -13,9 +13,8 @@ from services.code2wav.decoder import Decoder
 from services.code2wav.graphs import StepGraphs
 from services.code2wav.policy import Chunk, ChunkPolicy
 from services.code2wav.stream import Event, Failed, Finished, Samples, Stream
-from services.common.engine.cuda_graph import Capturer
-from services.common.engine.device import make_current
-from services.common.engine.priority import yield_to_event_loops
+from services.common.engine.device import Capturer, make_current
+from services.common.engine.process import lower_engine_priority
 from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -160,7 +159,7 @@ class DecodeEngine:
     def _run(self) -> None:
         make_current(self.decoder.device)
         if self.decoder.device.type == "cpu":
-            yield_to_event_loops()
+            lower_engine_priority()
         if self._threads:
             torch.set_num_threads(self._threads)
         try:

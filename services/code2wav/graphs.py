@@ -6,7 +6,7 @@ import torch
 
 from services.code2wav.decoder import Decoder
 from services.code2wav.state import Batch, StreamStates
-from services.common.engine.cuda_graph import CapturedRun, Capturer, power_of_two
+from services.common.engine.device import CapturedRun, Capturer, power_of_two
 
 
 @dataclass(frozen=True)

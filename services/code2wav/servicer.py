@@ -9,11 +9,10 @@ import grpc
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.stream import Event, Failed, Samples, Stream
-from services.common.rpc.admission import Admission
-from services.common.rpc.call import Call, serve_call
+from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InternalError, InvalidInput, Unavailable
+from services.common.stream.consumer import subscribe
 from services.common.stream.rows import Chunk
-from services.common.stream.subscribe import subscribe
 from services.common.stream.tensors import to_message, to_torch
 
 CODES = stream_pb2.RowSelection(name="codes")

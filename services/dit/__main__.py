@@ -11,7 +11,7 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
-from services.common.engine.allocator import keep_freed_memory
+from services.common.engine.process import keep_freed_memory
 from services.common.rpc.server import StageServer, main
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine

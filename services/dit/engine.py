@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 import torch
 
-from services.common.engine.priority import yield_to_event_loops
+from services.common.engine.process import lower_engine_priority
 from services.common.rpc.errors import InternalError, StageError, Unavailable
 from services.common.telemetry import metrics as common_metrics
 from services.dit import metrics
@@ -79,7 +79,7 @@ class DitEngine:
 
     def _run(self) -> None:
         if self.models.device.type == "cpu":
-            yield_to_event_loops()
+            lower_engine_priority()
         fatal = None
         try:
             with torch.no_grad():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import dit_pb2, thinker_pb2
 from services.common.rpc.errors import InvalidInput
-from services.common.rpc.media_bytes import read_bytes
+from services.common.rpc.messages import read_bytes
 from services.dit.config import PipelineSettings
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import grpc
 import torch
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
-from services.common.rpc.admission import Admission
-from services.common.rpc.call import Call, serve_call
+from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput
 from services.common.stream.tensors import MAX_INLINE_BYTES, to_message
 from services.dit.config import DitSettings

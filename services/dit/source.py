@@ -6,8 +6,8 @@ import torch
 
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InvalidInput
+from services.common.stream.consumer import subscribe
 from services.common.stream.rows import Chunk
-from services.common.stream.subscribe import subscribe
 from services.dit.conditioning import Conditioning, count_tensors, unpack
 
 LAYOUT = "layout"

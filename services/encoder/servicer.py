@@ -7,12 +7,11 @@ import grpc
 import torch
 
 from quartet.v1 import encoder_pb2, encoder_pb2_grpc
-from services.common.rpc.admission import Admission
-from services.common.rpc.call import serve_call
+from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.errors import InvalidInput
+from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Rows
-from services.common.stream.streams import StreamHub
 from services.dit.conditioning import Conditioning, pack
 from services.dit.facts import dit_info
 from services.dit.inputs import decode_files, read_files

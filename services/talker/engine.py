@@ -11,9 +11,8 @@ from dataclasses import replace
 import structlog
 import torch
 
-from services.common.engine.device import make_current
-from services.common.engine.priority import yield_to_event_loops
-from services.common.engine.staging import Staging
+from services.common.engine.device import Staging, make_current
+from services.common.engine.process import lower_engine_priority
 from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.talker import metrics
 from services.talker.prompt import answer_head, is_media, prompt_length, prompt_rows, rope_positions
@@ -112,7 +111,7 @@ class TalkerEngine:
     def _run(self) -> None:
         make_current(self.runner.model.device)
         if self.runner.model.device.type == "cpu":
-            yield_to_event_loops()
+            lower_engine_priority()
         try:
             while self._await_work():
                 self._step()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.common.engine.cuda_graph import CapturedRun, Capturer, power_of_two
+from services.common.engine.device import CapturedRun, Capturer, power_of_two
 from services.talker.sampling import USUAL_WIDTH
 
 _SHORTEST_LENGTH = 256  # positions

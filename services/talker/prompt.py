@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.common.engine.staging import Staging
+from services.common.engine.device import Staging
 from services.common.rpc.errors import InvalidInput
 from services.talker.model import TalkerModel
 from services.talker.spec import TalkerSpec

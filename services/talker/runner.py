@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from services.common.engine.cuda_graph import Capturer
+from services.common.engine.device import Capturer
 from services.talker.attend import AttendPrompts, AttendStep, KeyValueCache, Piece
 from services.talker.compiled import CompiledPredictor
 from services.talker.graphs import StepGraphs, StepShape

@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 import grpc
 
 from quartet.v1 import server_info_pb2, stream_pb2, talker_pb2, talker_pb2_grpc
-from services.common.rpc.admission import Admission
-from services.common.rpc.call import Call, serve_call
+from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput
+from services.common.stream.consumer import StreamMessage, subscribe
+from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.streams import StreamHub
-from services.common.stream.subscribe import StreamMessage, subscribe
 from services.common.stream.tensors import to_message, to_torch
 from services.talker.engine import TalkerEngine
 from services.talker.sampling import Sampling, resolve

@@ -5,7 +5,7 @@ from typing import Any
 
 from quartet.v1 import thinker_pb2
 from services.common.rpc.errors import InvalidInput
-from services.common.rpc.media_bytes import read_bytes
+from services.common.rpc.messages import read_bytes
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message
 from services.thinker.sampling import check_json_object

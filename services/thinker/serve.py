@@ -66,7 +66,7 @@ def _server_info(server: StageServer, engine: ThinkerEngine) -> server_info_pb2.
         engine.dtype,
         engine.device,
         rows=[
-            server_info_pb2.RowsInfo(name=name, width=widths.get(name, 1), transports=server.hub.transports)
+            server_info_pb2.RowsInfo(name=name, width=widths.get(name, 1), transports=server.hub.transport_kinds)
             for name in offered_rows(engine.kept_layers)
         ],
         thinker=server_info_pb2.ThinkerInfo(

@@ -7,12 +7,11 @@ from contextlib import aclosing, nullcontext
 import grpc
 
 from quartet.v1 import stream_pb2, thinker_pb2, thinker_pb2_grpc
-from services.common.rpc.admission import Admission
-from services.common.rpc.call import Call, serve_call
+from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput
 from services.common.rpc.status import abort
+from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
-from services.common.stream.streams import StreamHub
 from services.thinker.capture import OutputCapture, offered_rows
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation

@@ -17,7 +17,7 @@ from tests.support.gateway_stack import Running, running
 from tests.support.video_stack import MODEL as VIDEO_MODEL
 from tests.support.video_stack import VIDEO_INFO, gateway_before, scripted_dit
 
-PIPELINE = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 ALICE, BOB = new_key(), new_key()
 

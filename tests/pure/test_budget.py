@@ -13,7 +13,6 @@ from cli.budget import GIB, Budget, Demand, Layout, best, lines, share_out
 from cli.gpu_table import table
 from cli.main import app
 from cli.sizes import PUBLISHED, BudgetError, Sizes, read_sizes
-from cli.tiny import make_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = Demand(streams=4, context_tokens=8192, talker_positions=4096)
@@ -160,15 +159,14 @@ def test_the_table_in_the_docs_is_what_is_computed():
     assert "\n".join(table(PUBLISHED, Demand())) in (ROOT / "docs/gpus.md").read_text()
 
 
-def test_sizes_are_the_checkpoints(tmp_path):
-    checkpoint = make_checkpoint(tmp_path / "tiny", seed=0, size="tiny")
-    sizes = read_sizes(str(checkpoint))
-    text = json.loads((checkpoint / "config.json").read_text())["thinker_config"]["text_config"]
+def test_sizes_are_the_checkpoints(tiny_checkpoint):
+    sizes = read_sizes(str(tiny_checkpoint))
+    text = json.loads((tiny_checkpoint / "config.json").read_text())["thinker_config"]["text_config"]
     assert sizes.kv_per_token == 2 * text["num_hidden_layers"] * text["num_key_value_heads"] * text["head_dim"] * 4
-    files = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    files = sum(file.stat().st_size for file in tiny_checkpoint.glob("*.safetensors"))
     assert 0.9 * files < sum(sizes.weights.values()) <= files
 
-    command = ["budget", "--model", str(checkpoint), "--gpu-memory-gib"]
+    command = ["budget", "--model", str(tiny_checkpoint), "--gpu-memory-gib"]
     result = CliRunner().invoke(app, [*command, "16"])
     assert result.exit_code == 0, result.output
     assert "TALKER_MAX_RUNNING_REQUESTS=8" in result.output

@@ -1,15 +1,14 @@
 """Which paths the dit takes, on which device, and what it refuses."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from cli.tiny.diffusion import make_diffusion_checkpoint
 from services.common.engine.execution import Accelerator
 from services.dit.config import DitSettings
 from services.dit.execution import choices
+from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import bench
 
 A100 = Accelerator("NVIDIA A100-SXM4-80GB", (8, 0), 80 * 1024**3)
@@ -61,8 +60,8 @@ def test_what_cannot_start_says_what_to_change(
     assert reason in fatal.reason
 
 
-def test_paths_are_logged_at_start(tmp_path: Path) -> None:
-    checkpoint = make_diffusion_checkpoint(tmp_path / "sd3", "sd3", seed=0, size="tiny")
+def test_paths_are_logged_at_start() -> None:
+    checkpoint = diffusion_checkpoint("sd3")
     with capture_logs() as logs, bench(checkpoint, attention_backend="_native_math"):
         (line,) = [entry for entry in logs if entry["event"] == "execution paths"]
     assert line["attention"] == "_native_math"

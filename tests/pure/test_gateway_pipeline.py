@@ -8,7 +8,7 @@ from gateway.pipeline.addresses import endpoints
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.yaml_source import YamlError
 
-SHIPPED = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+SHIPPED = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 GOOD = """\
 stages:
   a:

@@ -9,11 +9,12 @@ from prometheus_client import REGISTRY
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
-from services.common.rpc.admission import Admission
+from services.common.rpc.call import Admission
 from services.common.rpc.errors import QueueFull, Unavailable
+from services.common.stream.consumer import CREDITS, subscribe
+from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Rows
-from services.common.stream.streams import StreamHub, TensorStreamServicer
-from services.common.stream.subscribe import CREDITS, subscribe
+from services.common.stream.service import TensorStreamServicer
 
 
 def value(name: str, **labels: str) -> float:

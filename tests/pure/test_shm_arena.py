@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.rpc.errors import Unavailable
-from services.common.stream.shm.arena import SLICE_BYTES, Arena
-from services.common.stream.shm.ranges import ALIGNMENT_BYTES, FreeRanges, aligned
+from services.common.stream.arena import ALIGNMENT_BYTES, SLICE_BYTES, Arena, FreeRanges, aligned
 from tests.support.shm_support import MIB, arena_directory
 
 
@@ -24,8 +23,8 @@ def test_blocks_never_overlap_and_all_of_it_comes_back(seed: int, sizes: list[in
     taken: list[tuple[int, int]] = []
     for size in sizes:
         if taken and order.random() < 0.4:
-            ranges.give(*taken.pop(order.randrange(len(taken))))
-        offset = ranges.take(size)
+            ranges.free(*taken.pop(order.randrange(len(taken))))
+        offset = ranges.allocate(size)
         if offset is None:
             assert ranges.free_bytes < total
             continue
@@ -36,8 +35,8 @@ def test_blocks_never_overlap_and_all_of_it_comes_back(seed: int, sizes: list[in
         assert ranges.free_bytes == total - sum(aligned(size) for _, size in taken)
     order.shuffle(taken)
     for block in taken:
-        ranges.give(*block)
-    assert ranges.take(total) == 0  # one range again
+        ranges.free(*block)
+    assert ranges.allocate(total) == 0  # one range again
 
 
 @pytest.fixture
@@ -53,23 +52,23 @@ async def test_what_is_filled_in_is_in_the_file(directory: Path):
     assert path.stat().st_blocks * 512 >= 4 * MIB  # not sparse
     for size in (3, SLICE_BYTES, 3 * SLICE_BYTES - 1):
         tensor = torch.randint(0, 256, (size,), dtype=torch.uint8)
-        block = arena.take(size)
+        block = arena.allocate(size)
         assert block
         await arena.fill(block, tensor)
         assert path.read_bytes()[block.offset_bytes :][:size] == tensor.numpy().tobytes()
         assert arena.used_bytes == aligned(size)
         arena.free(block)
-    assert arena.take(4 * MIB + 1) is None
+    assert arena.allocate(4 * MIB + 1) is None
     arena.close()
     arena.close()
-    assert arena.take(1) is None
+    assert arena.allocate(1) is None
     assert not path.exists()
 
 
 @pytest.mark.parametrize("how", ["given up", "closed"])
 async def test_a_copy_that_does_not_end_frees_its_block(directory: Path, how: str):
     arena = Arena(directory, 16 * SLICE_BYTES)
-    block = arena.take(16 * SLICE_BYTES)
+    block = arena.allocate(16 * SLICE_BYTES)
     assert block
     turns = 0
 

@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
 from services.common.rpc.errors import InvalidInput
+from services.common.stream.arena_files import new_name
+from services.common.stream.consumer import subscribe
 from services.common.stream.rows import Rows
-from services.common.stream.shm.lender import open_lender
-from services.common.stream.shm.names import new_name
-from services.common.stream.subscribe import subscribe
+from services.common.stream.shared_memory import open_shared_memory
 from services.talker.config import TalkerSettings
 from tests.support.shm_support import BOTH, MIB, arena_directory, edge, metric, read_all, reading, same, source, tensors
 
@@ -28,7 +28,7 @@ def directory():
 async def test_who_does_not_see_the_arena_gets_messages(directory: Path, tmp_path: Path, reason: str):
     sent = tensors(1)[0]
     before = metric("stream_fallback_bytes_total", transport="shared_memory", reason=reason)
-    async with edge(directory, reads=("inline",)) as (hub, lender, address):
+    async with edge(directory, reads=("inline",)) as (hub, transport, address):
         transports = ("inline",) if reason == "not_offered" else BOTH
         with reading(tmp_path, *transports), capture_logs() as told:
             for name in ("first", "second"):
@@ -38,7 +38,7 @@ async def test_who_does_not_see_the_arena_gets_messages(directory: Path, tmp_pat
                     stream.finish(16)
                     async with subscribe(source(address, name), "r", []) as messages:
                         assert same((await read_all(messages))["big"], sent)
-        assert lender.arena.used_bytes == 0
+        assert transport.arena.used_bytes == 0
     assert metric("stream_fallback_bytes_total", transport="shared_memory", reason=reason) - before == 2 * sent.nbytes
     (line,) = told  # once for this kind of consumer
     assert (line["event"], line["transport"], line["shared_memory_reason"]) == ("edge", "inline", reason)
@@ -88,14 +88,14 @@ def test_settings_turn_it_off(directory: Path):
         return TalkerSettings(model="m", shared_memory_dir=str(directory), **changes)
 
     with ExitStack() as stack:
-        assert open_lender(settings(), "shm-test") is None  # the talker's default
-        assert open_lender(settings(shared_memory_mib=1, transports=["inline"]), "shm-test") is None
-        lender = open_lender(settings(shared_memory_mib=1), "shm-test")
-        assert lender
-        stack.callback(lender.arena.close)
+        assert open_shared_memory(settings(), "shm-test") is None  # the talker's default
+        assert open_shared_memory(settings(shared_memory_mib=1, transports=["inline"]), "shm-test") is None
+        transport = open_shared_memory(settings(shared_memory_mib=1), "shm-test")
+        assert transport
+        stack.callback(transport.arena.close)
         assert metric("shared_memory_size_bytes") == MIB
         with capture_logs() as told:
-            assert open_lender(settings(shared_memory_mib=2**24), "shm-test") is None  # 16 TiB
+            assert open_shared_memory(settings(shared_memory_mib=2**24), "shm-test") is None  # 16 TiB
         assert [line["event"] for line in told] == ["no shared memory: tensors go inline"]
     with pytest.raises(ValueError, match="must include inline"):
         settings(transports=["shared_memory"])

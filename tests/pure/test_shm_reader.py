@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from quartet.v1 import stream_pb2, tensor_pb2
 from services.common.rpc.errors import InvalidInput
-from services.common.stream.shm.arena import Arena
-from services.common.stream.shm.host import host, obstacle
-from services.common.stream.shm.names import new_name
-from services.common.stream.shm.reader import ArenaReader
+from services.common.stream.arena import Arena
+from services.common.stream.arena_files import ArenaReader, new_name
+from services.common.stream.shared_memory import host_facts, obstacle
 from services.common.stream.tensors import describe, to_torch
 from tests.support.shm_support import MIB, arena_directory
 
@@ -24,7 +23,7 @@ ELEMENTS = 1000
 async def arena():
     with arena_directory() as directory:
         arena = Arena(directory, MIB)
-        block = arena.take(4 * ELEMENTS)
+        block = arena.allocate(4 * ELEMENTS)
         assert block
         await arena.fill(block, torch.arange(ELEMENTS, dtype=torch.float32))
         yield directory, arena
@@ -213,7 +212,7 @@ def test_the_decoder_stands_bytes_off_the_wire(arena, raw: bytes):
     ],
 )
 def test_only_who_sees_the_same_directory_is_lent_to(arena, change, reason: str):
-    ours = host(arena[0])
+    ours = host_facts(arena[0])
     capabilities = stream_pb2.ConsumerCapabilities(transports=[stream_pb2.TRANSPORT_INLINE])
     if change is not None:
         capabilities.transports.append(stream_pb2.TRANSPORT_SHARED_MEMORY)

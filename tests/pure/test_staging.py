@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.common.engine.staging import Staging
+from services.common.engine.device import Staging
 
 SLEEP_CYCLES = 2_000_000_000  # about a second of a GPU
 

@@ -11,9 +11,10 @@ import torch
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
 from services.common.rpc.errors import AlreadyExists, InvalidInput, QueueFull, RequestCancelled, StageLost
+from services.common.stream.consumer import CREDITS, subscribe
+from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Rows
-from services.common.stream.streams import StreamHub, TensorStreamServicer
-from services.common.stream.subscribe import CREDITS, subscribe
+from services.common.stream.service import TensorStreamServicer
 from services.common.stream.tensors import to_message, to_torch
 
 
@@ -218,7 +219,7 @@ async def test_an_abandoned_request_cancels_its_stream():
 
 
 async def test_a_producer_that_dies_or_was_never_there_is_named_as_lost(monkeypatch):
-    monkeypatch.setattr("services.common.stream.subscribe.CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("services.common.stream.consumer.CONNECT_TIMEOUT_S", 0.3)
     async with serving() as (hub, address, server), subscribe(source(address), "r", [], producer="talker") as messages:
         with hub.open("s", ["codes"]) as stream:
             stream.start(0)

@@ -21,12 +21,13 @@ from gateway.pipeline.stages import SERVICE, Stage
 from gateway.settings import GatewaySettings
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2_grpc
 from services.common.rpc import channels, probe, tls
-from services.common.stream.streams import StreamHub, TensorStreamServicer
-from services.common.stream.subscribe import subscribe
+from services.common.stream.consumer import subscribe
+from services.common.stream.hub import StreamHub
+from services.common.stream.service import TensorStreamServicer
 from services.talker.config import TalkerSettings
 from tests.support.certificates import credentials, flags, issue, make, serial, shown
 
-PIPELINE = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 

@@ -12,7 +12,7 @@ from services.code2wav.decoder import Decoder, load_decoder
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.graphs import StepGraphs
 from services.code2wav.state import StreamStates
-from services.common.engine.cuda_graph import Capturer, CudaGraphs
+from services.common.engine.device import Capturer, CudaGraphs
 from services.talker import __main__ as talker_main
 from services.talker.config import TalkerSettings
 from tests.support.replay import ReplayedOps

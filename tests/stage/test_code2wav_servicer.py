@@ -15,11 +15,12 @@ from services.code2wav.engine import DecodeEngine
 from services.code2wav.servicer import Code2WavServicer, FrameWindow
 from services.code2wav.stream import Event, Finished, Samples
 from services.common.rpc import channels
-from services.common.rpc.admission import Admission
+from services.common.rpc.call import Admission
 from services.common.rpc.errors import InvalidInput, QueueFull, RequestCancelled, Unavailable
 from services.common.rpc.status import from_rpc_error
+from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Rows
-from services.common.stream.streams import StreamHub, TensorStreamServicer
+from services.common.stream.service import TensorStreamServicer
 from services.common.stream.tensors import to_message, to_torch
 
 GUARD_S = 30.0

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from prometheus_client import REGISTRY
 
-from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import (
     dit_pb2,
     dit_pb2_grpc,
@@ -24,17 +23,19 @@ from quartet.v1 import (
     thinker_pb2,
 )
 from services.common.rpc import channels
-from services.common.rpc.admission import Admission
+from services.common.rpc.call import Admission
 from services.common.rpc.errors import InvalidInput
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.shm.lender import Lender
-from services.common.stream.streams import StreamHub, TensorStreamServicer
+from services.common.stream.hub import StreamHub
+from services.common.stream.service import TensorStreamServicer
+from services.common.stream.shared_memory import SharedMemoryTransport
 from services.common.stream.tensors import to_torch
 from services.dit.config import DitSettings
 from services.dit.servicer import DitServicer
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 from services.encoder.servicer import EncoderServicer
+from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench
 from tests.support.families import SYSTEMS
 from tests.support.shm_support import MIB, arena_directory, reading
@@ -49,8 +50,8 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_diffusion_checkpoint(tmp_path_factory.mktemp(family), family, seed=3, size="tiny")
+def checkpoint(family: str) -> Path:
+    return diffusion_checkpoint(family)
 
 
 class Pair:
@@ -77,11 +78,11 @@ class Pair:
 
 
 @asynccontextmanager
-async def serving(checkpoint: Path, dit: Bench, lender: Lender | None = None) -> AsyncIterator[Pair]:
+async def serving(checkpoint: Path, dit: Bench, transport: SharedMemoryTransport | None = None) -> AsyncIterator[Pair]:
     engine = EncoderEngine(EncoderSettings(model=str(checkpoint)))
     admissions = [Admission(4, 4), Admission(4, 4)]
     hub, servers = StreamHub(), [grpc.aio.server(options=channels.SERVER_OPTIONS) for _ in range(2)]
-    hub.carriers += [lender] if lender else []
+    hub.transports += [transport] if transport else []
     encoder = EncoderServicer(admissions[0], hub, EncoderSettings(model=str(checkpoint)))
     encoder.use(engine)
     servicer = DitServicer(admissions[1], DitSettings(model="x"))
@@ -127,20 +128,20 @@ async def outputs(call: Any) -> list[torch.Tensor]:
 
 
 @contextmanager
-def shared_memory() -> Iterator[Lender]:
+def shared_memory() -> Iterator[SharedMemoryTransport]:
     """An arena for every tensor, which this process reads."""
     with arena_directory() as directory, reading(directory, "inline", "shared_memory"):
-        lender = Lender(directory, 64 * MIB, 1)
-        yield lender
-        lender.arena.close()
+        transport = SharedMemoryTransport(directory, 64 * MIB, 1)
+        yield transport
+        transport.arena.close()
 
 
 async def test_shared_memory_makes_the_same_to_the_bit(glm: Path) -> None:
     start = start_of("glm-image", pixel_format=dit_pb2.PIXEL_FORMAT_FLOAT32)
-    with bench(glm, encoders="stream") as dit, shared_memory() as lender:
+    with bench(glm, encoders="stream") as dit, shared_memory() as transport:
         made: list[list[torch.Tensor]] = []
-        for with_lender in (None, lender):
-            async with serving(glm, dit, with_lender) as pair:
+        for with_transport in (None, transport):
+            async with serving(glm, dit, with_transport) as pair:
                 encoding = asyncio.create_task(collect(pair.encode(start, "s")))
                 made.append(await outputs(pair.generate(start, "s")))
                 await encoding
@@ -148,7 +149,7 @@ async def test_shared_memory_makes_the_same_to_the_bit(glm: Path) -> None:
         sent = "quartet_stream_bytes_total"
         labels = {"stage": "encoder", "consumer": "dit", "rows": "tensors", "transport": "shared_memory"}
         assert REGISTRY.get_sample_value(sent, labels)
-        assert not lender.arena.used_bytes
+        assert not transport.arena.used_bytes
 
 
 async def test_two_processes_make_what_one_makes(family: str, checkpoint: Path) -> None:
@@ -173,8 +174,8 @@ async def collect(call: Any) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_diffusion_checkpoint(tmp_path_factory.mktemp("glm"), "glm-image", seed=3, size="tiny")
+def glm() -> Path:
+    return diffusion_checkpoint("glm-image")
 
 
 async def test_what_goes_wrong_reaches_both(glm: Path) -> None:

@@ -11,25 +11,21 @@ import pytest
 import torch
 from diffusers.hooks.first_block_cache import FirstBlockCacheConfig
 
-from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InternalError, InvalidInput
 from services.dit.output import Done, Event, Failed, Preview, Progress, Started
+from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench, fresh, reference
 
 
-def checkpoint(factory: pytest.TempPathFactory, family: str) -> Path:
-    return make_diffusion_checkpoint(factory.mktemp(family), family, seed=0, size="tiny")
+@pytest.fixture(scope="module")
+def flux() -> Path:
+    return diffusion_checkpoint("flux")
 
 
 @pytest.fixture(scope="module")
-def flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory, "flux")
-
-
-@pytest.fixture(scope="module")
-def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory, "wan")
+def wan() -> Path:
+    return diffusion_checkpoint("wan")
 
 
 def start(prompt: str = "a red fox", **fields: Any) -> dit_pb2.DitStart:
@@ -298,16 +294,14 @@ def test_options_of_diffusers(flux: Path, settings: dict[str, Any], tolerance: f
         ("wan", {"default_frames": 6}, "default_frames"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_at_start(
-    family: str, settings: dict[str, Any], message: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    with pytest.raises(ValueError, match=message), bench(checkpoint(tmp_path_factory, family), **settings):
+def test_settings_that_do_not_fit_are_refused_at_start(family: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message), bench(diffusion_checkpoint(family), **settings):
         pass
 
 
-def test_prompts_are_counted_beside_the_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_prompts_are_counted_beside_the_engine() -> None:
     """A fast tokenizer's padding is state: counting by the pipeline's own would change what the engine reads."""
-    with bench(checkpoint(tmp_path_factory, "stable-audio")) as dit:
+    with bench(diffusion_checkpoint("stable-audio")) as dit:
         stop = threading.Event()
 
         def count() -> None:

@@ -1,16 +1,15 @@
 """offload=model: one model at a time is on the device, whatever the outputs need."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import dit_pb2
 from services.common.engine.execution import Accelerator
 from services.dit import loading, offload
 from services.dit.output import Event, Progress
+from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Watched, bench
 
 # What stands for a device: its memory is the CPU's, but accelerate takes it for another one.
@@ -66,8 +65,8 @@ def start(**fields: Any) -> dit_pb2.DitStart:
     return dit_pb2.DitStart(**{"prompt": "a red fox", "seed": 0, "num_inference_steps": 6, **fields})
 
 
-def test_a_prompt_is_read_when_nobody_denoises(tmp_path: Path, places: Places) -> None:
-    checkpoint = make_diffusion_checkpoint(tmp_path / "qwen", "qwen-image", seed=0, size="tiny")
+def test_a_prompt_is_read_when_nobody_denoises(places: Places) -> None:
+    checkpoint = diffusion_checkpoint("qwen-image")
     with bench(checkpoint, offload="model") as dit:
         later = [dit.orders(start(prompt=f"{n} cats"))[0] for n in range(2)]
         joined: list[Watched] = []
@@ -86,8 +85,8 @@ def test_a_prompt_is_read_when_nobody_denoises(tmp_path: Path, places: Places) -
     assert [watched.batches for watched in joined] == [[2] * 6] * 2
 
 
-def test_two_denoisers_take_turns(tmp_path: Path, places: Places) -> None:
-    checkpoint = make_diffusion_checkpoint(tmp_path / "wan", "wan", seed=0, size="tiny")
+def test_two_denoisers_take_turns(places: Places) -> None:
+    checkpoint = diffusion_checkpoint("wan")
     with bench(checkpoint, offload="model", default_size="32x32") as dit:
         orders = [dit.orders(start(num_frames=1, num_inference_steps=steps))[0] for steps in (4, 6)]
         dit.make(orders)

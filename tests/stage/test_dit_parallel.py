@@ -16,13 +16,13 @@ from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 
-from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InternalError, InvalidInput
 from services.dit.__main__ import describe, start_engine
 from services.dit.config import DitSettings
 from services.dit.output import Done, Failed
 from services.dit.parallel_group import GroupFailed
+from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench, fresh, reference
 
 FAMILIES = ("flux", "qwen-image")  # wan and flux2-klein pass too: each is seconds of starting processes
@@ -30,15 +30,8 @@ TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def checkpoint(family: str) -> Path:
-        if family not in made:
-            made[family] = make_diffusion_checkpoint(tmp_path_factory.mktemp(family), family, seed=3, size="tiny")
-        return made[family]
-
-    return checkpoint
+def make() -> Callable[[str], Path]:
+    return diffusion_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import dit_pb2
+from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench, fresh, reference
 from tests.support.families import IN_PROCESS
 
@@ -35,8 +35,8 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_diffusion_checkpoint(tmp_path_factory.mktemp(family), family, seed=3, size="tiny")
+def checkpoint(family: str) -> Path:
+    return diffusion_checkpoint(family)
 
 
 @pytest.fixture(scope="module")

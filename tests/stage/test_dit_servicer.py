@@ -11,15 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from cli.tiny.diffusion import make_diffusion_checkpoint
 from quartet.v1 import dit_pb2, dit_pb2_grpc, thinker_pb2
 from services.common.rpc import channels
-from services.common.rpc.admission import Admission
+from services.common.rpc.call import Admission
 from services.common.rpc.errors import InvalidInput, QueueFull
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.tensors import to_torch
 from services.dit.config import DitSettings
 from services.dit.servicer import DitServicer
+from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench
 
 GUARD_S = 60.0
@@ -27,8 +27,8 @@ Response = dit_pb2.DitServiceGenerateResponse
 
 
 @pytest.fixture(scope="module")
-def dit(tmp_path_factory: pytest.TempPathFactory):
-    checkpoint = make_diffusion_checkpoint(tmp_path_factory.mktemp("sd3"), "sd3", seed=0, size="tiny")
+def dit():
+    checkpoint = diffusion_checkpoint("sd3")
     with bench(checkpoint, max_running_requests=2) as started:
         yield started
 

@@ -13,13 +13,12 @@ import torch
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
-from services.common.rpc.admission import Admission
-from services.common.rpc.call import serve_call
+from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.errors import InternalError, InvalidInput, StageError
 from services.common.rpc.status import from_rpc_error
+from services.common.stream.consumer import subscribe
+from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.streams import StreamHub
-from services.common.stream.subscribe import subscribe
 from tests.support.shm_support import (
     BOTH,
     MIB,
@@ -51,7 +50,7 @@ def sent_bytes(transport: str) -> float:
 async def test_every_transport_carries_the_same_bits(directory: Path, reads: tuple[str, ...], min_bytes: int):
     sent = {f"big.{i}": tensor for i, tensor in enumerate(tensors())} | {"small": torch.arange(7, dtype=torch.int64)}
     before = {transport: sent_bytes(transport) for transport in BOTH}
-    async with edge(directory, reads=reads, min_bytes=min_bytes) as (hub, lender, address):
+    async with edge(directory, reads=reads, min_bytes=min_bytes) as (hub, transport, address):
         with hub.open("s", []) as stream:
             stream.start(0)
             stream.put([Rows(name, 0, tensor) for name, tensor in sent.items()])
@@ -60,14 +59,14 @@ async def test_every_transport_carries_the_same_bits(directory: Path, reads: tup
                 got = await read_all(messages)
         assert got.keys() == sent.keys()
         assert all(same(got[name], tensor) for name, tensor in sent.items())
-        await until(lambda: lender.arena.used_bytes == 0)
+        await until(lambda: transport.arena.used_bytes == 0)
     shared = 0 if reads == ("inline",) else sum(t.nbytes for t in sent.values() if t.nbytes >= min_bytes)
     assert sent_bytes("shared_memory") - before["shared_memory"] == shared
     assert sent_bytes("inline") - before["inline"] == sum(t.nbytes for t in sent.values()) - shared
 
 
 async def test_a_tensor_is_read_in_place_until_it_is_garbage(directory: Path):
-    async with edge(directory) as (hub, lender, address):
+    async with edge(directory) as (hub, transport, address):
         with hub.open("s", ["big"]) as stream:
             stream.start(0)
             first, second = tensors(2)
@@ -81,22 +80,22 @@ async def test_a_tensor_is_read_in_place_until_it_is_garbage(directory: Path):
                     message = None
         # The consumer has read to the end and left. The call stays open, and with it the blocks, while it holds them.
         await asyncio.sleep(0.2)
-        assert lender.arena.used_bytes == first.nbytes + second.nbytes
+        assert transport.arena.used_bytes == first.nbytes + second.nbytes
         assert same(held[0], first)
         assert same(held[1], second)
         row = held[1][3]
         held.clear()
-        await until(lambda: lender.arena.used_bytes == second.nbytes)  # the row keeps all of its tensor
+        await until(lambda: transport.arena.used_bytes == second.nbytes)  # the row keeps all of its tensor
         assert torch.equal(as_raw(row), as_raw(second[3]))
         del row
-        await until(lambda: lender.arena.used_bytes == 0)
+        await until(lambda: transport.arena.used_bytes == 0)
         await hub.drain()
 
 
 async def test_a_full_arena_falls_back_to_messages_with_the_same_values(directory: Path):
     sent = tensors(12)
     full = metric("stream_fallback_bytes_total", transport="shared_memory", reason="full")
-    async with edge(directory, size_bytes=MIB) as (hub, lender, address):
+    async with edge(directory, size_bytes=MIB) as (hub, transport, address):
         with hub.open("s", ["big"]) as stream:
             stream.start(0)
             stream.put([Rows("big", 16 * i, tensor.view(torch.uint8)) for i, tensor in enumerate(sent)])
@@ -106,19 +105,19 @@ async def test_a_full_arena_falls_back_to_messages_with_the_same_values(director
                 async for message in messages:
                     if isinstance(message, Chunk):
                         held += message.rows
-                    assert lender.arena.used_bytes <= MIB
+                    assert transport.arena.used_bytes <= MIB
         positions = [rows.first_position for rows in held]
         assert positions == sorted(positions)
         assert torch.equal(torch.cat([r.tensor for r in held]), torch.cat([t.view(torch.uint8) for t in sent]))
-        assert lender.arena.used_bytes == MIB
+        assert transport.arena.used_bytes == MIB
         fell_back = metric("stream_fallback_bytes_total", transport="shared_memory", reason="full") - full
         assert 0 < fell_back <= sum(t.nbytes for t in sent) - MIB  # what was left of a tensor may have found room
         del held, message
-        await until(lambda: lender.arena.used_bytes == 0)
+        await until(lambda: transport.arena.used_bytes == 0)
 
 
 async def test_leases_may_end_in_any_thread(directory: Path):
-    async with edge(directory) as (hub, lender, address):
+    async with edge(directory) as (hub, transport, address):
         with hub.open("s", ["big"]) as stream:
             stream.start(0)
             stream.put([Rows("big", 16 * i, tensor.view(torch.uint8)) for i, tensor in enumerate(tensors(4))])
@@ -128,17 +127,17 @@ async def test_leases_may_end_in_any_thread(directory: Path):
                 async for message in messages:
                     held += message.rows if isinstance(message, Chunk) else []
             message = None
-        assert lender.arena.used_bytes == MIB
+        assert transport.arena.used_bytes == MIB
         thread = threading.Thread(target=held.clear)
         thread.start()
-        await until(lambda: lender.arena.used_bytes == 0)
+        await until(lambda: transport.arena.used_bytes == 0)
         thread.join()
 
 
 async def test_released_memory_is_used_again_by_the_same_stream(directory: Path):
     """More goes through the arena than fits into it, and nothing falls back while the consumer keeps nothing."""
     full = metric("stream_fallback_bytes_total", transport="shared_memory", reason="full")
-    async with edge(directory, size_bytes=MIB) as (hub, lender, address):
+    async with edge(directory, size_bytes=MIB) as (hub, transport, address):
         with hub.open("s", ["big"]) as stream:
             stream.start(0)
             async with asyncio.timeout(30), subscribe(source(address), "r", []) as messages:
@@ -147,14 +146,14 @@ async def test_released_memory_is_used_again_by_the_same_stream(directory: Path)
                     tensor = torch.full((1, MIB // 2), i % 256, dtype=torch.uint8)
                     stream.put([Rows("big", i, tensor)])
                     assert torch.equal((await anext(messages)).rows[0].tensor, tensor)
-                    await until(lambda: lender.arena.used_bytes <= MIB // 2)
+                    await until(lambda: transport.arena.used_bytes <= MIB // 2)
                 stream.finish(100)
                 assert isinstance(await anext(messages), stream_pb2.StreamEnd)
     assert metric("stream_fallback_bytes_total", transport="shared_memory", reason="full") == full
 
 
 async def test_an_early_end_frees_what_is_lent(directory: Path):
-    async with edge(directory) as (hub, lender, address):
+    async with edge(directory) as (hub, transport, address):
         for how in ("left by an error", "cancelled", "failed"):
             with hub.open(how, ["big"]) as stream:
                 stream.start(0)
@@ -176,7 +175,7 @@ async def test_an_early_end_frees_what_is_lent(directory: Path):
                     task.cancel()
                 with pytest.raises((StageError, asyncio.CancelledError)):
                     await task
-                await until(lambda: lender.arena.used_bytes == 0)
+                await until(lambda: transport.arena.used_bytes == 0)
                 assert len(held) == 2  # it kept them: their memory is free all the same
         await hub.drain()
 
@@ -192,7 +191,7 @@ async def test_the_end_of_the_consumers_request_ends_its_leases(directory: Path)
     """A tensor that is never garbage holds memory no longer than its request runs."""
     admission = Admission(1, 0, "shm-consumer")
     admission.open()
-    async with edge(directory) as (hub, lender, address):
+    async with edge(directory) as (hub, transport, address):
         with hub.open("s", ["big"]) as stream:
             stream.start(0)
             stream.put([Rows("big", 0, tensors(1)[0])])
@@ -201,8 +200,8 @@ async def test_the_end_of_the_consumers_request_ends_its_leases(directory: Path)
                 async with subscribe(source(address), "r", []) as messages:
                     forever = [message async for message in messages]
                 await asyncio.sleep(0.1)
-                assert lender.arena.used_bytes == MIB // 4
-        await until(lambda: lender.arena.used_bytes == 0)
+                assert transport.arena.used_bytes == MIB // 4
+        await until(lambda: transport.arena.used_bytes == 0)
         assert len(forever) == 3
 
 
@@ -213,7 +212,7 @@ async def _read_on(call: grpc.aio.StreamStreamCall) -> None:
 
 @pytest.mark.parametrize("kind", ["unknown", "twice", "nothing lent", "empty"])
 async def test_a_wrong_release_is_refused(directory: Path, kind: str):
-    async with edge(directory) as (hub, lender, address):
+    async with edge(directory) as (hub, transport, address):
         with hub.open("s", ["big"]) as stream:
             stream.start(0)
             stream.put([Rows("big", 0, tensors(1)[0])])
@@ -222,7 +221,7 @@ async def test_a_wrong_release_is_refused(directory: Path, kind: str):
             subscription = stream_pb2.Subscription(stream_id="s", request_id="r", initial_credits=4)
             if kind != "nothing lent":
                 subscription.capabilities.transports.append(stream_pb2.TRANSPORT_SHARED_MEMORY)
-                subscription.capabilities.shared_memory_host.CopyFrom(lender._host)
+                subscription.capabilities.shared_memory_host.CopyFrom(transport._host)
             await call.write(stream_pb2.SubscribeRequest(subscription=subscription))
             await call.read()
             chunk = (await call.read()).chunk
@@ -234,7 +233,7 @@ async def test_a_wrong_release_is_refused(directory: Path, kind: str):
             error = from_rpc_error(refused.value)
             assert isinstance(error, InvalidInput)
             assert error.field == ("credit.chunks" if kind == "empty" else "credit.released")
-        await until(lambda: lender.arena.used_bytes == 0)
+        await until(lambda: transport.arena.used_bytes == 0)
 
 
 async def test_nothing_is_overwritten_while_it_is_read(directory: Path):
@@ -258,7 +257,7 @@ async def test_nothing_is_overwritten_while_it_is_read(directory: Path):
                         assert bool((rows.tensor == (i + int(rows.name)) % 251).all())
             assert sum(rows.tensor.nbytes for rows in held) == sum(sizes)
 
-    async with edge(directory, size_bytes=2 * MIB) as (hub, lender, address):
+    async with edge(directory, size_bytes=2 * MIB) as (hub, transport, address):
         for begin in range(0, 60, 12):
             tasks = [asyncio.create_task(one(hub, address, i)) for i in range(begin, begin + 12)]
             await asyncio.sleep(0.05)
@@ -266,7 +265,7 @@ async def test_nothing_is_overwritten_while_it_is_read(directory: Path):
                 task.cancel()
             done = await asyncio.gather(*tasks, return_exceptions=True)
             assert [error for error in done if error and not isinstance(error, asyncio.CancelledError)] == []
-        await until(lambda: lender.arena.used_bytes == 0)
+        await until(lambda: transport.arena.used_bytes == 0)
         await hub.drain()
     assert sent_bytes("shared_memory") > shared
 
@@ -291,16 +290,16 @@ async def test_descriptors_mappings_and_memory_stay_flat(directory: Path):
         maps = Path("/proc/self/maps").read_text()
         return process.num_fds(), maps.count(str(directory)), len(list(directory.iterdir()))
 
-    async with edge(directory) as (hub, lender, address):
+    async with edge(directory) as (hub, transport, address):
         for i in range(10):
             await one(hub, address, i)
         await hub.drain()
         before, memory = counts(), process.memory_info().rss
         for i in range(10, 310):
             await one(hub, address, i)
-        await until(lambda: lender.arena.used_bytes == 0)
+        await until(lambda: transport.arena.used_bytes == 0)
         await hub.drain()
         assert counts() == before
         assert before[2] == 1
         assert process.memory_info().rss - memory < 32 * MIB
-        assert not [task for task in asyncio.all_tasks() if "Feedback" in repr(task)]
+        assert not [task for task in asyncio.all_tasks() if "CreditWriter" in repr(task)]

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from cli import leftovers
-from services.common.stream.shm.arena import Arena
-from services.common.stream.shm.names import new_name
-from services.common.stream.shm.sweep import sweep
+from services.common.stream.arena import Arena
+from services.common.stream.arena_files import new_name, sweep
 from tests.support.shm_support import MIB, arena_directory, peer
 
 

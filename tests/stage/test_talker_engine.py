@@ -11,8 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from services.common.engine.cuda_graph import CapturedRun, Capturer, CudaGraphs
-from services.common.engine.device import engine_device
+from services.common.engine.device import CapturedRun, Capturer, CudaGraphs, engine_device
 from services.common.rpc.errors import InvalidInput, StageError
 from services.talker.engine import TalkerEngine
 from services.talker.loading import empty_model, load_model

@@ -13,15 +13,16 @@ import pytest
 import torch
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc, talker_pb2, talker_pb2_grpc
-from services.common.rpc.admission import Admission
+from services.common.rpc.call import Admission
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
 from services.common.rpc.status import from_rpc_error
+from services.common.stream.arena import aligned
+from services.common.stream.consumer import subscribe
+from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.shm.lender import Lender
-from services.common.stream.shm.ranges import aligned
-from services.common.stream.streams import StreamHub, TensorStreamServicer
-from services.common.stream.subscribe import subscribe
+from services.common.stream.service import TensorStreamServicer
+from services.common.stream.shared_memory import SharedMemoryTransport
 from services.common.stream.tensors import to_message, to_torch
 from services.talker.engine import TalkerEngine
 from services.talker.loading import load_model
@@ -154,10 +155,10 @@ async def test_states_are_read_in_place_and_given_back_once_the_prompt_is_embedd
     token_ids, *others = service.rows()
     ids = to_torch(token_ids.tensor)
     with arena_directory() as directory, contextlib.ExitStack() as stack:
-        lender = Lender(directory, 2**20, 1)
-        service.hub.carriers.append(lender)
-        stack.callback(lender.arena.close)
-        stack.callback(service.hub.carriers.clear)
+        transport = SharedMemoryTransport(directory, 2**20, 1)
+        service.hub.transports.append(transport)
+        stack.callback(transport.arena.close)
+        stack.callback(service.hub.transports.clear)
         stack.enter_context(reading(directory, "inline", "shared_memory"))
         thinker = stack.enter_context(service.hub.open("lent", ["token_ids", "rope_positions", others[-1].name]))
         speaking = asyncio.create_task(service.speak(service.sourced("lent")))
@@ -166,15 +167,15 @@ async def test_states_are_read_in_place_and_given_back_once_the_prompt_is_embedd
         states_bytes = sum(aligned(len(row.tensor.inline)) for row in others[1:])
         assert states_bytes
         # Nothing can be spoken yet: the talker holds on to the states, and to nothing else.
-        await _until(lambda: not thinker.pending_positions and lender.arena.used_bytes == states_bytes)
+        await _until(lambda: not thinker.pending_positions and transport.arena.used_bytes == states_bytes)
         _put(thinker, _rows("token_ids", prompt_positions, ids[prompt_positions : prompt_positions + 1]))
-        await _until(lambda: not lender.arena.used_bytes)
+        await _until(lambda: not transport.arena.used_bytes)
         assert not speaking.done()  # it waits for more text
         _put(thinker, _rows("token_ids", prompt_positions + 1, ids[prompt_positions + 1 :]))
         thinker.finish(len(ids))
         codes, _ = await speaking
         np.testing.assert_array_equal(codes, service.answer.codes)
-        await _until(lambda: not lender.arena.used_bytes)
+        await _until(lambda: not transport.arena.used_bytes)
 
 
 async def test_an_empty_answer_has_no_frames(service: Service) -> None:

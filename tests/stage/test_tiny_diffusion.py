@@ -12,6 +12,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from PIL import Image
 
 from cli.tiny.diffusion import make_diffusion_checkpoint
+from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.families import IN_PROCESS
 
 PIPELINES = {
@@ -39,8 +40,8 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def directory(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_diffusion_checkpoint(tmp_path_factory.mktemp(family), family, seed=0, size="tiny")
+def directory(family: str) -> Path:
+    return diffusion_checkpoint(family)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ import pytest
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2, stream_pb2_grpc
 from services.common.rpc.channels import channel
 from services.common.rpc.errors import QueueFull
-from services.common.stream.streams import StreamHub, TensorStreamServicer
-from services.common.stream.subscribe import subscribe
+from services.common.stream.consumer import subscribe
+from services.common.stream.hub import StreamHub
+from services.common.stream.service import TensorStreamServicer
 from services.common.telemetry import tracing
 from tests.support import gateway_stack
 from tests.support.collector import collecting
@@ -163,14 +164,15 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 
 
 def test_an_address_that_is_none_is_refused():
-    done = run("from services.common import tracing; tracing.configure('x')", QUARTET_OTLP_ENDPOINT="collector:4317")
+    configure = "from services.common.telemetry import tracing; tracing.configure('x')"
+    done = run(configure, QUARTET_OTLP_ENDPOINT="collector:4317")
     assert done.returncode == 1
     assert re.search(r"^QUARTET_OTLP_ENDPOINT: 'collector:4317' is no URL; write http://", done.stderr)
 
 
 def test_without_the_extra_it_says_what_to_install():
     code = "import sys; sys.modules['opentelemetry.sdk'] = None\n"
-    code += "from services.common import tracing; tracing.configure('x')"
+    code += "from services.common.telemetry import tracing; tracing.configure('x')"
     done = run(code, QUARTET_OTLP_ENDPOINT="http://127.0.0.1:1")
     assert done.returncode == 1
     assert "install quartet[otel]" in done.stderr

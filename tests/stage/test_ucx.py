@@ -20,14 +20,13 @@ from structlog.testing import capture_logs
 
 from services.common.rpc import channels
 from services.common.rpc.errors import StageError, Unavailable
+from services.common.stream import ucx
+from services.common.stream.consumer import subscribe
+from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.streams import StreamHub
-from services.common.stream.subscribe import subscribe
-from services.common.stream.ucx import sender
-from services.common.stream.ucx.open import open_worker
-from services.common.stream.ucx.sender import Sender
-from services.common.stream.ucx.worker import Worker
+from services.common.stream.ucx import UcxTransport, open_ucx_worker
+from services.common.stream.ucx_worker import UcxWorker
 from services.talker.config import TalkerSettings
 from tests.support.shm_support import MIB, MIN_BYTES, metric, peer, read_all, same, serving, source, tensors, until
 from tests.support.ucx_support import connected, edge, reading, working
@@ -95,10 +94,10 @@ async def test_many_streams_some_of_them_left():
 
 
 @contextlib.asynccontextmanager
-async def consumed() -> AsyncIterator[tuple[StreamHub, Worker, OutputStream, subprocess.Popen]]:
+async def consumed() -> AsyncIterator[tuple[StreamHub, UcxWorker, OutputStream, subprocess.Popen]]:
     """(hub, its worker, a stream of it, a process that has subscribed to it and can be sent to)."""
     with working() as worker:
-        async with serving(Sender(worker, MIN_BYTES)) as (hub, address):
+        async with serving(UcxTransport(worker, MIN_BYTES)) as (hub, address):
             with hub.open("s", ["states"]) as stream:
                 stream.start(0)
                 with peer("consume", address, "s", script="ucx_support") as (process, _):
@@ -123,7 +122,7 @@ async def test_a_consumer_that_dies_frees_what_was_on_its_way():
 
 
 async def test_a_consumer_that_hangs_is_dropped(monkeypatch):
-    monkeypatch.setattr(sender, "HUNG_S", 0.5)
+    monkeypatch.setattr(ucx, "HUNG_S", 0.5)
     async with consumed() as (_, worker, stream, process):
         process.send_signal(signal.SIGSTOP)
         stream.put(eight())
@@ -186,7 +185,7 @@ async def test_who_cannot_be_reached_gets_messages(reason: str):
     with working() as gone:
         pass
     with working() as worker:
-        async with serving(Sender(worker, MIN_BYTES)) as (hub, address):
+        async with serving(UcxTransport(worker, MIN_BYTES)) as (hub, address):
             consumer = None if reason == "not_offered" else gone
             with reading(consumer), capture_logs() as told, hub.open("s", ["big"]) as stream:
                 stream.start(0)
@@ -205,9 +204,9 @@ async def test_who_cannot_be_reached_gets_messages(reason: str):
 def test_without_ucxx_there_is_a_line_and_no_worker(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ucxx._lib.libucxx", None)
     with capture_logs() as told:
-        assert open_worker(TalkerSettings(model="m", transports=["inline", "ucx"])) is None
+        assert open_ucx_worker(TalkerSettings(model="m", transports=["inline", "ucx"])) is None
     assert [line["event"] for line in told] == ["no UCX: tensors go inline; pip install 'quartet[ucx]'"]
-    assert open_worker(TalkerSettings(model="m")) is None
+    assert open_ucx_worker(TalkerSettings(model="m")) is None
 
 
 def test_ucx_and_tls_do_not_go_together(tmp_path: Path):

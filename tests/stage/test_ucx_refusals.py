@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
 from services.common.rpc.errors import InvalidInput, Unavailable
-from services.common.stream.incoming import Incoming, Responses
-from services.common.stream.subscribe import subscribe
-from services.common.stream.ucx.inbox import Inbox
+from services.common.stream.consumer import ChunkReader, ResponseReader, subscribe
+from services.common.stream.ucx import UcxReceiver
 from tests.support.shm_support import read_all, source, until
 from tests.support.ucx_support import edge, reading, working
 
@@ -86,7 +85,7 @@ class _Ended:
 @pytest.fixture(scope="module")
 def inbox():
     with working() as worker:
-        yield Inbox(worker)
+        yield UcxReceiver(worker)
 
 
 @given(
@@ -101,9 +100,9 @@ async def test_the_decoder_names_a_field_or_waits_for_what_is_announced(inbox, d
     rows.tensor.dtype = dtype
     rows.tensor.shape.extend(shape)
     rows.tensor.ucx.size_bytes, rows.tensor.ucx.tag = size_bytes, inbox.offer.tag + 3 if tag is None else tag
-    incoming = Incoming(Path("/dev/shm"), inbox, None, Responses(_Ended()))  # type: ignore[arg-type]
+    incoming = ChunkReader(Path("/dev/shm"), inbox, None, ResponseReader(_Ended()))  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("services.common.stream.incoming.LATE_S", 0.01)
+        patched.setattr("services.common.stream.consumer.LATE_S", 0.01)
         with pytest.raises((InvalidInput, Unavailable)) as refused:
             await incoming.chunk(stream_pb2.StreamChunk(rows=[rows]))
     if isinstance(refused.value, InvalidInput):

@@ -19,7 +19,7 @@ from tests.support.scripted_stages import scripted_stages
 NOT_FOR_CLIENTS = re.compile(
     r"\d+\.\d+\.\d+\.\d+|localhost|:\d{3,}|socket|recvmsg|removed|refused|reset|goaway|cancelled", re.IGNORECASE
 )
-SPEECH = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+SPEECH = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 
 
 class Running:
@@ -48,7 +48,7 @@ class Running:
         return [json.loads(line.removeprefix("data: ")) for line in lines]
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -70,8 +70,8 @@ def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
     """Those of a gateway without TLS: reading the system's certificates would take longer than most tests."""
     http = openai.DefaultAsyncHttpxClient(verify=False)
     return (
-        httpx.AsyncClient(base_url=url, timeout=20, verify=False),
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20, http_client=http),
+        httpx.AsyncClient(base_url=url, timeout=60, verify=False),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, http_client=http),
     )
 
 

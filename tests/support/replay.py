@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from services.common.engine.cuda_graph import CapturedRun
+from services.common.engine.device import CapturedRun
 
 _WAITS_FOR_HOST = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _SPOILT = {torch.bool: True, torch.int64: 3, torch.int32: 3}  # of a floating dtype: NaN

@@ -19,11 +19,12 @@ from prometheus_client import REGISTRY
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
-from services.common.stream.carriers import Carriers
+from services.common.stream.consumer import StreamMessage, set_consumer_transports, subscribe
+from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.shm.lender import Lender
-from services.common.stream.streams import StreamHub, TensorStreamServicer
-from services.common.stream.subscribe import StreamMessage, read_by, subscribe
+from services.common.stream.service import TensorStreamServicer
+from services.common.stream.shared_memory import SharedMemoryTransport
+from services.common.stream.transport import Transport
 
 MIB = 2**20
 BOTH = ("inline", "shared_memory")
@@ -40,10 +41,10 @@ def arena_directory() -> Iterator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def serving(*carriers: Carriers) -> AsyncIterator[tuple[StreamHub, str]]:
-    """A server of streams that go by `carriers`, which stay open: (hub, address)."""
+async def serving(*transports: Transport) -> AsyncIterator[tuple[StreamHub, str]]:
+    """A server of streams that go by `transports`, which stay open: (hub, address)."""
     hub, server = StreamHub(), grpc.aio.server(options=channels.SERVER_OPTIONS)
-    hub.carriers += carriers
+    hub.transports += transports
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "shm-test"), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -55,23 +56,23 @@ async def serving(*carriers: Carriers) -> AsyncIterator[tuple[StreamHub, str]]:
 
 
 @contextlib.asynccontextmanager
-async def producing(lender: Lender) -> AsyncIterator[tuple[StreamHub, str]]:
-    """A server of streams with `lender`'s arena: (hub, address). The arena is removed at the end."""
+async def producing(transport: SharedMemoryTransport) -> AsyncIterator[tuple[StreamHub, str]]:
+    """A server of streams with `transport`'s arena: (hub, address). The arena is removed at the end."""
     try:
-        async with serving(lender) as served:
+        async with serving(transport) as served:
             yield served
     finally:
-        lender.close()
+        transport.close()
 
 
 @contextlib.contextmanager
 def reading(directory: Path, *transports: str) -> Iterator[None]:
     """What is subscribed to in the block may come by `transports`."""
-    read_by(transports, str(directory))
+    set_consumer_transports(transports, str(directory))
     try:
         yield
     finally:
-        read_by(["inline"], str(directory))
+        set_consumer_transports(["inline"], str(directory))
 
 
 def source(address: str, stream_id: str = "s") -> stream_pb2.StreamSource:
@@ -96,12 +97,12 @@ def peer(*arguments: str, script: str = "shm_support") -> Iterator[tuple[subproc
 @contextlib.asynccontextmanager
 async def edge(
     directory: Path, size_bytes: int = 8 * MIB, reads: tuple[str, ...] = BOTH, min_bytes: int = MIN_BYTES
-) -> AsyncIterator[tuple[StreamHub, Lender, str]]:
-    """(producer's hub, its lender, its address), for consumers in this process."""
-    lender = Lender(directory, size_bytes, min_bytes)
-    async with producing(lender) as (hub, address):
+) -> AsyncIterator[tuple[StreamHub, SharedMemoryTransport, str]]:
+    """(producer's hub, its transport, its address), for consumers in this process."""
+    transport = SharedMemoryTransport(directory, size_bytes, min_bytes)
+    async with producing(transport) as (hub, address):
         with reading(directory, *reads):
-            yield hub, lender, address
+            yield hub, transport, address
 
 
 def tensors(count: int = 6, size: int = MIB // 4) -> list[torch.Tensor]:
@@ -144,13 +145,13 @@ def metric(name: str, **labels: str) -> float:
 
 async def produce(directory: Path) -> None:
     """Offers a stream "s" of eight tensors of 1 MiB, and never ends it."""
-    lender = Lender(directory, 16 * MIB, MIB)
-    async with producing(lender) as (hub, address):
+    transport = SharedMemoryTransport(directory, 16 * MIB, MIB)
+    async with producing(transport) as (hub, address):
         with hub.open("s", ["states"]) as stream:
             stream.start(0)
             for i in range(8):
                 stream.put([Rows("states", i, torch.full((1, MIB), i, dtype=torch.uint8))])
-            print(json.dumps({"address": address, "arena": lender.arena.name}), flush=True)
+            print(json.dumps({"address": address, "arena": transport.arena.name}), flush=True)
             await asyncio.Event().wait()
 
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 import torch
 
+from services.common.stream.consumer import set_consumer_transports, subscribe
+from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.streams import StreamHub
-from services.common.stream.subscribe import read_by, subscribe
-from services.common.stream.ucx.sender import Sender
-from services.common.stream.ucx.worker import Worker
+from services.common.stream.ucx import UcxTransport
+from services.common.stream.ucx_worker import UcxWorker
 from tests.support.shm_support import MIB, MIN_BYTES, serving, source
 
 
 @contextlib.contextmanager
-def working() -> Iterator[Worker]:
+def working() -> Iterator[UcxWorker]:
     """A worker, with nothing under way at the end."""
-    worker = Worker()
+    worker = UcxWorker()
     try:
         yield worker
         assert worker.under_way == 0
@@ -33,16 +33,16 @@ def working() -> Iterator[Worker]:
 
 
 @contextlib.contextmanager
-def reading(worker: Worker | None) -> Iterator[None]:
+def reading(worker: UcxWorker | None) -> Iterator[None]:
     """What is subscribed to in the block may come to `worker`."""
-    read_by(["inline"], "/dev/shm", worker)
+    set_consumer_transports(["inline"], "/dev/shm", worker)
     try:
         yield
     finally:
-        read_by(["inline"], "/dev/shm")
+        set_consumer_transports(["inline"], "/dev/shm")
 
 
-async def connected(worker: Worker) -> None:
+async def connected(worker: UcxWorker) -> None:
     """Returns when `worker` can send to a peer."""
     async with asyncio.timeout(20):
         while not any(peer.obstacle == "" for peer in list(worker._peers.values())):
@@ -54,9 +54,9 @@ class Edge:
     """A producer's hub, its worker and address; the consumer's worker."""
 
     hub: StreamHub
-    producer: Worker
+    producer: UcxWorker
     address: str
-    consumer: Worker
+    consumer: UcxWorker
 
     async def connected(self) -> None:
         """Returns when the producer can send to the consumer."""
@@ -68,7 +68,7 @@ class Edge:
 async def edge() -> AsyncIterator[Edge]:
     """A producer, and a consumer in this process; they are connected."""
     with working() as producer, working() as consumer, reading(consumer):
-        async with serving(Sender(producer, MIN_BYTES)) as (hub, address):
+        async with serving(UcxTransport(producer, MIN_BYTES)) as (hub, address):
             made = Edge(hub, producer, address, consumer)
             await made.connected()
             yield made
@@ -77,7 +77,7 @@ async def edge() -> AsyncIterator[Edge]:
 async def produce() -> None:
     """Offers a stream "s" of eight tensors of 1 MiB, and never ends it."""
     with working() as worker:
-        async with serving(Sender(worker, MIN_BYTES)) as (hub, address):
+        async with serving(UcxTransport(worker, MIN_BYTES)) as (hub, address):
             with hub.open("s", ["states"]) as stream:
                 stream.start(0)
                 print(json.dumps({"address": address}), flush=True)

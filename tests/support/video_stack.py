@@ -23,7 +23,7 @@ from services.common.rpc import channels
 from tests.support.gateway_stack import clients, serving
 from tests.support.scripted_stages import TIMINGS, Script
 
-PIPELINE = Path(__file__).parents[2] / "deploy/pipelines/dit.yaml"
+PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/dit.yaml"
 MODEL = "scripted-video"
 STEPS = 5
 FPS = 16.0

@@ -129,7 +129,7 @@ def test_a_dit_with_an_encoder(tmp_path_factory: pytest.TempPathFactory) -> None
     """GLM-Image in two processes, from the shipped pipeline file."""
     checkpoint = make_diffusion_checkpoint(tmp_path_factory.mktemp("glm"), "glm-image", seed=0, size="tiny")
     run_directory = tmp_path_factory.mktemp("run")
-    pipeline = Path(__file__).parents[2] / "deploy" / "pipelines" / "glm-image.yaml"
+    pipeline = Path(__file__).parents[2] / "gateway" / "pipelines" / "glm-image.yaml"
     fields = {"prompt": "a red fox", "seed": 3, "num_inference_steps": 3, "size": "64x64"}
     answers = []
     for flags in ([], ["--pipeline", str(pipeline)]):

@@ -20,7 +20,7 @@ from tests.support.stack import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-PIPELINE = Path(__file__).parents[2] / "deploy/pipelines/qwen3-omni.yaml"
+PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 CLIENTS = 8
 DRAIN_S = 30
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from services.common.rpc.errors import Unavailable
+from services.common.stream.arena_files import sweep
+from services.common.stream.consumer import subscribe
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.shm.lender import Lender
-from services.common.stream.shm.sweep import sweep
-from services.common.stream.subscribe import subscribe
+from services.common.stream.shared_memory import SharedMemoryTransport
 from tests.support.shm_support import MIB, arena_directory, peer, producing, reading, source
 
 
 async def test_a_killed_consumers_memory_is_free_within_a_second():
     with arena_directory() as directory:
-        lender = Lender(directory, 8 * MIB, MIB)
-        async with producing(lender) as (hub, address):
+        transport = SharedMemoryTransport(directory, 8 * MIB, MIB)
+        async with producing(transport) as (hub, address):
             with hub.open("s", ["states"]) as stream:
                 stream.start(0)
                 stream.put([Rows("states", i, torch.full((1, MIB), i, dtype=torch.uint8)) for i in range(4)])
@@ -26,10 +26,10 @@ async def test_a_killed_consumers_memory_is_free_within_a_second():
                 process, told = await asyncio.to_thread(starting.__enter__)
                 try:
                     assert told == {"held": 4}
-                    assert lender.arena.used_bytes == 4 * MIB
+                    assert transport.arena.used_bytes == 4 * MIB
                     process.kill()
                     async with asyncio.timeout(1):
-                        while lender.arena.used_bytes:
+                        while transport.arena.used_bytes:
                             await asyncio.sleep(0.01)
                     assert stream.consumer_gone
                     await asyncio.wait_for(hub.drain(), 1)
@@ -54,7 +54,7 @@ async def test_a_killed_producer_is_an_error_and_its_arena_goes_with_the_next_st
             await asyncio.to_thread(process.wait)  # its connection may be gone before its lock
             # The memory outlives the process and its file for as long as it is read.
             assert (directory / told["arena"]).exists()
-            next_start = Lender(directory, MIB, MIB)
+            next_start = SharedMemoryTransport(directory, MIB, MIB)
             assert sweep(directory) == 1
             assert [file.name for file in directory.iterdir()] == [next_start.arena.name]
             for i, rows in enumerate(held):

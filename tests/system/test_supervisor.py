@@ -80,7 +80,7 @@ ThreadingHTTPServer((arguments.host, arguments.port), Ready).serve_forever()
 
 OTHERS = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)"  # of the package, elsewhere on sys.path
 DIFFUSERS_FILE = "model_index.json"
-PIPELINES = REPOSITORY / "deploy" / "pipelines"
+PIPELINES = REPOSITORY / "gateway" / "pipelines"
 
 
 class Run:

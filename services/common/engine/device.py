@@ -1,4 +1,8 @@
-"""Which device an engine runs on."""
+"""The device an engine runs on: choosing it, copies to and from it, and CUDA graphs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -39,3 +43,102 @@ def make_current(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+class Staging:
+    """Copies through pinned memory, on a stream of its own; where `device` is the CPU there is nothing to copy. For one
+    thread only."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """A copy of `tensor`, on the device, as it is once what the current stream has been given is done; and the
+        event after which it is whole. The current stream goes on meanwhile; it must not write to `tensor` any more."""
+        if self._stream is None:
+            return tensor, None
+        on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            on_host.copy_(tensor, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+        tensor.record_stream(self._stream)  # its memory is nobody else's until then
+        return on_host, copied
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, on the CPU, on the device; the current stream's next work begins when it is there. The calling
+        thread waits for a copy within the host at most; then `tensor` is read no more."""
+        if self._stream is None:
+            return tensor
+        pinned = tensor.pin_memory()
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = pinned.to(self._device, non_blocking=True)
+        current.wait_stream(self._stream)
+        moved.record_stream(current)
+        return moved
+
+
+_WARM_UP_RUNS = 2  # before a capture: libraries allocate and choose kernels on their first calls
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least `n`: few sizes are captured, and a step runs as the next one."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class CapturedRun:
+    """What was captured of one function.
+
+    Attributes:
+        replay: runs it again on whatever its static tensors hold by then.
+        output: the tensor that the function returned; every replay overwrites it.
+    """
+
+    replay: Callable[[], object]
+    output: torch.Tensor
+
+
+class Capturer(Protocol):
+    """Captures functions that never replay at the same time."""
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
+        """Captures `run`, which reads and writes static tensors only. It is called some times for that, so whatever it
+        changes must not matter now."""
+        ...
+
+
+class CudaGraphs:
+    """Captures CUDA graphs on one device; all of them share memory, so capture the largest first: what comes after it
+    fits into the blocks that it left.
+
+    One stream serves all captures. For each stream that ever ran a matrix product, cuBLAS keeps a workspace until the
+    process ends: 32 MiB on Hopper, 8 MiB before it.
+
+    Args:
+        device: a CUDA device with its index. It need not be the thread's current one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._pool: Any = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
+        """See `Capturer.capture`."""
+        # torch captures what goes to the current device; another device's kernels would silently not be in the graph.
+        with torch.cuda.device(self._device):
+            caller = torch.cuda.current_stream()
+            self._stream.wait_stream(caller)
+            with torch.cuda.stream(self._stream):
+                for _ in range(_WARM_UP_RUNS):
+                    run()
+            caller.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                output = run()
+        return CapturedRun(graph.replay, output)

@@ -14,18 +14,18 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, stream_pb2_grpc
-from services.common.engine.collector import freeze_heap
+from services.common.engine.process import freeze_heap
 from services.common.rpc import channels, tls
-from services.common.rpc.admission import Admission
+from services.common.rpc.call import Admission
 from services.common.rpc.digest import checkpoint_digest, config_digest
 from services.common.rpc.errors import Unavailable
 from services.common.rpc.settings import StageSettings
 from services.common.rpc.status import abort
-from services.common.stream.shm.lender import open_lender
-from services.common.stream.streams import StreamHub, TensorStreamServicer
-from services.common.stream.subscribe import read_by
-from services.common.stream.ucx.open import open_worker
-from services.common.stream.ucx.sender import Sender
+from services.common.stream.consumer import set_consumer_transports
+from services.common.stream.hub import StreamHub
+from services.common.stream.service import TensorStreamServicer
+from services.common.stream.shared_memory import open_shared_memory
+from services.common.stream.ucx import UcxTransport, open_ucx_worker
 from services.common.telemetry import logs, tracing
 from services.common.telemetry.operations import serve_operations
 
@@ -59,9 +59,9 @@ class StageServer:
         self.grpc = grpc.aio.server(options=channels.SERVER_OPTIONS)
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, stage)
         self.hub = StreamHub()
-        ucx = open_worker(settings)
-        self.hub.carriers += [Sender(ucx, settings.ucx_min_bytes)] if ucx else []
-        read_by(settings.transports, settings.shared_memory_dir, ucx)
+        ucx = open_ucx_worker(settings)
+        self.hub.transports += [UcxTransport(ucx, settings.ucx_min_bytes)] if ucx else []
+        set_consumer_transports(settings.transports, settings.shared_memory_dir, ucx)
         self.port = 0
         self._credentials = tls.load(settings)
         channels.use(self._credentials)
@@ -120,8 +120,10 @@ class StageServer:
             serve_operations(settings.host, settings.metrics_port, self._state)
         log.info("listening", address=f"{settings.host}:{self.port}", **settings.loggable())
 
-        if lender := await asyncio.to_thread(open_lender, settings, self.stage):  # the kernel clears all of it
-            self.hub.carriers.insert(0, lender)
+        if shared_memory := await asyncio.to_thread(
+            open_shared_memory, settings, self.stage
+        ):  # the kernel clears all of it
+            self.hub.transports.insert(0, shared_memory)
         starting = asyncio.ensure_future(start())
         try:
             await asyncio.wait({starting, self._stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +141,7 @@ class StageServer:
             await self._health.enter_graceful_shutdown()
             await self.grpc.stop(grace=0.5)
             await channels.close_all()
-            self._close_carriers()
+            self._close_transports()
         log.info("stopped")
 
     async def _state(self, path: str) -> str:
@@ -157,9 +159,9 @@ class StageServer:
         if not self._stop.done():
             self._stop.set_result(None)
 
-    def _close_carriers(self) -> None:
-        for carriers in self.hub.carriers:
-            carriers.close()
+    def _close_transports(self) -> None:
+        for transport in self.hub.transports:
+            transport.close()
 
     async def _abandon_loading(self, starting: "asyncio.Future[Any]") -> None:
         """Ends the process: loading goes on in a thread, which nothing can stop and the interpreter would wait for."""
@@ -167,7 +169,7 @@ class StageServer:
         starting.cancel()
         await asyncio.wait({starting}, timeout=GIVE_BACK_S)  # it removes its files
         await self.grpc.stop(grace=0)
-        self._close_carriers()
+        self._close_transports()
         os._exit(1 if self._stop.exception() else 0)
 
     async def _drain(self) -> None:

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from services.common.rpc.fingerprint import Fingerprint, fingerprint
+from services.common.rpc.file_version import FileVersion, file_version
 from services.common.telemetry import metrics
 
 CHECK_INTERVAL_S = 1.0  # a file that has changed is noticed within this time, by the next connection
@@ -78,7 +78,7 @@ class Credentials:
         self._files = (certificate, key, authorities)
         self._lock = threading.Lock()
         self._checked_s = time.monotonic()
-        self._seen = self._fingerprint()
+        self._seen = self._file_versions()
         self._identity = self._load()
 
     @property
@@ -87,7 +87,7 @@ class Credentials:
         with self._lock:
             if time.monotonic() - self._checked_s >= CHECK_INTERVAL_S:
                 self._checked_s = time.monotonic()
-                seen = self._fingerprint()
+                seen = self._file_versions()
                 if seen != self._seen:
                     self._seen = seen
                     self._reload()
@@ -120,8 +120,8 @@ class Credentials:
         else:
             log.info("TLS files read again", names=self._identity.names, expires=_text(self._identity.expires_at))
 
-    def _fingerprint(self) -> list[Fingerprint]:
-        return [fingerprint(file) for file in self._files]
+    def _file_versions(self) -> list[FileVersion]:
+        return [file_version(file) for file in self._files]
 
 
 def load(settings: Flags) -> Credentials | None:

@@ -11,10 +11,9 @@ from typing import Self
 
 from quartet.v1 import stream_pb2
 from services.common.rpc.errors import InvalidInput, RequestCancelled, StageError, Unavailable
-from services.common.stream.carriers import Carrier, Carriers
-from services.common.stream.chunks import Selection, end_position, take_inline
-from services.common.stream.rows import Rows
+from services.common.stream.rows import Rows, Selection, end_position, take_inline
 from services.common.stream.tensors import data_type
+from services.common.stream.transport import Transport, TransportSession
 
 DEFAULT_CHUNK_BYTES = 64 * 1024
 
@@ -58,10 +57,10 @@ class OutputStream:
         self._end: stream_pb2.StreamEnd | None = None
         self._error: StageError | None = None
         self._credit_closed = False
-        self._carrier: Carrier | None = None
-        self._carrier_name = ""
-        self._carried_from_bytes = math.inf
-        self._obstacles: dict[str, str] = {}  # by transport: why there is no carrier
+        self._session: TransportSession | None = None
+        self._transport_name = ""
+        self._min_bytes = math.inf
+        self._obstacles: dict[str, str] = {}  # by transport: why there is no session
 
     async def subscription(self, timeout_s: float) -> list[stream_pb2.RowSelection]:
         """What the consumer wants; a subscription to everything is spelled out.
@@ -151,18 +150,18 @@ class OutputStream:
         self.credits = subscription.initial_credits
         self._subscribed.set_result(subscription)
 
-    def carry_by(self, transports: Sequence[Carriers]) -> None:
+    def choose_transport(self, transports: Sequence[Transport]) -> None:
         """Large tensors go by the first of `transports` that this consumer can have, or inline. After `accept`."""
         capabilities = self._subscribed.result().capabilities
-        self._carried_from_bytes = min((each.from_bytes for each in transports), default=math.inf)
+        self._min_bytes = min((each.min_bytes for each in transports), default=math.inf)
         for each in transports:
-            carrier, obstacle = each.terms(capabilities, self._carried)
-            if carrier:
-                self._carrier, self._carrier_name, self._carried_from_bytes = carrier, each.transport, each.from_bytes
+            session, obstacle = each.negotiate(capabilities, self._tensor_done)
+            if session:
+                self._session, self._transport_name, self._min_bytes = session, each.name, each.min_bytes
                 return
-            self._obstacles[each.transport] = obstacle
+            self._obstacles[each.name] = obstacle
 
-    def _carried(self, error: StageError | None) -> None:
+    def _tensor_done(self, error: StageError | None) -> None:
         if error:
             self._break(error)
         self._changed.set()
@@ -170,8 +169,8 @@ class OutputStream:
     def consumer_left(self) -> None:
         """Its call has ended; what is put from now on is dropped."""
         self.consumer_gone = True
-        if self._carrier is not None:
-            self._carrier.end()
+        if self._session is not None:
+            self._session.consumer_left()
         self._sent.set()
 
     @property
@@ -190,9 +189,9 @@ class OutputStream:
         Raises:
             InvalidInput: one of them is not a lease of this stream.
         """
-        if self._carrier is None:
+        if self._session is None:
             raise InvalidInput("credit.released", "this stream lends nothing")
-        self._carrier.release(lease_ids)
+        self._session.release(lease_ids)
 
     async def released(self) -> None:
         """Returns when the consumer has all that was sent beside this stream, or can no longer say so.
@@ -200,7 +199,7 @@ class OutputStream:
         Raises:
             StageError: it will not get all of it.
         """
-        while self._carrier and self._carrier.outstanding and not self._credit_closed and not self._error:
+        while self._session and self._session.outstanding and not self._credit_closed and not self._error:
             self._changed.clear()
             await self._changed.wait()
         if self._error:
@@ -251,16 +250,16 @@ class OutputStream:
         """The next chunk: one large tensor beside the stream, or what fits into a message."""
         rows = self._pending[0]
         self.fell_back = {}
-        if rows.tensor.nbytes >= self._carried_from_bytes:
-            if self._carrier is not None and (place := self._carrier.reserve(rows.tensor.nbytes)):
+        if rows.tensor.nbytes >= self._min_bytes:
+            if self._session is not None and (place := self._session.reserve(rows.tensor.nbytes)):
                 self._pending.popleft()
                 self.pending_positions -= len(rows.tensor)
                 chunk = stream_pb2.StreamChunk()
                 chunk.rows.add(name=rows.name, first_position=rows.first_position)
-                chunk.rows[0].tensor.CopyFrom(await self._carrier.carry(place, rows.tensor))
+                chunk.rows[0].tensor.CopyFrom(await self._session.send(place, rows.tensor))
                 return chunk
-            self.fell_back = {self._carrier_name: self._carrier.obstacle} if self._carrier else self._obstacles
-        chunk, passed = take_inline(self._pending, limit_bytes, selection, self._carried_from_bytes)
+            self.fell_back = {self._transport_name: self._session.obstacle} if self._session else self._obstacles
+        chunk, passed = take_inline(self._pending, limit_bytes, selection, self._min_bytes)
         self.pending_positions -= passed
         return chunk
 

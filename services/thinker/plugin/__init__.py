@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 
-from services.common.engine.priority import yield_to_event_loops
+from services.common.engine.process import lower_engine_priority
 from services.common.telemetry import logs
 from services.thinker.device import vllm_is_for_cpus
 
@@ -34,7 +34,7 @@ def register() -> None:
 def _make_way() -> None:
     """On a CPU, lets the event loops go before vLLM's engine. Its other threads inherit the priority."""
     if multiprocessing.parent_process() is not None and vllm_is_for_cpus():
-        yield_to_event_loops()
+        lower_engine_priority()
 
 
 def _die_with_parent() -> None:

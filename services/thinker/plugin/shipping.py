@@ -15,7 +15,7 @@ import torch
 import zmq
 import zmq.asyncio
 
-from services.common.engine.staging import Staging
+from services.common.engine.device import Staging
 
 LINGER_MS = 1000
 # A front end's event loop handles a message of this size in well under a millisecond.

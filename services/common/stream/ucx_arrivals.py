@@ -1,4 +1,4 @@
-"""What has come for one stream, and what it waits for: whichever of the two is first."""
+"""Pairs the UCX messages that come for one stream with those who wait for them, in either order."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 TAG_BITS = 24
-"""Lower bits of a tag, which a producer numbers its messages of one stream by; the others are the stream's."""
+"""Lower bits of a tag: the producer's number of a message within its stream. The other bits name the stream."""
 
 MOST_KEPT = 1024
-"""Messages that may come before they are asked for; as many as a consumer may give credit for at once."""
+"""Most messages kept before they are asked for: as many as a consumer may grant credit for at once."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Wanted:
 
 
 class Arrivals:
-    """Of one stream. For the UCX worker's thread only."""
+    """The messages and waiters of one stream. For the UCX worker's thread only."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}

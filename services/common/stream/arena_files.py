@@ -1,17 +1,45 @@
-"""The consumer's side: arenas of other processes, mapped read-only."""
+"""Files of arenas: their names, reading them, and removing those of dead processes.
 
+Free of torch: the command line removes them too.
+"""
+
+import contextlib
+import fcntl
 import mmap
 import os
+import re
+import stat
+import uuid
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from quartet.v1 import tensor_pb2
 from services.common.rpc.errors import InvalidInput
-from services.common.stream.shm.names import OPEN_FLAGS, is_arena_name, is_own_file
-from services.common.stream.shm.ranges import ALIGNMENT_BYTES
 
-# By path. An arena stays mapped while a reader or memory read from it lives.
+# Of a block's offset: of a cache line, and of every element type.
+ALIGNMENT_BYTES = 64
+
+_ARENA = re.compile(r"quartet-[0-9a-f]{32}")
+# Never through a link, and never waiting for what is no file.
+_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+# By path. An arena stays mapped while a reader, or memory read from it, lives.
 _mappings: WeakValueDictionary[Path, mmap.mmap] = WeakValueDictionary()
+
+
+def new_name() -> str:
+    """Name of a new arena."""
+    return f"quartet-{uuid.uuid4().hex}"
+
+
+def is_arena_name(name: str) -> bool:
+    """Whether `new_name` could have made `name`; such a name is never a path."""
+    return _ARENA.fullmatch(name) is not None
+
+
+def is_own_file(status: os.stat_result) -> bool:
+    """Whether it is a regular file of this user."""
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 class ArenaReader:
@@ -48,7 +76,7 @@ def _map(directory: Path, name: str, field: str) -> mmap.mmap:
     if (mapping := _mappings.get(path)) is not None:
         return mapping
     try:
-        file = os.open(path, OPEN_FLAGS)
+        file = os.open(path, _OPEN_FLAGS)
     except OSError as error:
         raise InvalidInput(field, f"'{name}' cannot be opened: {error.strerror}") from None
     try:
@@ -61,3 +89,30 @@ def _map(directory: Path, name: str, field: str) -> mmap.mmap:
     finally:
         os.close(file)
     return mapping
+
+
+def sweep(directory: Path) -> int:
+    """Removes every arena of this user in `directory` whose process is gone; returns how many there were.
+
+    A producer locks its arena before the file has a name, and keeps the lock until its process ends, however it ends.
+    So an arena that can be locked has no owner, whatever container or pid namespace the owner was in.
+    """
+    removed = 0
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if is_arena_name(entry.name):
+                with contextlib.suppress(OSError):  # its producer lives, or another sweep was first
+                    removed += _remove_if_orphaned(entry.path)
+    return removed
+
+
+def _remove_if_orphaned(path: str) -> bool:
+    file = os.open(path, _OPEN_FLAGS)
+    try:
+        if not is_own_file(os.fstat(file)):
+            return False
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+        return True
+    finally:
+        os.close(file)

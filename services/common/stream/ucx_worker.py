@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 
 from services.common.rpc.errors import Unavailable
-from services.common.stream.ucx.arrivals import TAG_BITS, Arrivals, Wanted
+from services.common.stream.ucx_arrivals import TAG_BITS, Arrivals, Wanted
 
 log = structlog.get_logger()
 
@@ -54,12 +54,12 @@ class Peer:
         self.connects_until = math.inf  # time.monotonic() seconds
 
 
-class Worker:
-    """UCX as this process uses it: over all that UCX finds here, or what its own environment variables (UCX_TLS,
-    UCX_NET_DEVICES) leave of it. The methods return at once; what they ask for is done in the worker's thread.
+class UcxWorker:
+    """UCX in this process, over all devices that UCX finds, or those that its own environment variables (UCX_TLS,
+    UCX_NET_DEVICES) allow. The methods return at once; the worker's thread does what they ask for.
 
-    Large messages wait at their sender until they are received or refused (UCX's rendezvous), so what nobody takes
-    fills no memory here. A message that was sent cannot be called back: every one is received or refused.
+    Large messages wait at their sender until they are received or refused (UCX's rendezvous), so they fill no memory
+    here. A sent message cannot be called back: each is received or refused.
 
     Attributes:
         address: by which other processes' workers reach this one.
@@ -109,8 +109,8 @@ class Worker:
         self._do(lambda: self._lose(peer))
 
     def send(self, peer: Peer, data: np.ndarray, tag: int) -> Future[None]:
-        """Sends `data`, (bytes,) uint8, which must not be written to until that is done: till all of it has arrived,
-        or the peer has refused it.
+        """Sends `data`, (bytes,) uint8. Nobody may write to it until the future is done: all of it has arrived, or the
+        peer has refused it.
 
         Raises (the future):
             Unavailable: the peer is gone, or out of reach.
@@ -138,11 +138,11 @@ class Worker:
         return wanted.future
 
     def close_tags(self, first_tag: int) -> None:
-        """What has come of these tags, or will, is refused. What is being received is received."""
+        """Refuses what has come with these tags, and what still comes. Messages being received are received whole."""
         self._do(lambda: self._end_arrivals(first_tag >> TAG_BITS))
 
     def close(self) -> None:
-        """Ends all connections, and the thread. What is under way fails, as does all that is asked for later."""
+        """Ends all connections and the thread. What is under way fails, and so does what is asked for later."""
         if not self._closed:
             self._closed = True
             self._do(self._end)
@@ -192,7 +192,7 @@ class Worker:
         self._settle()
 
     def _next_timeout_s(self) -> float | None:
-        """Gives up peers that do not answer; how long the next one may still take."""
+        """Gives up peers that do not answer; returns how long to wait for the others."""
         connecting = [peer for peer in list(self._peers.values()) if peer.obstacle == "connecting"]
         for peer in connecting:
             if peer.connects_until <= time.monotonic():
@@ -255,7 +255,7 @@ class Worker:
         self._run(request, done, None, data)
 
     def _take_in(self) -> None:
-        """Every message that has come leaves UCX's queue: there nobody's would stay for good."""
+        """Empties UCX's queue: a message that nobody wants would stay there for good."""
         while (message := self._ucx.tag_probe(*self._all_tags, remove=True)).matched:
             tag = message.sender_tag.value
             arrivals = self._arrivals.get(tag >> TAG_BITS)
@@ -295,7 +295,7 @@ class Worker:
         self._run(self._ucx.tag_recv_with_handle(self._array(data), message), wanted.future, data, data)
 
     def _refuse(self, message: Any) -> None:
-        """Takes what nobody wants. None of a large one is sent, and its sender is told that it is done."""
+        """Takes a message that nobody wants. UCX sends none of a large one, and tells its sender that it is done."""
         self._run(self._ucx.tag_recv_with_handle(self._refused, message), Future(), None, None)
 
     def _run(self, request: Any, done: Future[Any], result: Any, memory: Any) -> None:

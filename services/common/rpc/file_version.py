@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-Fingerprint = tuple[int, int, int] | None
+FileVersion = tuple[int, int, int] | None
 
 
-def fingerprint(file: Path) -> Fingerprint:
+def file_version(file: Path) -> FileVersion:
     """Inode, time of the last change in nanoseconds, and size in bytes; None while there is no such file."""
     try:
         status = file.stat()

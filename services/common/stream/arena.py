@@ -5,6 +5,7 @@ import fcntl
 import mmap
 import os
 import threading
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,7 @@ import numpy as np
 import torch
 
 from services.common.rpc.errors import Unavailable
-from services.common.stream.shm.names import new_name
-from services.common.stream.shm.ranges import FreeRanges
+from services.common.stream.arena_files import ALIGNMENT_BYTES, new_name
 from services.common.stream.tensors import as_bytes
 
 # Copied before others get their turn on the event loop: in a tenth of a millisecond or two. Waking a thread for it, and
@@ -30,7 +30,7 @@ class Block:
 
 
 class Arena:
-    """Memory of `size_bytes` in a new file in `directory`. Blocks may be taken and freed in any thread.
+    """Memory of `size_bytes` in a new file in `directory`. Blocks may be allocated and freed in any thread.
 
     All of it is allocated at once: a sparse file would kill the process with SIGBUS when the file system is full. The
     file is locked before it has a name, so that no sweep ever takes it for a dead process's.
@@ -64,20 +64,20 @@ class Arena:
 
     @property
     def used_bytes(self) -> int:
-        """What blocks take."""
+        """What allocated blocks take."""
         with self._lock:
             return self.size_bytes - self._ranges.free_bytes
 
-    def take(self, size_bytes: int) -> Block | None:
+    def allocate(self, size_bytes: int) -> Block | None:
         """A block of `size_bytes` (>= 1) bytes; None when there is no room. Never waits."""
         with self._lock:
-            offset = self._ranges.take(size_bytes) if self._open else None
+            offset = self._ranges.allocate(size_bytes) if self._open else None
         return None if offset is None else Block(offset, size_bytes)
 
     def free(self, block: Block) -> None:
         """Gives a block back, once."""
         with self._lock:
-            self._ranges.give(block.offset_bytes, block.size_bytes)
+            self._ranges.free(block.offset_bytes, block.size_bytes)
 
     async def fill(self, block: Block, tensor: torch.Tensor) -> None:
         """Copies `tensor`, of the block's size and on the CPU, into `block`, a slice at a time. Cancelled, or failing,
@@ -119,3 +119,43 @@ def _give_name(file: int, path: Path) -> None:
         os.link(f"/proc/self/fd/{file}", path.name, dst_dir_fd=directory, follow_symlinks=True)
     finally:
         os.close(directory)
+
+
+class FreeRanges:
+    """First-fit allocation in `size_bytes` bytes. Low offsets are used again first: their pages are in caches."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._free = [(0, size_bytes)]  # (offset, size) in bytes, ascending, no two of them adjacent
+
+    def allocate(self, size_bytes: int) -> int | None:
+        """Offset, a multiple of ALIGNMENT_BYTES, of `size_bytes` (>= 1) bytes; None if no range has as many."""
+        size_bytes = aligned(size_bytes)
+        for i, (offset, room) in enumerate(self._free):
+            if room >= size_bytes:
+                rest = [(offset + size_bytes, room - size_bytes)] if room > size_bytes else []
+                self._free[i : i + 1] = rest
+                return offset
+        return None
+
+    def free(self, offset: int, size_bytes: int) -> None:
+        """Takes back what `allocate(size_bytes)` returned at `offset`."""
+        size_bytes = aligned(size_bytes)
+        i = bisect_left(self._free, (offset, 0))
+        first, last = i, i
+        if i < len(self._free) and self._free[i][0] == offset + size_bytes:
+            size_bytes += self._free[i][1]
+            last += 1
+        if i and sum(self._free[i - 1]) == offset:
+            first -= 1
+            offset, size_bytes = self._free[first][0], self._free[first][1] + size_bytes
+        self._free[first:last] = [(offset, size_bytes)]
+
+    @property
+    def free_bytes(self) -> int:
+        """All that is free, in one range or many."""
+        return sum(size for _, size in self._free)
+
+
+def aligned(size_bytes: int) -> int:
+    """`size_bytes` rounded up to what it takes of an arena."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

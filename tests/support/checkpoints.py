@@ -1,0 +1,24 @@
+"""Small random checkpoints, made once on a machine: see `kept`. A test that changes one copies it first."""
+
+from pathlib import Path
+
+import cli.tiny
+from cli.tiny import make_checkpoint
+from cli.tiny.diffusion import make_diffusion_checkpoint
+from tests.support.kept import kept_folder
+
+SOURCE = Path(cli.tiny.__file__).parent
+
+
+def omni_checkpoint(size: str = "tiny", seed: int = 0) -> Path:
+    """One of Qwen3-Omni's architecture."""
+    return kept_folder(lambda out: make_checkpoint(out, seed, size), "omni", size, seed, SOURCE)
+
+
+def diffusion_checkpoint(arch: str, seed: int = 0, size: str = "tiny") -> Path:
+    """One of a diffusion family."""
+
+    def make(out: Path) -> None:
+        make_diffusion_checkpoint(out, arch, seed, size)
+
+    return kept_folder(make, "diffusion", arch, size, seed, SOURCE)
