@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from services.common.engine.device import CapturedRun, Capturer, CudaGraphs, engine_device
 from services.common.rpc.errors import InvalidInput, StageError
@@ -22,50 +21,11 @@ from services.talker.prompt import ThinkerPrompt, is_media
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import PREPARED_WIDTHS, resolve
 from services.talker.speech import Speech, SpeechRequest
+from tests.support.conversations import CONVERSATIONS
 from tests.support.reference import Reference, ReferenceAnswer
 from tests.support.replay import ReplayedOps
 
 MAX_TOKENS, MAX_FRAMES, POSITIONS = 12, 16, 1024
-
-
-def _image(size: int) -> Image.Image:
-    noise = np.random.default_rng(size).integers(0, 256, (size, size + 20, 3), dtype=np.uint8)
-    return Image.fromarray(noise)
-
-
-def _sound(seconds: float) -> np.ndarray:
-    t = np.arange(int(16000 * seconds)) / 16000
-    return (0.3 * np.sin(2 * np.pi * 440 * t * (1 + t))).astype(np.float32)
-
-
-def _video() -> np.ndarray:
-    return np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
-
-
-def _turn(role: str, *parts: object) -> dict:
-    content = []
-    for part in parts:
-        kind = "text" if isinstance(part, str) else "image" if isinstance(part, Image.Image) else "audio"
-        kind = "video" if isinstance(part, np.ndarray) and part.ndim == 4 else kind
-        content.append({"type": kind, kind: part})
-    return {"role": role, "content": content}
-
-
-CONVERSATIONS = {
-    "text": [_turn("user", "Tell me about the sea.")],
-    "system": [_turn("system", "You are brief."), _turn("user", "Why is the sky blue?")],
-    "chinese": [_turn("user", "你好，请介绍一下你自己。")],
-    "image": [_turn("user", _image(60), "What is this?")],
-    "audio": [_turn("user", _sound(1.0), "What do you hear?")],
-    "video": [_turn("user", _video(), "What happens?")],
-    "image and audio": [_turn("user", _image(90), _sound(0.7), "Do they fit?")],
-    "turns with media": [
-        _turn("system", "You are kind."),
-        _turn("user", _image(60), "What is this?"),
-        _turn("assistant", "A picture of noise."),
-        _turn("user", _sound(0.5), _image(110), "And these?"),
-    ],
-}
 
 
 class Setup:

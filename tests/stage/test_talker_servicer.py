@@ -29,7 +29,7 @@ from services.talker.loading import load_model
 from services.talker.prompt import is_media
 from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer
-from tests.stage.test_talker_engine import CONVERSATIONS
+from tests.support.conversations import CONVERSATIONS
 from tests.support.reference import Reference, ReferenceAnswer
 from tests.support.shm_support import arena_directory, reading
 
