@@ -12,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["QUARTET_GATEWAY_JOBS_DIR"] = tempfile.mkdtemp(prefix="quartet-jobs-")
 
 import pytest
+from pytest_asyncio import is_async_test
 
 # Started in the background of a shell, this process ignores ctrl-C, and so would those that are tested with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,6 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.path.parent.name in ("system", "long") and is_async_test(item):
+            # they call a system that they share, by channels that stay open
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

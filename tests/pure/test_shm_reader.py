@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from tests.support.shm_support import MIB, arena_directory
 ELEMENTS = 1000
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def arena():
     with arena_directory() as directory:
         arena = Arena(directory, MIB)

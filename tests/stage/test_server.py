@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -30,6 +31,7 @@ from tests.support.health_command import healthy
 from tests.support.shm_support import arena_directory
 from tests.support.stack import free_port
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 SERVICE = "quartet.v1.Code2WavService"
 START_TIMEOUT_S = 60
 
@@ -132,7 +134,7 @@ async def test_an_arena_goes_with_its_process_or_with_the_next_one(tiny_checkpoi
         assert await asyncio.to_thread(loading.wait, 20) == 0
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def address(tiny_checkpoint: Path) -> AsyncIterator[str]:
     """Of a stage that serves, for tests that leave it as it is."""
     async with code2wav(tiny_checkpoint) as (_, _, address):

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+import pytest_asyncio
 
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.errors import ContextTooLong, InvalidInput, StageError, Unavailable
@@ -27,6 +28,7 @@ from tests.support.hub import Hub
 from tests.support.hub import serving as hub_serving
 from tests.support.media import png, wav
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 START_TIMEOUT_S = 150
 
 
@@ -131,7 +133,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("thinker") / "log"
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(hub: Hub, log: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
     async with serving(hub.model, hub.environment(tmp_path_factory.mktemp("hub")), log) as client:
         yield client
@@ -290,7 +292,7 @@ async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
     assert (await client.generate(client.start("hello", sampling={"max_tokens": 2}))).token_ids
 
 
-def test_every_line_of_the_log_is_json(client: Client, log: Path) -> None:
+async def test_every_line_of_the_log_is_json(client: Client, log: Path) -> None:
     """vLLM's too, of all its processes, and those of the libraries that it uses."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert {line["stage"] for line in lines} == {"thinker"}

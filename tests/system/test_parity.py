@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import pytest_asyncio
 import soundfile
 from PIL import Image
 
@@ -115,7 +116,7 @@ def system(request: pytest.FixtureRequest, media: Media, tmp_path_factory) -> It
             assert stack.metric(stage, "quartet_shared_memory_used_bytes") == 0
 
 
-@pytest.fixture(autouse=True)
+@pytest_asyncio.fixture(autouse=True, loop_scope="session")
 async def close_channels():
     yield
     await channels.close_all()
