@@ -10,11 +10,10 @@ import torch
 from quartet.v1 import code2wav_pb2_grpc, server_info_pb2
 from services.code2wav.allocator import keep_freed_memory
 from services.code2wav.config import Code2WavSettings
-from services.code2wav.decoder import load_decoder
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.execution import decide
+from services.code2wav.family import DecoderSpec, load_decoder
 from services.code2wav.servicer import Code2WavServicer
-from services.code2wav.spec import Code2WavSpec
 from services.code2wav.stream import Event, Failed, Samples
 from services.common.engine.execution import Accelerator, log_choices
 from services.common.rpc.server import StageServer, main
@@ -28,7 +27,7 @@ log = structlog.get_logger()
 async def serve(settings: Code2WavSettings) -> None:
     """Runs the stage until it is told to stop."""
     server = StageServer(settings, "code2wav", SERVICE, streams=False)
-    servicer = Code2WavServicer(server.admission, settings.max_frames_ahead)
+    servicer = Code2WavServicer(server.admission)
     code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(servicer, server.grpc)
     loop = asyncio.get_running_loop()
 
@@ -36,12 +35,12 @@ async def serve(settings: Code2WavSettings) -> None:
         engine = start_engine(settings, lambda error: loop.call_soon_threadsafe(server.fatal, error))
         log.info("state is reserved", slots=settings.max_running_requests, state_bytes=engine.state_bytes)
         warm_up(engine, settings.max_frames_per_step + 1)
-        info = code2wav_info(engine.spec, settings.sample_rate_hz)
+        info = code2wav_info(engine.spec)
         return engine, server.describe(str(engine.decoder.dtype), str(engine.decoder.device), code2wav=info)
 
     async def start() -> server_info_pb2.GetServerInfoResponse:
         engine, info = await asyncio.to_thread(load)
-        servicer.use(engine, info.code2wav.sample_rate_hz)
+        servicer.use(engine)
         return info
 
     await server.run(start)
@@ -96,10 +95,10 @@ def warm_up(engine: DecodeEngine, frames: int) -> None:
         raise last[0].error
 
 
-def code2wav_info(spec: Code2WavSpec, sample_rate_hz: int | None) -> server_info_pb2.Code2WavInfo:
+def code2wav_info(spec: DecoderSpec) -> server_info_pb2.Code2WavInfo:
     """This stage's part of the server info."""
     return server_info_pb2.Code2WavInfo(
-        sample_rate_hz=sample_rate_hz or spec.sample_rate_hz,
+        sample_rate_hz=spec.sample_rate_hz,
         samples_per_frame=spec.samples_per_frame,
         trimmed_samples=spec.trimmed_samples,
         num_code_groups=spec.num_code_groups,

@@ -32,7 +32,7 @@ async def serve(settings: TalkerSettings) -> None:
         await _warm_up(engine)
         model = engine.runner.model
         servicer.bind(engine, len(model.text_table))
-        rows, info = talker_info(engine, engine.runner.positions, stage.hub.transport_kinds)
+        rows, info = talker_info(engine, engine.runner.positions)
         return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
 
     servicer = TalkerServicer(stage.admission, stage.hub)

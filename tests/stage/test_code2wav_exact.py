@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from services.code2wav.allocator import keep_freed_memory
-from services.code2wav.decoder import Decoder, load_decoder
 from services.code2wav.engine import DecodeEngine
+from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.stream import Event, Finished, Samples
 from tests.support.code2wav_reference import load_reference, whole_decode
 
@@ -39,7 +39,7 @@ class Case:
         reference = load_reference(checkpoint)
         spec, generator = self.decoder.spec, torch.Generator().manual_seed(1)
         shape = (streams, frames, spec.num_code_groups)
-        self.codes = torch.randint(spec.codebook_size, shape, generator=generator)
+        self.codes = torch.randint(spec.codebook_sizes[0], shape, generator=generator)
         level = whole_decode(reference, self.codes[0, :100]).square().mean().sqrt()
         for last in (self.decoder.decoder[-1].conv, reference.decoder[-1].conv):
             last.weight.requires_grad_(False).mul_(SPEECH_LEVEL / level)
