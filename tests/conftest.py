@@ -12,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["QUARTET_GATEWAY_JOBS_DIR"] = tempfile.mkdtemp(prefix="quartet-jobs-")
 
 import pytest
+from pytest_asyncio import is_async_test
 
 # Started in the background of a shell, this process ignores ctrl-C, and so would those that are tested with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,18 +44,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    import torch
+    for item in items:
+        if item.path.parent.name in ("system", "long") and is_async_test(item):
+            # they call a system that they share, by channels that stay open
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     items.sort(key=_rank)
 
 
 def _rank(item: pytest.Item) -> int:
     of = group(item.nodeid)
     return next((rank for rank, start in enumerate(ORDER) if of.startswith(start)), len(ORDER))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ NAME = "quartet-" + "0123456789abcdef" * 2  # of no arena; each worker collects 
 ELEMENTS = 1000
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def arena():
     with arena_directory() as directory:
         arena = Arena(directory, MIB)
@@ -172,7 +173,7 @@ uint64s = st.integers(0, 2**64 - 1) | st.integers(0, 2 * MIB) | st.just(4 * ELEM
         st.none(),
     ),
 )
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=700, deadline=None)
 def test_the_decoder_gives_a_tensor_or_names_a_field(arena, dtype, shape, payload):
     directory, made = arena
     fuzzed = tensor_pb2.Tensor(dtype=dtype, shape=shape)
@@ -191,7 +192,7 @@ def test_the_decoder_gives_a_tensor_or_names_a_field(arena, dtype, shape, payloa
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_the_decoder_stands_bytes_off_the_wire(arena, raw: bytes):
     fuzzed = tensor_pb2.Tensor()
     try:

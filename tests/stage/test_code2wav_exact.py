@@ -1,4 +1,4 @@
-"""code2wav, fed with random splits of 16 interleaved streams of 1,000 frames, is one whole decode by transformers.
+"""code2wav, fed with random splits of interleaved streams, is one whole decode by transformers: 16 of 1,000 frames.
 
 What can be asked of float32: rounding is relative to the level of the sound, and over 1.9 million samples the reference
 is itself up to 1.5e-5 from its own float64 result at the tiny checkpoint's level (RMS 0.15, loud). At -26 dB, the
@@ -20,7 +20,11 @@ from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.stream import Event, Finished, Samples
 from tests.support.code2wav_reference import load_reference, whole_decode
 
-STREAMS, FRAMES = 16, 1000
+SIZES = [
+    pytest.param((8, 160), id="small"),  # some windows of attention
+    pytest.param((16, 1000), id="whole", marks=pytest.mark.long),
+]
+"""(streams, frames of each)"""
 TOLERANCE = 1e-5
 SPEECH_LEVEL = 10 ** (-26 / 20)  # RMS
 GUARD_S = 60.0
@@ -29,11 +33,12 @@ GUARD_S = 60.0
 class Case:
     """A decoder and the reference, both scaled to the level of speech, and what the reference says to random codes."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, streams: int, frames: int) -> None:
+        self.streams, self.frames = streams, frames
         self.decoder = load_decoder(str(checkpoint), "float32", "cpu")
         reference = load_reference(checkpoint)
         spec, generator = self.decoder.spec, torch.Generator().manual_seed(1)
-        shape = (STREAMS, FRAMES, spec.num_code_groups)
+        shape = (streams, frames, spec.num_code_groups)
         self.codes = torch.randint(spec.codebook_sizes[0], shape, generator=generator)
         level = whole_decode(reference, self.codes[0, :100]).square().mean().sqrt()
         for last in (self.decoder.decoder[-1].conv, reference.decoder[-1].conv):
@@ -42,10 +47,10 @@ class Case:
         self.expected = [whole_decode(reference, codes) for codes in self.codes]
 
 
-@pytest.fixture(scope="module")
-def case(tiny_checkpoint: Path) -> Case:
+@pytest.fixture(scope="module", params=SIZES)
+def case(tiny_checkpoint: Path, request: pytest.FixtureRequest) -> Case:
     keep_freed_memory()  # the reference's whole decodes take half the time
-    return Case(tiny_checkpoint)
+    return Case(tiny_checkpoint, *request.param)
 
 
 def random_count(left: int, rng: random.Random) -> int:
@@ -54,18 +59,18 @@ def random_count(left: int, rng: random.Random) -> int:
 
 def test_the_engine_with_random_arrivals(case: Case):
     computed = case.decoder.frames_computed
-    engine = DecodeEngine(case.decoder, STREAMS, max_frames_per_step=25)
+    engine = DecodeEngine(case.decoder, case.streams, max_frames_per_step=25)
     rng = random.Random(2)
-    queues: list[queue.Queue[Event]] = [queue.Queue() for _ in range(STREAMS)]
+    queues: list[queue.Queue[Event]] = [queue.Queue() for _ in range(case.streams)]
     streams = [engine.open(events.put) for events in queues]
-    done = [0] * STREAMS
+    done = [0] * case.streams
     try:
-        while open_ := [i for i in range(STREAMS) if done[i] < FRAMES]:
+        while open_ := [i for i in range(case.streams) if done[i] < case.frames]:
             i = rng.choice(open_)
-            count = random_count(FRAMES - done[i], rng)
+            count = random_count(case.frames - done[i], rng)
             engine.put(streams[i], case.codes[i, done[i] : done[i] + count])
             done[i] += count
-            if done[i] == FRAMES:
+            if done[i] == case.frames:
                 engine.finish(streams[i])
         chunks = set()
         for expected, events in zip(case.expected, queues, strict=True):
@@ -82,28 +87,28 @@ def test_the_engine_with_random_arrivals(case: Case):
     finally:
         engine.stop()
     assert {1, 25} <= chunks
-    assert (engine.frames_computed - computed) / (STREAMS * FRAMES) == 1.00
+    assert (engine.frames_computed - computed) / (case.streams * case.frames) == 1.00
 
 
 def test_batches_of_random_streams_with_random_splits(case: Case):
     """What the engine does not choose: any streams together, whatever their positions, in any number of frames."""
     decoder, rng = case.decoder, random.Random(3)
     computed = decoder.frames_computed
-    states = decoder.new_states(STREAMS)
-    slots = [states.acquire() for _ in range(STREAMS)][::-3]
+    states = decoder.new_states(case.streams)
+    slots = [states.acquire() for _ in range(case.streams)][::-3]
     streams = len(slots)
     pieces: list[list[torch.Tensor]] = [[] for _ in slots]
     done = [0] * streams
-    while open_ := [i for i in range(streams) if done[i] < FRAMES]:
+    while open_ := [i for i in range(streams) if done[i] < case.frames]:
         together = rng.sample(open_, rng.randint(1, len(open_)))
-        count = random_count(FRAMES - max(done[i] for i in together), rng)
+        count = random_count(case.frames - max(done[i] for i in together), rng)
         codes = torch.stack([case.codes[i, done[i] : done[i] + count] for i in together])
         for i, piece in zip(together, decoder.step(codes, states.batch([slots[i] for i in together])), strict=True):
             pieces[i].append(piece)
             done[i] += count
     for actual, expected in zip(pieces, case.expected[:streams], strict=True):
         assert (torch.cat(actual) - expected).abs().max() <= TOLERANCE
-    assert (decoder.frames_computed - computed) / (streams * FRAMES) == 1.00
+    assert (decoder.frames_computed - computed) / (streams * case.frames) == 1.00
 
 
 def decode(decoder: Decoder, codes: torch.Tensor) -> torch.Tensor:

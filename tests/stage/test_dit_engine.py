@@ -109,11 +109,11 @@ def test_cancels_leave_nothing_behind(flux: Path) -> None:
         gc.disable()  # what is freed is freed at once, not when the collector comes round
         try:
             level = live_tensor_bytes()
-            for _ in range(200):
+            for _ in range(60):
                 cancel_at_step_3()
             dit.make(dit.orders(start()))
             dit.log.clear()
-            one_output_bytes = 1_000_000  # the last one's may still wait for the collector
+            one_output_bytes = 300_000  # the last one's may still wait for the collector
             assert live_tensor_bytes() < level + one_output_bytes
         finally:
             gc.enable()
@@ -264,7 +264,7 @@ def test_a_cache_keeps_requests_apart_and_forgets_them(flux: Path) -> None:
         ({"vae_slicing": True}, 1e-4),
         ({"vae_tiling": True}, 1e-4),
         ({"attention_backend": "_native_math"}, 1e-4),
-        ({"compile_blocks": True}, 1e-4),
+        pytest.param({"compile_blocks": True}, 1e-4, marks=pytest.mark.long),
         ({"cache": "taylorseer"}, 1.0),
         ({"quantization": "float8-storage"}, 1.0),
     ],

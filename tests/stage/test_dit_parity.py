@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from cli.tiny.diffusion import FAMILIES
 from quartet.v1 import dit_pb2
 from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench, fresh, reference
+from tests.support.families import IN_PROCESS
 
 TOLERANCE = 1e-4
 PROMPTS = ("a red fox", "a much longer prompt about a blue house by the sea, at night, in the rain", "x")
@@ -29,7 +29,7 @@ def picture(seed: int, size: tuple[int, int] = (64, 64)) -> Image.Image:
     return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=IN_PROCESS)
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 

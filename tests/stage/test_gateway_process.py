@@ -3,15 +3,18 @@
 import asyncio
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import httpx
+import pytest
 
 from gateway.access.key_file import digest, new_key
 from tests.support.certificates import flags, issue, make
 from tests.support.gateway_stack import SPEECH
 from tests.support.stack import free_port
+from tests.support.video_stack import STEPS, VIDEO_INFO, create, decode_mp4, gateway_process, scripted_dit
 
 COMMAND = [sys.executable, "-m", "gateway", f"--pipeline={SPEECH}"]
 
@@ -64,3 +67,38 @@ def test_a_process_does_not_start_with_wrong_files(tmp_path: Path):
         (["--tls-server-name=talker"], "--tls-server-name is of no use without"),
     ):
         assert message in refused(*given)
+
+
+async def test_a_killed_gateway_loses_no_video(tmp_path: Path):
+    """kill -9 with a finished video, one in the making and one that waits: the next gateway says so of each."""
+    async with scripted_dit(VIDEO_INFO) as stage:
+        async with gateway_process(stage, tmp_path / "jobs", max_running_videos=1) as (gateway, process):
+            finished = await create(gateway)
+            await gateway.reaches(finished, "completed")
+            content = (await gateway.http.get(f"/v1/videos/{finished}/content")).content
+            stage.script.hold, stage.script.after = True, STEPS + 2  # while frames come
+            running, waiting = await create(gateway), await create(gateway)
+            await gateway.until(stage.script.holding.is_set)
+            assert (await gateway.video(running))["status"] == "in_progress"
+            process.kill()
+            await process.wait()
+        await gateway.until(lambda: stage.script.ended == ["done", "cancelled"])
+        (tmp_path / "jobs" / f"{running}.part").write_bytes(b"the encoder holds back what is so short a video")
+
+        async with gateway_process(stage, tmp_path / "jobs") as (gateway, _):
+            listed = (await gateway.http.get("/v1/videos")).json()["data"]
+            assert [video["id"] for video in listed] == [waiting, running, finished]
+            for video in listed[:2]:
+                assert video["status"] == "failed"
+                assert video["error"]["code"] == "interrupted"
+                assert "stopped before" in video["error"]["message"]
+                assert video["expires_at"] > time.time()
+            assert listed[2]["status"] == "completed"
+            assert (await gateway.http.get(f"/v1/videos/{finished}/content")).content == content
+            assert len(decode_mp4(content)[0]) == VIDEO_INFO.default_frames
+            left = {path.name for path in (tmp_path / "jobs").glob("video_*")}
+            assert left == {f"{finished}.mp4"}
+
+            with pytest.raises(RuntimeError, match=r"(?m)^jobs_dir /.*/jobs: another gateway is using it; give each"):
+                async with gateway_process(stage, tmp_path / "jobs"):
+                    pass

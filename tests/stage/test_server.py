@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -31,6 +31,7 @@ from tests.support.health_command import healthy
 from tests.support.shm_support import arena_directory
 from tests.support.stack import free_port
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 SERVICE = "quartet.v1.Code2WavService"
 START_TIMEOUT_S = 60
 
@@ -111,6 +112,7 @@ async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(tiny_checkp
         assert await asyncio.to_thread(process.wait, 20) == 0
 
 
+@pytest.mark.long
 async def test_an_arena_goes_with_its_process_or_with_the_next_one(tiny_checkpoint: Path):
     with arena_directory() as directory:
         flags = [f"--shared-memory-dir={directory}", "--shared-memory-mib=8"]
@@ -132,23 +134,23 @@ async def test_an_arena_goes_with_its_process_or_with_the_next_one(tiny_checkpoi
         assert await asyncio.to_thread(loading.wait, 20) == 0
 
 
-async def test_reflection_lists_the_services(tiny_checkpoint: Path):
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def address(tiny_checkpoint: Path) -> AsyncIterator[str]:
+    """Of a stage that serves, for tests that leave it as it is."""
     async with code2wav(tiny_checkpoint) as (_, _, address):
-        with grpc.insecure_channel(address) as channel:
-            services = await asyncio.to_thread(lambda: set(ProtoReflectionDescriptorDatabase(channel).get_services()))
+        yield address
+
+
+async def test_reflection_lists_the_services(address: str):
+    with grpc.insecure_channel(address) as channel:
+        services = await asyncio.to_thread(lambda: set(ProtoReflectionDescriptorDatabase(channel).get_services()))
     assert services >= {SERVICE, "quartet.v1.ServerInfoService", "grpc.health.v1.Health"}
 
 
-async def test_a_port_in_use_is_an_error(tiny_checkpoint: Path):
-    async with code2wav(tiny_checkpoint) as (_, _, address):
-        port = int(address.rpartition(":")[2])
-        second = await asyncio.to_thread(
-            subprocess.run,
-            command(tiny_checkpoint, port),
-            capture_output=True,
-            text=True,
-            timeout=START_TIMEOUT_S,
-            env={**os.environ},
-        )
+async def test_a_port_in_use_is_an_error(tiny_checkpoint: Path, address: str):
+    port = int(address.rpartition(":")[2])
+    second = await asyncio.to_thread(
+        subprocess.run, command(tiny_checkpoint, port), capture_output=True, text=True, timeout=START_TIMEOUT_S
+    )
     assert second.returncode != 0
     assert str(port) in second.stderr

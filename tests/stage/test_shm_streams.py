@@ -19,6 +19,7 @@ from services.common.rpc.status import from_rpc_error
 from services.common.stream.consumer import subscribe
 from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
+from services.common.stream.shared_memory import host_facts
 from tests.support.shm_support import (
     BOTH,
     MIB,
@@ -221,7 +222,7 @@ async def test_a_wrong_release_is_refused(directory: Path, kind: str):
             subscription = stream_pb2.Subscription(stream_id="s", request_id="r", initial_credits=4)
             if kind != "nothing lent":
                 subscription.capabilities.transports.append(stream_pb2.TRANSPORT_SHARED_MEMORY)
-                subscription.capabilities.shared_memory_host.CopyFrom(transport._host)
+                subscription.capabilities.shared_memory_host.CopyFrom(host_facts(directory))
             await call.write(stream_pb2.SubscribeRequest(subscription=subscription))
             await call.read()
             chunk = (await call.read()).chunk

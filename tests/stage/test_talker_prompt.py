@@ -8,17 +8,17 @@ import torch
 
 from services.common.rpc.errors import InvalidInput
 from services.families.qwen3_omni.talker_prompt import ThinkerPrompt, answer_head, rope_positions, user_positions
-from tests.stage.test_talker_engine import CONVERSATIONS, _image, _sound, _turn, _video, read_prompt_spec
+from tests.support.conversations import CONVERSATIONS, image, read_prompt_spec, sound, turn, video
 from tests.support.reference import Reference
 
 WITH_SOUND = {
-    "video with sound": [_turn("user", _video(), _sound(2.0), "What happens?")],
-    "image, then video with sound": [_turn("user", _image(70), _video(), _sound(2.0), "And here?")],
+    "video with sound": [turn("user", video(), sound(2.0), "What happens?")],
+    "image, then video with sound": [turn("user", image(70), video(), sound(2.0), "And here?")],
     "video with sound, then image": [
-        _turn("system", "You are kind."),
-        _turn("user", _video(), _sound(2.0), "Look."),
-        _turn("assistant", "I do."),
-        _turn("user", _image(70), "And here?"),
+        turn("system", "You are kind."),
+        turn("user", video(), sound(2.0), "Look."),
+        turn("assistant", "I do."),
+        turn("user", image(70), "And here?"),
     ],
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc, talker_pb2, talker_pb2_grpc
@@ -29,10 +30,11 @@ from services.talker.engine import TalkerEngine
 from services.talker.loading import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer
-from tests.stage.test_talker_engine import CONVERSATIONS, read_prompt_spec
+from tests.support.conversations import CONVERSATIONS, read_prompt_spec
 from tests.support.reference import Reference, ReferenceAnswer
 from tests.support.shm_support import arena_directory, reading
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 MAX_TOKENS, MAX_FRAMES = 8, 10
 
 
@@ -95,7 +97,7 @@ def _put(stream: OutputStream, *rows: stream_pb2.Rows) -> None:
     stream.put([Rows(row.name, row.first_position, to_torch(row.tensor)) for row in rows])
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service(tiny_checkpoint: Path):
     family, model = load_talker(str(tiny_checkpoint), torch.device("cpu"), torch.float32)
     prompt_spec = read_prompt_spec(tiny_checkpoint)

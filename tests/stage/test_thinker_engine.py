@@ -8,6 +8,7 @@ from typing import Any
 
 import prometheus_client
 import pytest
+import pytest_asyncio
 import torch
 
 from services.common.stream.rows import Rows
@@ -20,6 +21,7 @@ from services.thinker.plugin.rows import ROPE_POSITIONS, hidden_states, layers_o
 from tests.support.media import mp4, png, wav
 from tests.support.thinker_engine import Answer, Reference
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 KV_BLOCK_TOKENS = 32
 EVERYTHING = [(0, 2**40)]
 
@@ -129,7 +131,7 @@ async def start(checkpoint: Path, reference: Reference | None = None, **settings
     return Thinker(thinker_settings, engine, preprocessor, reference or Reference(checkpoint))
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def thinker(tiny_checkpoint: Path) -> AsyncIterator[Thinker]:
     # 64 tokens a step: every longer prompt is prefilled in chunks
     thinker = await start(tiny_checkpoint, max_batched_tokens=64)
@@ -185,7 +187,7 @@ async def test_states_of_all_positions_equal_transformers_cold_and_from_the_pref
     assert (again.cached_tokens > 0) == (len(again.prompt_ids) > KV_BLOCK_TOKENS)
 
 
-def test_the_engine_takes_the_path_that_is_told(thinker: Thinker) -> None:
+async def test_the_engine_takes_the_path_that_is_told(thinker: Thinker) -> None:
     """With tests/interpreted_triton that is the one of a GPU (`make test-v2`)."""
     told = {choice.part: choice.path for choice in choices(thinker.settings, None, "float32")}
     config = thinker.engine._llm.vllm_config

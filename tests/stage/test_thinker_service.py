@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+import pytest_asyncio
 
 from quartet.v1 import media_pb2, server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.errors import ContextTooLong, InvalidInput, StageError, Unavailable
@@ -28,6 +28,7 @@ from tests.support.hub import Hub
 from tests.support.hub import serving as hub_serving
 from tests.support.media import png, wav
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 START_TIMEOUT_S = 150
 
 
@@ -132,7 +133,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("thinker") / "log"
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(hub: Hub, log: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
     async with serving(hub.model, hub.environment(tmp_path_factory.mktemp("hub")), log) as client:
         yield client
@@ -284,12 +285,14 @@ async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    began = time.monotonic()
-    await client.generate(client.start("hello", sampling={"max_tokens": 2}))
-    assert time.monotonic() - began < 5
+    info = server_info_pb2_grpc.ServerInfoServiceStub(client.channel)
+    async with asyncio.timeout(60):
+        while (load := await info.GetLoad(server_info_pb2.GetLoadRequest())).running or load.queued:
+            await asyncio.sleep(0.02)
+    assert (await client.generate(client.start("hello", sampling={"max_tokens": 2}))).token_ids
 
 
-def test_every_line_of_the_log_is_json(client: Client, log: Path) -> None:
+async def test_every_line_of_the_log_is_json(client: Client, log: Path) -> None:
     """vLLM's too, of all its processes, and those of the libraries that it uses."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert {line["stage"] for line in lines} == {"thinker"}
@@ -311,6 +314,7 @@ async def test_a_start_that_is_interrupted_leaves_no_files(tiny_checkpoint: Path
     assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
+@pytest.mark.long
 async def test_a_dead_engine_is_reported_at_once_and_ends_the_process(tiny_checkpoint: Path) -> None:
     async with serving(tiny_checkpoint) as client:
         start = client.start("go", sampling={"max_tokens": 900, "ignore_eos": True})

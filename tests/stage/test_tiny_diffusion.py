@@ -12,8 +12,8 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from PIL import Image
 
 from cli.tiny import make_checkpoint
-from cli.tiny.diffusion import FAMILIES
 from tests.support.checkpoints import diffusion_checkpoint
+from tests.support.families import IN_PROCESS
 
 PIPELINES = {
     "sd3": "StableDiffusion3Pipeline",
@@ -34,17 +34,17 @@ WITHOUT_NEGATIVE_PROMPT = ("flux2-klein", "glm-image")
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))
 
 
-@pytest.fixture(scope="session", params=FAMILIES)
+@pytest.fixture(scope="module", params=IN_PROCESS)
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def directory(family: str) -> Path:
     return diffusion_checkpoint(family)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def run(family: str, directory: Path) -> Any:
     """Runs the loaded pipeline: seed, prompt and guidance -> what it made, as an array."""
     pipeline: Any = DiffusionPipeline.from_pretrained(directory)

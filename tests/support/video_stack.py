@@ -1,12 +1,14 @@
 """A scripted dit stage that makes videos and sound, and a gateway in front of it."""
 
 import asyncio
+import io
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import av
 import grpc
 import httpx
 import numpy as np
@@ -154,8 +156,8 @@ async def scripted_dit(info: server_info_pb2.DitInfo) -> AsyncIterator[ScriptedD
 class Client:
     """HTTP and OpenAI clients of a gateway."""
 
-    def __init__(self, url: str, stage: ScriptedDit) -> None:
-        self.url, self.stage, self.script = url, stage, stage.script
+    def __init__(self, url: str, stage: ScriptedDit, jobs_dir: Path) -> None:
+        self.url, self.stage, self.script, self.jobs_dir = url, stage, stage.script, jobs_dir
         self.http, self.openai = clients(url)
 
     async def reset(self) -> None:
@@ -197,6 +199,22 @@ class Client:
         return response.status_code, error["param"], error["message"]
 
 
+async def create(client: Client, **more) -> str:
+    """Id of a new video."""
+    response = await client.http.post("/v1/videos", json={"model": MODEL, "prompt": "a boat"} | more)
+    assert response.status_code == 200, response.text
+    return response.json()["id"]
+
+
+def decode_mp4(file: bytes) -> tuple[np.ndarray, float]:
+    """Frames (n, height, width, 3) of an H.264 MP4, and its frames a second."""
+    with av.open(io.BytesIO(file)) as container:
+        stream = container.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+        return frames, float(stream.average_rate)
+
+
 @asynccontextmanager
 async def gateway_before(stage: ScriptedDit, jobs_dir: Path, **settings) -> AsyncIterator[Client]:
     """A gateway in this process."""
@@ -204,7 +222,7 @@ async def gateway_before(stage: ScriptedDit, jobs_dir: Path, **settings) -> Asyn
     loaded = GatewaySettings(pipeline=PIPELINE, jobs_dir=jobs_dir, **settings)
     app = create_app(loaded, load_pipeline(PIPELINE, {"dit": stage.address}))
     async with serving(app) as url:
-        client = Client(url, stage)
+        client = Client(url, stage, jobs_dir)
         await client.until(lambda: app.state.gateway.pipeline.ready)
         try:
             yield client
@@ -228,7 +246,7 @@ async def gateway_process(
         stderr=asyncio.subprocess.STDOUT,
     )
     output = asyncio.create_task(process.stdout.read())
-    client = Client(f"http://127.0.0.1:{port}", stage)
+    client = Client(f"http://127.0.0.1:{port}", stage, jobs_dir)
 
     async def ready() -> bool:
         if process.returncode is not None:

@@ -2,13 +2,10 @@
 
 import asyncio
 import base64
-import contextlib
 import io
-import pwd
-import sqlite3
 import time
+from pathlib import Path
 
-import av
 import numpy as np
 import openai
 import pytest
@@ -16,30 +13,26 @@ from openai.types import Video
 from PIL import Image
 from structlog.testing import capture_logs
 
-from gateway.openai.videos import explain
-from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.stage import Stage
-from gateway.settings import GatewaySettings
-from gateway.video_jobs import Limits, VideoJobs
-from gateway.video_store import StoreError, VideoStore
-from gateway.video_store import Video as StoredVideo
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, Unavailable
 from tests.support.video_stack import (
     DRAWN_SEED,
     FPS,
     MODEL,
-    PIPELINE,
     SOUND_INFO,
     STEPS,
     VIDEO_INFO,
+    create,
+    decode_mp4,
     frames_of,
     gateway_before,
-    gateway_process,
     scripted_dit,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # OpenAI's client about its own videos
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # OpenAI's client about its own videos
+]
 PATH = "/v1/videos"
 ASK = {"model": MODEL, "prompt": "a boat"}
 
@@ -50,32 +43,15 @@ def png(width: int = 32, height: int = 32) -> bytes:
     return file.getvalue()
 
 
-def decode(file: bytes) -> tuple[np.ndarray, float]:
-    """Frames (n, height, width, 3) of an H.264 MP4, and its frames a second."""
-    with av.open(io.BytesIO(file)) as container:
-        stream = container.streams.video[0]
-        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
-        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-        return frames, float(stream.average_rate)
+@pytest.fixture
+def gateway(video_gateway):
+    return video_gateway
 
 
 @pytest.fixture
-async def stage():
-    async with scripted_dit(VIDEO_INFO) as started:
-        yield started
-
-
-@pytest.fixture
-async def gateway(stage, tmp_path):
-    async with gateway_before(stage, tmp_path / "jobs") as client:
-        yield client
-
-
-async def create(gateway, **more) -> str:
-    """Id of a new video."""
-    response = await gateway.http.post(PATH, json=ASK | more)
-    assert response.status_code == 200, response.text
-    return response.json()["id"]
+def jobs_dir(gateway) -> Path:
+    """Where the gateway keeps its videos."""
+    return gateway.jobs_dir
 
 
 async def test_official_client_from_creation_to_file(gateway):
@@ -92,7 +68,7 @@ async def test_official_client_from_creation_to_file(gateway):
 
     content = await (await videos.download_content(video.id)).aread()
     assert content.find(b"moov") < content.find(b"mdat")  # plays while it loads
-    frames, rate = decode(content)
+    frames, rate = decode_mp4(content)
     (start,) = gateway.script.requests
     assert (start.width, start.height, start.num_frames, start.seed, start.count) == (96, 64, 17, 7, 1)
     assert frames.shape == (17, 64, 96, 3)
@@ -164,7 +140,7 @@ async def test_progress_follows_the_steps(gateway):
 
 
 @pytest.mark.parametrize("after", [0, 3, STEPS + 2])  # before it starts, at step two, while frames come
-async def test_deleting_cancels(gateway, tmp_path, after):
+async def test_deleting_cancels(gateway, jobs_dir, after):
     gateway.script.hold, gateway.script.after = True, after
     video_id = await create(gateway)
     await gateway.until(gateway.script.holding.is_set)
@@ -172,23 +148,7 @@ async def test_deleting_cancels(gateway, tmp_path, after):
     assert 200 in {response.status_code for response in deleted}
     await gateway.until(lambda: gateway.script.ended == ["cancelled"])
     assert (await gateway.http.get(f"{PATH}/{video_id}")).status_code == 404
-    assert list((tmp_path / "jobs").glob("video_*")) == []
-
-
-async def test_so_many_at_a_time_and_no_more_than_may_wait(stage, tmp_path):
-    stage.script.hold = True
-    async with gateway_before(stage, tmp_path, max_running_videos=2, max_queued_videos=1, drain_timeout_s=1) as gateway:
-        ids = [await create(gateway) for _ in range(3)]
-        await gateway.until(lambda: stage.running == 2)
-        refused = await gateway.http.post(PATH, json=ASK)
-        assert refused.status_code == 429
-        assert refused.json()["error"]["code"] == "queue_full"
-        assert int(refused.headers["retry-after"]) >= 1
-        assert (await gateway.video(ids[2]))["status"] == "queued"
-        stage.script.hold = False
-        await gateway.http.delete(f"{PATH}/{ids[0]}")  # makes room
-        await gateway.reaches(ids[2], "completed")
-        assert stage.most == 2
+    assert list(jobs_dir.glob("video_*")) == []
 
 
 async def test_pages_of_the_list(gateway):
@@ -311,7 +271,7 @@ async def test_other_models_and_tasks_are_refused(gateway, tmp_path):
         (InternalError("secret"), "internal_error", "internal error"),
     ],
 )
-async def test_a_failed_video_says_why(gateway, tmp_path, error, code, says):
+async def test_a_failed_video_says_why(gateway, jobs_dir, error, code, says):
     gateway.script.error, gateway.script.after = error, STEPS + 2
     video = await gateway.reaches(await create(gateway), "failed")
     assert video["error"]["code"] == code
@@ -319,18 +279,18 @@ async def test_a_failed_video_says_why(gateway, tmp_path, error, code, says):
     assert "secret" not in video["error"]["message"]
     assert video["completed_at"] is None
     assert video["expires_at"] > time.time()
-    assert list((tmp_path / "jobs").glob("video_*")) == []
+    assert list(jobs_dir.glob("video_*")) == []
 
 
-async def test_a_full_disk(gateway, tmp_path):
+async def test_a_full_disk(gateway, jobs_dir):
     gateway.script.hold, gateway.script.after = True, 1
     video_id = await create(gateway)
     await gateway.reaches(video_id, "in_progress")
-    (tmp_path / f"jobs/{video_id}.part").symlink_to("/dev/full")
+    (jobs_dir / f"{video_id}.part").symlink_to("/dev/full")
     gateway.script.release.set()
     video = await gateway.reaches(video_id, "failed")
     assert (video["error"]["code"], "No space left" in video["error"]["message"]) == ("storage_failed", True)
-    assert list((tmp_path / "jobs").glob("video_*")) == []
+    assert list(jobs_dir.glob("video_*")) == []
     await gateway.reaches(await create(gateway), "completed")  # the place is free again
 
 
@@ -359,17 +319,6 @@ async def test_a_stage_that_is_away_is_waited_for(gateway):
     assert "10.1.2.3:50052: Socket closed" in line["detail"]
 
 
-@pytest.mark.parametrize("error", [Unavailable("draining"), QueueFull("full", retry_after_s=1)])
-async def test_the_wait_for_a_stage_takes_nothing_from_a_video_s_time(stage, tmp_path, error):
-    stage.script.error = error
-    async with gateway_before(stage, tmp_path, video_timeout_s=2) as gateway:
-        video_id = await create(gateway)
-        await asyncio.sleep(2.5)
-        assert (await gateway.video(video_id))["status"] == "queued"
-        stage.script.error = None
-        await gateway.reaches(video_id, "completed")
-
-
 async def test_a_stage_that_does_not_fit_the_pipeline_is_not_waited_for(tmp_path):
     info = server_info_pb2.DitInfo()
     info.CopyFrom(VIDEO_INFO)
@@ -379,165 +328,3 @@ async def test_a_stage_that_does_not_fit_the_pipeline_is_not_waited_for(tmp_path
         assert video["error"]["code"] == "stage_unavailable"
         assert "give it a source" in video["error"]["message"]
         assert stage.script.requests == []
-
-
-class SlowStore(VideoStore):
-    """A store whose additions are on disk before anyone hears of it."""
-
-    def __init__(self, directory, ttl_s: float) -> None:
-        super().__init__(directory, ttl_s)
-        self.added, self.go_on = asyncio.Event(), asyncio.Event()
-
-    async def add(self, video) -> None:
-        await super().add(video)
-        self.added.set()
-        await self.go_on.wait()
-
-
-async def test_a_video_deleted_while_it_is_taken_on(tmp_path):
-    video = StoredVideo("video_1", MODEL, "a boat", "queued", 0, int(time.time()), 64, 48, 9, FPS)
-    away = Stage("dit", load_pipeline(PIPELINE, {"dit": "127.0.0.1:9"}).stages["dit"])
-    async with SlowStore(tmp_path, 60) as store, VideoJobs(store, Limits(1, 1, 60, 1), explain) as jobs:
-        submitting = asyncio.create_task(jobs.submit(video, away, dit_pb2.DitStart(request_id=video.id), None))
-        await store.added.wait()
-        assert await jobs.delete(video.id)
-        store.go_on.set()
-        await submitting
-        assert await jobs.get(video.id) is None
-
-
-async def test_a_video_that_takes_too_long(stage, tmp_path):
-    stage.script.hold = True
-    async with gateway_before(stage, tmp_path, video_timeout_s=0.3) as gateway:
-        video = await gateway.reaches(await create(gateway), "failed")
-        assert video["error"]["code"] == "deadline_exceeded"
-        await gateway.until(lambda: stage.script.ended == ["cancelled"])
-
-
-async def test_what_has_expired_is_removed(stage, tmp_path):
-    async with gateway_before(stage, tmp_path, video_ttl_s=0.6) as gateway:
-        video_id = await create(gateway)
-        await gateway.reaches(video_id, "completed")
-        assert len(list(tmp_path.glob("video_*"))) == 1
-        await gateway.until(lambda: not list(tmp_path.glob("video_*")))
-        assert (await gateway.http.get(f"{PATH}/{video_id}")).status_code == 404
-        assert (await gateway.http.get(PATH)).json()["data"] == []
-
-
-async def test_stopping_finishes_what_runs(stage, tmp_path):
-    stage.script.hold, stage.script.after = True, 2
-    async with gateway_before(stage, tmp_path, max_running_videos=1, drain_timeout_s=10) as gateway:
-        first, second = await create(gateway), await create(gateway)
-        await gateway.reaches(first, "in_progress")
-        asyncio.get_running_loop().call_later(0.5, stage.script.release.set)
-    async with gateway_before(stage, tmp_path) as gateway:
-        assert (await gateway.video(first))["status"] == "completed"
-        assert (await gateway.video(second))["error"]["code"] == "interrupted"
-    assert len(stage.script.requests) == 1
-
-
-async def test_what_runs_at_the_end_of_the_drain_is_cancelled(stage, tmp_path):
-    stage.script.hold, stage.script.after = True, STEPS + 2  # while frames come
-    async with gateway_before(stage, tmp_path, drain_timeout_s=1) as gateway:
-        video_id = await create(gateway)
-        await gateway.until(stage.script.holding.is_set)
-    assert stage.script.ended == ["cancelled"]
-    async with gateway_before(stage, tmp_path) as gateway:
-        assert (await gateway.video(video_id))["error"]["code"] == "interrupted"
-        assert list(tmp_path.glob("video_*")) == []
-
-
-async def test_a_killed_gateway_loses_no_video(stage, tmp_path):
-    """kill -9 with a finished video, one in the making and one that waits: the next gateway says so of each."""
-    async with gateway_process(stage, tmp_path / "jobs", max_running_videos=1) as (gateway, process):
-        finished = await create(gateway)
-        await gateway.reaches(finished, "completed")
-        content = (await gateway.http.get(f"{PATH}/{finished}/content")).content
-        stage.script.hold, stage.script.after = True, STEPS + 2  # while frames come
-        running, waiting = await create(gateway), await create(gateway)
-        await gateway.until(stage.script.holding.is_set)
-        assert (await gateway.video(running))["status"] == "in_progress"
-        process.kill()
-        await process.wait()
-    await gateway.until(lambda: stage.script.ended == ["done", "cancelled"])
-    (tmp_path / "jobs" / f"{running}.part").write_bytes(b"the encoder holds back what is so short a video")
-
-    async with gateway_process(stage, tmp_path / "jobs") as (gateway, _):
-        listed = (await gateway.http.get(PATH)).json()["data"]
-        assert [video["id"] for video in listed] == [waiting, running, finished]
-        for video in listed[:2]:
-            assert video["status"] == "failed"
-            assert video["error"]["code"] == "interrupted"
-            assert "stopped before" in video["error"]["message"]
-            assert video["expires_at"] > time.time()
-        assert listed[2]["status"] == "completed"
-        assert (await gateway.http.get(f"{PATH}/{finished}/content")).content == content
-        assert len(decode(content)[0]) == VIDEO_INFO.default_frames
-        left = {path.name for path in (tmp_path / "jobs").glob("video_*")}
-        assert left == {f"{finished}.mp4"}
-
-        with pytest.raises(RuntimeError, match=r"(?m)^jobs_dir /.*/jobs: another gateway is using it; give each"):
-            async with gateway_process(stage, tmp_path / "jobs"):
-                pass
-
-
-@pytest.mark.parametrize("state", [None, "state"])
-def test_where_videos_are_kept(monkeypatch, tmp_path, state):
-    monkeypatch.delenv("QUARTET_GATEWAY_JOBS_DIR")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    if state:
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / state))
-    expected = tmp_path / (state or ".local/state") / "quartet/jobs"
-    assert GatewaySettings(pipeline=PIPELINE).jobs_dir == expected
-
-
-def test_a_user_without_a_home(monkeypatch):
-    """Such a user's gateway without videos starts; one with videos says what to do."""
-    monkeypatch.delenv("QUARTET_GATEWAY_JOBS_DIR")
-    for name in ("HOME", "XDG_STATE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # KeyError, as for an id that has no entry
-    settings = GatewaySettings.load([f"--pipeline={PIPELINE}"])
-    assert settings.jobs_dir is None
-    with pytest.raises(StoreError, match="--jobs-dir"):
-        VideoStore(settings.jobs_dir, settings.video_ttl_s)
-
-
-async def test_directories_that_cannot_be_used(tmp_path):
-    (tmp_path / "file").write_text("")
-    newer = tmp_path / "newer"
-    newer.mkdir()
-    with contextlib.closing(sqlite3.connect(newer / "videos.sqlite")) as database:
-        database.execute("PRAGMA user_version = 99")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken/videos.sqlite").write_bytes(b"not a database" * 1000)
-    for directory, says in ((tmp_path / "file", "cannot be used"), (newer, "version"), (tmp_path / "broken", "used")):
-        with pytest.raises(StoreError, match=says) as error:
-            VideoStore(directory, 60).check()
-        assert str(directory) in str(error.value)
-    store = VideoStore(tmp_path / "good", 60)
-    async with store:
-        with pytest.raises(StoreError, match="another gateway"):
-            VideoStore(tmp_path / "good", 60).check()
-    store.check()  # closed: free again
-    assert (tmp_path / "good").stat().st_mode & 0o777 == 0o700
-
-
-async def test_a_directory_of_the_version_before_goes_on(gateway, tmp_path):
-    made = (await gateway.http.post(PATH, json=ASK)).json()["id"]
-    await gateway.reaches(made, "completed")
-    copied = tmp_path / "before"
-    copied.mkdir()
-    with contextlib.closing(sqlite3.connect(copied / "videos.sqlite")) as database:
-        with contextlib.closing(sqlite3.connect(tmp_path / "jobs/videos.sqlite")) as today:
-            today.backup(database)
-        database.execute("ALTER TABLE videos DROP COLUMN owner")
-        database.execute("PRAGMA user_version = 1")
-    (copied / f"{made}.mp4").write_bytes((tmp_path / f"jobs/{made}.mp4").read_bytes())
-    for _ in range(2):  # made new once, then as it is
-        async with VideoStore(copied, 60) as store:
-            found = await store.get(made)
-            assert found is not None
-            assert (found.status, found.owner) == ("completed", None)
-            assert store.file(made).is_file()
