@@ -8,12 +8,13 @@ from gateway.pipeline.job import StageFailure
 from gateway.pipeline.stages import Stage, Stages
 from gateway.settings import GatewaySettings
 from services.common.rpc.call import Admission
+from services.common.rpc.channels import Channels
 
 
 class Gateway:
     """The pipeline's stages and the gateway's own state. Use as `async with`: the stages are watched meanwhile."""
 
-    def __init__(self, settings: GatewaySettings, pipeline: PipelineConfig) -> None:
+    def __init__(self, settings: GatewaySettings, pipeline: PipelineConfig, channels: Channels) -> None:
         self.settings = settings
         self.pipeline = pipeline
         self.stages = Stages(
@@ -22,6 +23,7 @@ class Gateway:
             settings.health_timeout_s,
             settings.resolve_interval_s,
             settings.affinity_max_imbalance,
+            channels=channels,
         )
         self.fetcher = Fetcher(settings)
         self.transcripts = Transcripts(settings.audio_ttl_s)

@@ -13,7 +13,7 @@ from gateway.pipeline.identity import Identity, refuse_strangers
 from gateway.pipeline.replicas import Replica
 from gateway.pipeline.resolve import Names, Resolver, resolve_host
 from quartet.v1 import server_info_pb2
-from services.common.rpc import channels
+from services.common.rpc.channels import Channels
 from services.common.rpc.errors import Unavailable
 
 log = structlog.get_logger()
@@ -27,6 +27,7 @@ class Stage:
         config: of the stage.
         resolver: looks up the names among its addresses.
         max_imbalance: see `choose.by_key`.
+        channels: of this gateway; None: connections in the clear.
 
     Attributes:
         replicas: by address, those that the stage's addresses name now.
@@ -41,13 +42,14 @@ class Stage:
         config: StageConfig,
         resolver: Resolver = resolve_host,
         max_imbalance: int = choose.MAX_IMBALANCE,
+        channels: Channels | None = None,
     ) -> None:
         self.name, self.kind = name, config.kind
         self.replicas: dict[str, Replica] = {}
         self.info: server_info_pb2.GetServerInfoResponse | None = None
         self.source: Stage | None = None
         self.readers: list[Stage] = []
-        self._max_imbalance = max_imbalance
+        self._max_imbalance, self._channels = max_imbalance, channels or Channels()
         self._identity: Identity | None = None
         self._leaving: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -148,7 +150,7 @@ class Stage:
             replica, task = self._leaving.pop(address)
             task.cancel()
         else:
-            replica = Replica(self.name, self.kind, address, server_name, lambda _: self._changed())
+            replica = Replica(self.name, self.kind, address, self._channels, server_name, lambda _: self._changed())
         self.replicas[address] = replica
         if self._timing is not None:
             log.info("replica added", name=self.name, address=address)
@@ -166,7 +168,7 @@ class Stage:
         await replica.idle()
         del self._leaving[replica.address]
         metrics.forget(self.name, replica.address)
-        await channels.close(replica.address)
+        await self._channels.close(replica.address)
 
     def _start_watch(self, address: str) -> None:
         assert self._timing is not None

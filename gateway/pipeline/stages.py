@@ -8,7 +8,7 @@ from gateway.pipeline.config import Output, PipelineConfig
 from gateway.pipeline.replicas import LATE_CHECKS, SERVICE
 from gateway.pipeline.resolve import Resolver, resolve_host
 from gateway.pipeline.stage import Stage
-from services.common.rpc import channels
+from services.common.rpc.channels import Channels
 
 __all__ = ["LATE_CHECKS", "SERVICE", "Stage", "Stages"]
 
@@ -23,6 +23,7 @@ class Stages:
         resolve_s: between two look-ups of a name.
         max_imbalance: see `choose.by_key`.
         resolver: looks up the names among the stages' addresses.
+        channels: to the stages; None: connections in the clear.
     """
 
     def __init__(
@@ -33,16 +34,18 @@ class Stages:
         resolve_s: float = 1.0,
         max_imbalance: int = MAX_IMBALANCE,
         resolver: Resolver = resolve_host,
+        channels: Channels | None = None,
     ) -> None:
         self.config = config
         self._timing = resolve_s, interval_s, timeout_s
         self._max_imbalance, self._resolver = max_imbalance, resolver
+        self._channels = channels or Channels()
         self._by_name: dict[str, Stage] = {}
         self._watches: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Stages":
         for name, config in self.config.stages.items():
-            self._by_name[name] = Stage(name, config, self._resolver, self._max_imbalance)
+            self._by_name[name] = Stage(name, config, self._resolver, self._max_imbalance, self._channels)
         for name, config in self.config.stages.items():
             if (source := getattr(config, "source", None)) is not None:
                 self._by_name[name].source = self._by_name[source]
@@ -54,7 +57,7 @@ class Stages:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
-        await channels.close_all()
+        await self._channels.close_all()
 
     def output(self, output: Output) -> Stage | None:
         """The stage that `output` comes from, if the pipeline has that output."""

@@ -11,7 +11,7 @@ from services.code2wav.engine import DecodeEngine
 from services.code2wav.stream import Event, Failed, Samples, Stream
 from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InternalError, InvalidInput, Unavailable
-from services.common.stream.consumer import subscribe
+from services.common.stream.consumer import StreamConsumer
 from services.common.stream.rows import Chunk
 from services.common.stream.tensors import to_message, to_torch
 
@@ -22,21 +22,22 @@ GATHERING = stream_pb2.Gathering(from_position=8, delay_ms=40)
 
 
 class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
-    """`quartet.v1.Code2WavService` on an engine, which `use` sets once it is loaded.
+    """`quartet.v1.Code2WavService` on an engine, which `bind` sets once it is loaded.
 
     Args:
         admission: refuses calls while there is no engine, and those beyond the stage's limits.
+        consumer: reads talkers' streams.
         max_frames_ahead: frames of one call taken in before their samples have left. A client that does not read, or
             reads slowly, thereby slows the talker's stream instead of filling memory.
     """
 
-    def __init__(self, admission: Admission, max_frames_ahead: int) -> None:
-        self._admission = admission
+    def __init__(self, admission: Admission, consumer: StreamConsumer, max_frames_ahead: int) -> None:
+        self._admission, self._consumer = admission, consumer
         self._max_frames_ahead = max_frames_ahead
         self._engine: DecodeEngine | None = None
         self._sample_rate_hz = 0
 
-    def use(self, engine: DecodeEngine, sample_rate_hz: int) -> None:
+    def bind(self, engine: DecodeEngine, sample_rate_hz: int) -> None:
         """Serves with `engine` from now on."""
         self._engine, self._sample_rate_hz = engine, sample_rate_hz
 
@@ -55,7 +56,7 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
     ) -> AsyncGenerator[code2wav_pb2.DecodeResponse]:
         if request.sample_format not in code2wav_pb2.SampleFormat.values():
             raise InvalidInput("sample_format", f"{request.sample_format} is not a SampleFormat")
-        frames_in = _frames(engine, request)
+        frames_in = _frames(engine, self._consumer, request)
         window = FrameWindow(self._max_frames_ahead)
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -133,7 +134,7 @@ async def _feed(
         events.put_nowait(Failed(error))
 
 
-def _frames(engine: DecodeEngine, request: code2wav_pb2.DecodeRequest) -> AsyncIterator:
+def _frames(engine: DecodeEngine, consumer: StreamConsumer, request: code2wav_pb2.DecodeRequest) -> AsyncIterator:
     """The request's frames, checked, as (n, groups) int64 tensors. Inline ones are checked here and now.
 
     Raises:
@@ -143,7 +144,7 @@ def _frames(engine: DecodeEngine, request: code2wav_pb2.DecodeRequest) -> AsyncI
         case "codes":
             return _inline(engine.check(to_torch(request.codes, "codes"), "codes"))
         case "source":
-            return _subscribed(engine, request.source, request.request_id)
+            return _subscribed(engine, consumer, request.source, request.request_id)
         case _:
             raise InvalidInput("input", "is required: set source, or codes")
 
@@ -152,7 +153,9 @@ async def _inline(codes) -> AsyncIterator:
     yield codes
 
 
-async def _subscribed(engine: DecodeEngine, source: stream_pb2.StreamSource, request_id: str) -> AsyncIterator:
+async def _subscribed(
+    engine: DecodeEngine, consumer: StreamConsumer, source: stream_pb2.StreamSource, request_id: str
+) -> AsyncIterator:
     """The rows "codes" of a talker's stream.
 
     Raises:
@@ -161,7 +164,7 @@ async def _subscribed(engine: DecodeEngine, source: stream_pb2.StreamSource, req
         StageError: whatever ended the producer's stream.
     """
     due = 0
-    async with subscribe(source, request_id, [CODES], GATHERING, producer="talker") as messages:
+    async with consumer.subscribe(source, request_id, [CODES], GATHERING, producer="talker") as messages:
         async for message in messages:
             if isinstance(message, stream_pb2.StreamEnd):
                 _expect(message.end_position, due, "the stream's end")

@@ -8,7 +8,7 @@ import torch
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
 from services.common.engine.device import disable_cudnn_attention, engine_device, make_current
 from services.common.engine.execution import Accelerator, log_choices
-from services.common.rpc import server
+from services.common.stage import Stage, main
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
 from services.talker.execution import decide
@@ -20,32 +20,34 @@ from services.talker.servicer import TalkerServicer, talker_info
 from services.talker.spec import TalkerSpec
 from services.talker.speech import SpeechRequest
 
+SERVICE = "quartet.v1.TalkerService"
 
-async def serve(settings: TalkerSettings) -> None:
-    """Serves until SIGTERM."""
-    stage = server.StageServer(settings, "talker", "quartet.v1.TalkerService")
-    engines: list[TalkerEngine] = []
 
-    async def start() -> server_info_pb2.GetServerInfoResponse:
-        engine = await start_engine(settings, stage.fatal)
-        engines.append(engine)
-        await _warm_up(engine)
-        model = engine.runner.model
-        servicer.bind(engine, len(model.text_table))
-        rows, info = talker_info(engine, engine.runner.positions, stage.hub.transport_kinds)
-        return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
-
-    servicer = TalkerServicer(stage.admission, stage.hub)
+async def serve(stage: Stage, settings: TalkerSettings) -> None:
+    """Runs the stage until it is told to stop."""
+    servicer = TalkerServicer(stage.admission, stage.hub, stage.consumer)
     talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, stage.grpc)
-    try:
-        await stage.run(start)
-    finally:
-        for engine in engines:
-            engine.close()
+
+    async def load() -> TalkerEngine:
+        engine = await start_engine(settings, stage.fatal)
+        stage.resources.callback(engine.close)
+        return engine
+
+    def describe(engine: TalkerEngine) -> server_info_pb2.GetServerInfoResponse:
+        model = engine.runner.model
+        rows, info = talker_info(engine, engine.runner.positions, stage.hub.transport_kinds)
+        return stage.server.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
+
+    await stage.serve(
+        load=load,
+        warm_up=warm_up,
+        describe=describe,
+        bind=lambda engine, info: servicer.bind(engine, len(engine.runner.model.text_table)),
+    )
 
 
 async def start_engine(
-    settings: TalkerSettings, on_failure: Callable[[BaseException], None] = lambda error: None
+    settings: TalkerSettings, on_fatal: Callable[[BaseException], None] = lambda error: None
 ) -> TalkerEngine:
     """The engine of this stage, loaded as `settings` say; not warmed up.
 
@@ -54,7 +56,7 @@ async def start_engine(
             another shape.
     """
     runner = await asyncio.to_thread(_load, settings)
-    return TalkerEngine(runner, settings.prefill_chunk_positions, settings.max_frames_ahead, on_failure)
+    return TalkerEngine(runner, settings.prefill_chunk_positions, settings.max_frames_ahead, on_fatal)
 
 
 def _load(settings: TalkerSettings) -> TalkerRunner:
@@ -70,7 +72,7 @@ def _load(settings: TalkerSettings) -> TalkerRunner:
     return TalkerRunner(model, slots, positions, execution.capturer(device), execution.compiled_predictor)
 
 
-async def _warm_up(engine: TalkerEngine) -> None:
+async def warm_up(engine: TalkerEngine) -> None:
     """Speaks two frames of a one-token answer, greedily."""
     spec = engine.spec
     speech = engine.submit(
@@ -92,5 +94,4 @@ def _shortest_prompt(spec: TalkerSpec) -> ThinkerPrompt:
 
 
 if __name__ == "__main__":
-    loaded = TalkerSettings.load()
-    server.main(loaded, "talker", lambda: serve(loaded))
+    main(TalkerSettings.load(), "talker", SERVICE, serve)

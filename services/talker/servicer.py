@@ -10,7 +10,7 @@ import grpc
 from quartet.v1 import server_info_pb2, stream_pb2, talker_pb2, talker_pb2_grpc
 from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput
-from services.common.stream.consumer import StreamMessage, subscribe
+from services.common.stream.consumer import StreamConsumer, StreamMessage
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
@@ -30,8 +30,8 @@ _ENDS = {"stop": talker_pb2.SPEECH_END_STOP, "length": talker_pb2.SPEECH_END_LEN
 class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
     """Admits requests to `admission`, and once it has an engine serves them with it."""
 
-    def __init__(self, admission: Admission, hub: StreamHub) -> None:
-        self._admission, self._hub = admission, hub
+    def __init__(self, admission: Admission, hub: StreamHub, consumer: StreamConsumer) -> None:
+        self._admission, self._hub, self._consumer = admission, hub, consumer
         self._engine: TalkerEngine
         self._text_ids = 0
 
@@ -74,7 +74,7 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
     async def _speak(
         self, request: talker_pb2.SpeakRequest, talk: "_Talk", output: OutputStream | None
     ) -> AsyncGenerator[talker_pb2.SpeakResponse, None]:
-        reading = asyncio.create_task(talk.read(request))
+        reading = asyncio.create_task(talk.read(request, self._consumer))
         try:
             speech = await talk.started
             if speech is None:
@@ -115,11 +115,11 @@ class _Talk:
         self._waited_for_start_ms = 0.0
         self._speech: Speech | None = None
 
-    async def read(self, request: talker_pb2.SpeakRequest) -> None:
+    async def read(self, request: talker_pb2.SpeakRequest, consumer: StreamConsumer) -> None:
         """Reads the input to its end. An error ends the speech with it."""
         try:
             if request.WhichOneof("input") == "source":
-                await self._read_source(request)
+                await self._read_source(request, consumer)
             elif request.WhichOneof("input") == "inline":
                 self._read_inline(request.inline)
             else:
@@ -128,13 +128,13 @@ class _Talk:
         except Exception as error:  # raised again where the frames are read, which is where the call ends
             self._fail(error)
 
-    async def _read_source(self, request: talker_pb2.SpeakRequest) -> None:
+    async def _read_source(self, request: talker_pb2.SpeakRequest, consumer: StreamConsumer) -> None:
         wanted = [
             stream_pb2.RowSelection(name=TOKEN_IDS, positions=stream_pb2.POSITIONS_ALL),
             stream_pb2.RowSelection(name=self._thinker.hidden_states, positions=stream_pb2.POSITIONS_PROMPT_MULTIMODAL),
             stream_pb2.RowSelection(name=ROPE_POSITIONS, positions=stream_pb2.POSITIONS_PROMPT),
         ]
-        async with subscribe(request.source, request.request_id, wanted, producer="thinker") as messages:
+        async with consumer.subscribe(request.source, request.request_id, wanted, producer="thinker") as messages:
             async for message in messages:
                 self._read_message(message)
                 del message  # the thinker waits for its memory, and the next message may be long in coming

@@ -8,8 +8,7 @@ import grpc
 
 from quartet.v1 import stream_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.call import Admission, Call, serve_call
-from services.common.rpc.errors import InvalidInput
-from services.common.rpc.status import abort
+from services.common.rpc.messages import first_start
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.thinker.capture import OutputCapture, offered_rows
@@ -19,7 +18,7 @@ from services.thinker.deltas import DeltaWriter
 from services.thinker.engine import Step, ThinkerEngine
 from services.thinker.preprocess import Preprocessor
 from services.thinker.prompt import Prompt
-from services.thinker.request import read_conversation, read_start, read_tools, tool_choice
+from services.thinker.request import read_conversation, read_tools, tool_choice
 from services.thinker.sampling import sampling_params
 from services.thinker.tools import OPENING, ToolCallParser
 
@@ -44,11 +43,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
     async def Generate(
         self, request_iterator: AsyncIterator[thinker_pb2.GenerateRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[thinker_pb2.GenerateResponse]:
-        try:
-            start = await read_start(request_iterator)
-        except InvalidInput as error:
-            await abort(context, error)
-            return
+        start = await first_start(request_iterator, context)
         async with serve_call(STAGE, start.request_id, context, self._admission) as call:
             stream = nullcontext()
             if start.output_stream_id:

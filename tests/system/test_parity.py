@@ -19,7 +19,6 @@ import pytest
 import soundfile
 from PIL import Image
 
-from services.common.rpc import channels
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 from services.thinker.media import decode_video
@@ -27,6 +26,7 @@ from tests.support.media import AUDIO_RATE_HZ, Media
 from tests.support.reference import Reference, ReferenceAnswer
 from tests.support.stack import KV_BLOCK_TOKENS, Stack, running
 from tests.support.stages import Spoken, converse, messages
+from tests.support.streaming import CHANNELS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -118,7 +118,7 @@ def system(request: pytest.FixtureRequest, media: Media, tmp_path_factory) -> It
 @pytest.fixture(autouse=True)
 async def close_channels():
     yield
-    await channels.close_all()
+    await CHANNELS.close_all()
 
 
 @functools.cache

@@ -1,10 +1,13 @@
-"""Reads files that follow a request's first message in pieces."""
+"""Reads the messages of a request: its start first, then the bytes of its files in pieces."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
+
 from services.common.rpc.errors import InvalidInput
+from services.common.rpc.status import abort
 
 MEDIA_TIMEOUT_S = 30.0  # a client that is silent for longer gives up its place
 
@@ -29,3 +32,12 @@ async def read_bytes(
     if len(data) > size_bytes:
         raise InvalidInput(field, f"a media chunk runs past its {size_bytes} bytes")
     return bytes(data)
+
+
+async def first_start(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
+    """The `start` that the first of `requests` must be. Another first message, or none, ends the call."""
+    first = await anext(requests, None)
+    if first is None or first.WhichOneof("message") != "start":
+        await abort(context, InvalidInput("message", "the first message must be start"))
+    assert first is not None
+    return first.start
