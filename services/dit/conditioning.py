@@ -1,12 +1,13 @@
 """What a pipeline's encoders make of a prompt: kept, shared by a request's outputs, and sent from stage to stage."""
 
 import itertools
-import json
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from google.protobuf.message import DecodeError
 
+from quartet.v1 import encoder_pb2
 from services.common.rpc.errors import InvalidInput
 
 # Methods of pipelines that run text encoders, and the one that runs GLM-Image's autoregressive model.
@@ -47,31 +48,44 @@ class Conditioning:
 
 
 def pack(conditioning: Conditioning) -> tuple[bytes, list[torch.Tensor]]:
-    """(layout, tensors): JSON that says how the results are built, and the tensors in it by number, each (rows, width).
+    """(layout, tensors): a serialized ConditioningLayout, and the tensors that it names by number, each (rows, width).
 
     Raises:
         TypeError: a result of a kind that no pipeline here returns.
     """
     tensors: list[torch.Tensor] = []
+    layout = encoder_pb2.ConditioningLayout()
+    for name, results in conditioning.results.items():
+        layout.results[name].values.extend(_describe(result, tensors) for result in results)
+    return layout.SerializeToString(), tensors
 
-    def describe(value: Any) -> Any:
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return {"value": value}
-        if isinstance(value, torch.Tensor):
-            flat = value.detach().to(torch.uint8) if value.dtype == torch.bool else value.detach()
-            tensors.append(flat.reshape(-1, flat.shape[-1] if flat.dim() else 1))
-            return {
-                "tensor": len(tensors) - 1,
-                "shape": list(value.shape),
-                "bool": value.dtype == torch.bool,
-                "rows": tensors[-1].shape[0],
-            }
-        if isinstance(value, (list, tuple)):
-            return {type(value).__name__: [describe(entry) for entry in value]}
+
+def _describe(value: Any, tensors: list[torch.Tensor]) -> encoder_pb2.ConditioningValue:
+    """`value` as a message; the tensors in it are appended to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        is_bool = value.dtype == torch.bool
+        flat = value.detach().to(torch.uint8) if is_bool else value.detach()
+        tensors.append(flat.reshape(-1, flat.shape[-1] if flat.dim() else 1))
+        place = encoder_pb2.ConditioningTensor(index=len(tensors) - 1, shape=value.shape, is_bool=is_bool)
+        return encoder_pb2.ConditioningValue(tensor=place)
+    described = encoder_pb2.ConditioningValue()
+    if isinstance(value, list):
+        described.list.values.extend(_describe(entry, tensors) for entry in value)
+        described.list.SetInParent()  # an empty one is not None
+    elif isinstance(value, tuple):
+        described.tuple.values.extend(_describe(entry, tensors) for entry in value)
+        described.tuple.SetInParent()
+    elif isinstance(value, bool):
+        described.boolean = value
+    elif isinstance(value, int):
+        described.integer = value
+    elif isinstance(value, float):
+        described.number = value
+    elif isinstance(value, str):
+        described.text = value
+    elif value is not None:
         raise TypeError(f"cannot send a {type(value).__name__}")
-
-    layout = {name: [describe(result) for result in results] for name, results in conditioning.results.items()}
-    return json.dumps(layout).encode(), tensors
+    return described
 
 
 def unpack(layout: bytes, tensors: list[torch.Tensor], device: torch.device) -> Conditioning:
@@ -80,23 +94,32 @@ def unpack(layout: bytes, tensors: list[torch.Tensor], device: torch.device) -> 
     Raises:
         InvalidInput: layout and tensors do not fit together.
     """
-
-    def build(node: dict[str, Any]) -> Any:
-        if "value" in node:
-            return node["value"]
-        if "tensor" in node:
-            tensor = tensors[node["tensor"]].reshape(node["shape"]).to(device)
-            return tensor.bool() if node["bool"] else tensor
-        kind, entries = next(iter(node.items()))
-        return {"list": list, "tuple": tuple}[kind](build(entry) for entry in entries)
-
+    results = _parse(layout).results
     try:
-        content = json.loads(layout)
         return Conditioning(
-            {name: [build(node) for node in content.get(name, [])] for name in METHODS if name in content}
+            {
+                name: [_build(value, tensors, device) for value in results[name].values]
+                for name in METHODS
+                if name in results
+            }
         )
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, StopIteration, RuntimeError) as error:
+    except (IndexError, RuntimeError) as error:
         raise InvalidInput("source", f"the stream's layout and tensors do not fit together: {error!r}") from None
+
+
+def _build(value: encoder_pb2.ConditioningValue, tensors: list[torch.Tensor], device: torch.device) -> Any:
+    match value.WhichOneof("value"):
+        case None:
+            return None
+        case "tensor":
+            tensor = tensors[value.tensor.index].reshape(tuple(value.tensor.shape)).to(device)
+            return tensor.bool() if value.tensor.is_bool else tensor
+        case "list":
+            return [_build(entry, tensors, device) for entry in value.list.values]
+        case "tuple":
+            return tuple(_build(entry, tensors, device) for entry in value.tuple.values)
+        case field:
+            return getattr(value, field)
 
 
 def count_tensors(layout: bytes) -> int:
@@ -106,12 +129,14 @@ def count_tensors(layout: bytes) -> int:
         InvalidInput: it is no layout.
     """
 
-    def count(node: Any) -> int:
-        if isinstance(node, dict):
-            return int("tensor" in node) + sum(count(value) for value in node.values())
-        return sum(count(entry) for entry in node) if isinstance(node, list) else 0
+    def count(value: encoder_pb2.ConditioningValue) -> int:
+        return int(value.HasField("tensor")) + sum(map(count, (*value.list.values, *value.tuple.values)))
 
+    return sum(count(value) for results in _parse(layout).results.values() for value in results.values)
+
+
+def _parse(layout: bytes) -> encoder_pb2.ConditioningLayout:
     try:
-        return count(json.loads(layout))
-    except ValueError as error:
-        raise InvalidInput("source", f"the stream's layout is no JSON: {error}") from None
+        return encoder_pb2.ConditioningLayout.FromString(layout)
+    except DecodeError as error:
+        raise InvalidInput("source", f"the stream's layout is no ConditioningLayout: {error}") from None

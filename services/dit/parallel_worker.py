@@ -4,12 +4,7 @@ Messages of its pipe: it says None when it has loaded, when it has joined the gr
 wrong; rank 0 sends calls (`parallel_wire`), and None to end it.
 """
 
-import os
-import shutil
 import signal
-import threading
-from multiprocessing import connection as connections
-from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,6 +13,7 @@ import structlog
 import torch
 from torch import distributed
 
+from services.common.engine.process import end_with_parent
 from services.common.telemetry import logs
 from services.dit import parallel_wire
 from services.dit.config import DitSettings
@@ -38,7 +34,7 @@ def work(rank: int, values: dict[str, Any], store: Path, connection: Connection)
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 gets them too, drains, and then ends this process
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, args=(store.parent,), daemon=True).start()
+    end_with_parent(store.parent)
     settings = DitSettings(**values)
     logs.configure(settings.log_level, f"dit-{rank}")
     device = torch.device(resolve_device(settings, rank))
@@ -72,13 +68,3 @@ def _repeat(models: Models, message: Any, device: torch.device) -> str | None:
     except Exception as error:
         return repr(error)
     return None
-
-
-def _end_with_parent(folder: Path) -> None:
-    """Ends this process, whatever it waits for, and removes `folder` when rank 0's process is gone: killed, it cannot
-    do so itself."""
-    parent = parent_process()
-    assert parent is not None
-    connections.wait([parent.sentinel])
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)

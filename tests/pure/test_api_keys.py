@@ -1,11 +1,6 @@
 """API keys over HTTP: who is let in, limits of each key, a file that changes, and what happens without keys."""
 
 import asyncio
-import contextlib
-import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -17,8 +12,8 @@ from prometheus_client import REGISTRY
 from gateway.access.key_file import digest, new_key, read_key_file
 from gateway.access.keys import OPEN_PATHS, RequireKey
 from gateway.pipeline.yaml_source import YamlError
+from gateway.settings import GatewaySettings
 from tests.support.gateway_stack import Running, running
-from tests.support.stack import free_port
 from tests.support.video_stack import MODEL as VIDEO_MODEL
 from tests.support.video_stack import VIDEO_INFO, gateway_before, scripted_dit
 
@@ -282,25 +277,19 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, message: str):
     assert "secret" not in str(error.value)
 
 
-# What a user of compose can set; tests/pure/test_compose_files.py checks that it is read.
+# What a user of compose can set; test_compose_files.py checks that it is read.
 COMPOSE_FIXES = ("deploy/docker/keys.yaml in COMPOSE_FILE", "QUARTET_BIND=127.0.0.1", "QUARTET_ALLOW_ANONYMOUS=true")
 
 
-def start(*flags: str, **environment: str) -> subprocess.CompletedProcess:
-    """A gateway that is expected to end at once."""
-    command = [sys.executable, "-m", "gateway", f"--pipeline={PIPELINE}", "--port=0", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
-
-
-def test_without_keys_others_are_not_let_near(tmp_path: Path):
-    for flags in (["--host=0.0.0.0"], ["--host=::"], ["--host="], ["--host=10.0.0.1"], ["--published-host=0.0.0.0"]):
-        refused = start(*flags)
-        assert refused.returncode == 1, flags
-        for fix in ("--api-keys-file", "--host 127.0.0.1", "--allow-anonymous=true", *COMPOSE_FIXES):
-            assert fix in refused.stderr
-    missing = start("--host=0.0.0.0", f"--api-keys-file={tmp_path}/none.yaml")
-    assert missing.returncode == 1
-    assert f"{tmp_path}/none.yaml:1: cannot be read" in missing.stderr
+@pytest.mark.parametrize(
+    "flag", ["--host=0.0.0.0", "--host=::", "--host=", "--host=10.0.0.1", "--published-host=0.0.0.0"]
+)
+def test_without_keys_others_are_not_let_near(flag: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as refused:
+        GatewaySettings.load([f"--pipeline={PIPELINE}", flag])
+    told = f"{refused.value}{capsys.readouterr().err}"
+    for fix in ("--api-keys-file", "--host 127.0.0.1", "--allow-anonymous=true", *COMPOSE_FIXES):
+        assert fix in told
 
 
 @pytest.mark.parametrize(
@@ -309,45 +298,10 @@ def test_without_keys_others_are_not_let_near(tmp_path: Path):
         (["--host=127.0.0.2"], {}),
         (["--host=0.0.0.0"], {"QUARTET_GATEWAY_ALLOW_ANONYMOUS": "true"}),
         (["--host=0.0.0.0", "--published-host=127.0.0.1"], {}),
-        (["--host=0.0.0.0", "--api-keys-file={keys}"], {}),
+        (["--host=0.0.0.0", "--api-keys-file=keys.yaml"], {}),
     ],
 )
-def test_what_lets_a_gateway_start(key_file: Path, flags: list[str], environment: dict[str, str]):
-    port = free_port()
-    flags = [flag.format(keys=key_file) for flag in flags]
-    command = [sys.executable, "-m", "gateway", f"--pipeline={PIPELINE}", f"--port={port}", *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            host = "127.0.0.2" if flags[0].endswith("127.0.0.2") else "127.0.0.1"
-            while process.poll() is None:
-                with contextlib.suppress(httpx.TransportError):
-                    assert httpx.get(f"http://{host}:{port}/health", timeout=5).json() == {"status": "ok"}
-                    break
-                time.sleep(0.05)
-            assert process.poll() is None, process.stderr.read()
-        finally:
-            process.terminate()
-
-
-async def test_quartet_key_and_the_commands_that_send_it(tmp_path: Path):
-    command = [sys.executable, "-m", "cli.main", "key", "carol", "--max-concurrent-requests", "3"]
-    made = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
-    key = re.search(r"sk-quartet-[A-Za-z0-9_-]{43}", made.stderr)[0]
-    assert key not in made.stdout
-    file = tmp_path / "keys.yaml"
-    file.write_text("keys:\n" + made.stdout)
-    [read] = read_key_file(file)
-    assert (read.name, read.sha256, read.max_concurrent_requests) == ("carol", digest(key), 3)
-
-    async with running(api_keys_file=file) as gateway:
-        ask = [sys.executable, "-m", "cli.main", "chat", "hi", "--url", gateway.url]
-        for flags, environment, worked in (
-            (["--api-key", key], {}, True),
-            ([], {"QUARTET_API_KEY": key, "OPENAI_API_KEY": "sk-other"}, True),
-            ([], {"OPENAI_API_KEY": key}, True),
-            ([], {}, False),
-        ):
-            options = {"capture_output": True, "text": True, "env": environment, "check": False}
-            done = await asyncio.to_thread(subprocess.run, [*ask, *flags], **options)
-            assert (done.returncode == 0) is worked, done.stderr
-            assert worked or "an API key is required" in done.stderr
+def test_what_lets_a_gateway_start(flags: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert GatewaySettings.load([f"--pipeline={PIPELINE}", *flags]).host == flags[0].removeprefix("--host=")

@@ -13,15 +13,15 @@ from services.common.rpc.errors import ContextTooLong, InvalidInput, QueueFull, 
 from tests.support.gateway_stack import running
 from tests.support.scripted_stages import PCM16, PIECES, SAMPLE_RATE_HZ, VOICES
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "".join(PIECES)
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 SPEAK = ASK | {"modalities": ["text", "audio"]}
 
 
 @pytest.fixture
-async def gateway():
-    async with running() as started:
-        yield started
+def gateway(speech_gateway):
+    return speech_gateway
 
 
 async def test_whole_text(gateway):
@@ -253,7 +253,7 @@ async def test_a_lost_stage_ends_the_request_and_comes_back(gateway, stage):
     for script in gateway.scripts.values():
         script.hold, script.after = True, 1
     asking = asyncio.create_task(gateway.events(SPEAK))
-    await asyncio.gather(*(script.holding.wait() for script in gateway.scripts.values()))
+    await gateway.held()
     await gateway.stages.servers[stage].stop(grace=None)
     assert (await asking)[-1]["error"]["code"] == "stage_unavailable"
     others = [script for name, script in gateway.scripts.items() if name != stage]
@@ -278,7 +278,7 @@ async def test_a_disconnect_cancels_every_stage(gateway, stream, after):
     for script in gateway.scripts.values():
         script.hold, script.after = True, after
     asking = asyncio.create_task(gateway.chat(SPEAK | {"stream": stream}))
-    await asyncio.gather(*(script.holding.wait() for script in gateway.scripts.values()))
+    await gateway.held()
     asking.cancel()
     await gateway.until(lambda: all(script.ended == ["cancelled"] for script in gateway.scripts.values()))
     await gateway.until(lambda: gateway.app.state.gateway.admission.in_flight == 0)

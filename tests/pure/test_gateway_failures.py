@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import uuid
 
 import grpc
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
@@ -15,8 +17,9 @@ from services.common.rpc.errors import (
     StageLost,
     Unavailable,
 )
-from tests.support.gateway_stack import NOT_FOR_CLIENTS, running
+from tests.support.gateway_stack import NOT_FOR_CLIENTS
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 SPEAK = ASK | {"modalities": ["text", "audio"]}
 GONE = "the thinker went away while it answered; try again in 1 s"
@@ -34,9 +37,8 @@ RAW = [
 
 
 @pytest.fixture
-async def gateway():
-    async with running() as started:
-        yield started
+def gateway(speech_gateway):
+    return speech_gateway
 
 
 def only(gateway, reporter: str, error) -> None:
@@ -46,19 +48,24 @@ def only(gateway, reporter: str, error) -> None:
     gateway.scripts[reporter].error = error
 
 
-async def log_line(gateway, logs: list[dict]) -> dict:
-    """Of the one request: it is written when the client has its answer already."""
-    await gateway.until(lambda: any(line["event"] == "request" for line in logs))
-    (line,) = [line for line in logs if line["event"] == "request"]
-    return line
+async def logged(gateway, body: dict) -> tuple[httpx.Response, dict]:
+    """The answer, and the request's line in the log: it is written when the client has its answer already."""
+    request_id = uuid.uuid4().hex
+
+    def lines() -> list:
+        return [line for line in logs if line["event"] == "request" and line["request_id"] == request_id]
+
+    with capture_logs() as logs:
+        response = await gateway.chat(body, headers={"x-request-id": request_id})
+        await gateway.until(lines)
+    (line,) = lines()
+    return response, line
 
 
 @pytest.mark.parametrize("raw", RAW, ids=[text[:14] for _, text in RAW])
 async def test_what_grpc_says_of_a_lost_stage_is_not_what_clients_hear(gateway, raw):
     only(gateway, "thinker", raw)
-    with capture_logs() as logs:
-        response = await gateway.chat(SPEAK, headers={"x-request-id": "r-1"})
-        line = await log_line(gateway, logs)
+    response, line = await logged(gateway, SPEAK)
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert response.json()["error"] == {
         "message": GONE,
@@ -66,7 +73,7 @@ async def test_what_grpc_says_of_a_lost_stage_is_not_what_clients_hear(gateway, 
         "param": None,
         "code": "stage_unavailable",
     }
-    assert (line["request_id"], line["failed_stage"]) == ("r-1", "thinker")
+    assert line["failed_stage"] == "thinker"
     assert gateway.stages.addresses["thinker"] in line["detail"]
     assert raw[1] in line["detail"]
 
@@ -77,9 +84,7 @@ async def test_the_stage_that_died_is_named_whichever_error_is_first(gateway, re
     """The gateway has no other word than this one: the two other stages stand still."""
     found = StageLost("thinker", f"{ADDRESS}: Stream removed (Socket closed)")
     only(gateway, reporter, (Code.UNAVAILABLE, "Socket closed") if reporter == "thinker" else found)
-    with capture_logs() as logs:
-        response = await gateway.chat(SPEAK | {"stream": stream})
-        line = await log_line(gateway, logs)
+    response, line = await logged(gateway, SPEAK | {"stream": stream})
     error = json.loads(response.text.split("data: ")[-1])["error"]
     assert (error["code"], error["message"]) == ("stage_unavailable", GONE)
     assert (line["failed_stage"], line["code"]) == ("thinker", "stage_unavailable")
@@ -94,7 +99,7 @@ async def test_the_stage_that_died_is_named_in_any_order(gateway, order):
         gateway.scripts[name].error = StageLost("thinker", f"{ADDRESS}: Socket closed")
     gateway.scripts["thinker"].error = (Code.UNKNOWN, "Stream removed (Socket closed)")
     asking = asyncio.create_task(gateway.chat(SPEAK))
-    await asyncio.gather(*(script.holding.wait() for script in gateway.scripts.values()))
+    await gateway.held()
     for name in order:
         gateway.scripts[name].release.set()
     assert (await asking).json()["error"]["message"] == GONE
@@ -133,9 +138,8 @@ async def test_a_refusal_that_comes_by_the_talker_is_in_the_names_of_the_stage_t
 async def test_a_stage_that_does_not_serve_is_named_without_its_address(gateway):
     await gateway.stages.servers["thinker"].stop(grace=None)
     await gateway.until(lambda: not gateway.app.state.gateway.stages.ready)
-    with capture_logs() as logs:
-        response = await gateway.chat(ASK)
-        line = await log_line(gateway, logs)
+    response, line = await logged(gateway, ASK)
+    await gateway.stages.start("thinker")
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert response.json()["error"]["message"] == "the thinker is not serving; try again in 1 s"
     assert gateway.stages.addresses["thinker"] in line["detail"]

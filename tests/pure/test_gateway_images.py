@@ -10,12 +10,15 @@ import zlib
 import numpy as np
 import openai
 import pytest
+import pytest_asyncio
 from PIL import Image
 
+from quartet.v1 import server_info_pb2
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, Unavailable
 from tests.support.gateway_stack import SPEECH, running
 from tests.support.scripted_stages import DIT_STEPS, DRAWN_SEED, PICTURES, PIECES, picture_of
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 DIT = SPEECH.with_name("dit.yaml")
 MODEL = "scripted-dit"
 GENERATE, EDIT, CHAT = "/v1/images/generations", "/v1/images/edits", "/v1/chat/completions"
@@ -74,20 +77,18 @@ def same(picture: np.ndarray, seed: int, width: int = 64, height: int = 48) -> N
 
 
 @pytest.fixture
-async def gateway(tmp_path):
-    async with running(DIT, jobs_dir=tmp_path) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-async def refusing(tmp_path_factory):
-    """A gateway for requests that must not reach the stage."""
-    async with running(DIT, jobs_dir=tmp_path_factory.mktemp("jobs")) as started:
-        yield started
-        assert started.scripts["dit"].requests == []
+def gateway(picture_gateway):
+    return picture_gateway
 
 
 @pytest.fixture
+def refusing(gateway):
+    """For requests that must not reach the stage."""
+    yield gateway
+    assert gateway.scripts["dit"].requests == []
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def both(tmp_path):
     """A thinker and a dit behind one gateway."""
     file = tmp_path / "both.yaml"
@@ -299,7 +300,11 @@ async def test_numbers_that_are_none(refusing, member, param, number):
 
 @pytest.mark.parametrize(("file_format", "most"), [("webp", 16_383), ("jpeg", 65_500)])
 async def test_sizes_that_a_format_has_not(gateway, monkeypatch, file_format, most):
-    gateway.app.state.gateway.stages.output("image").info.dit.max_pixels = 2**24
+    stage = gateway.app.state.gateway.stages.output("image")
+    large = server_info_pb2.GetServerInfoResponse()
+    large.CopyFrom(stage.info)
+    large.dit.max_pixels = 2**24
+    monkeypatch.setattr(stage, "info", large)
     size = f"16x{most // 16 * 16 + 16}"
     response = await gateway.http.post(GENERATE, json=ASK | {"size": size, "output_format": file_format})
     error = response.json()["error"]

@@ -15,21 +15,20 @@ from tests.support.video_stack import (
     DRAWN_SEED,
     MODEL,
     RATE_HZ,
-    SOUND_INFO,
     VIDEO_INFO,
     gateway_before,
     samples_of,
     scripted_dit,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/audio/generations"
 ASK = {"model": MODEL, "prompt": "rain on a tin roof"}
 
 
 @pytest.fixture
-async def gateway(tmp_path):
-    async with scripted_dit(SOUND_INFO) as stage, gateway_before(stage, tmp_path / "jobs") as client:
-        yield client
+def gateway(sound_gateway):
+    return sound_gateway
 
 
 @pytest.mark.parametrize("file_format", ["wav", "flac"])

@@ -2,8 +2,6 @@
 
 import copy
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,10 @@ import yaml
 from tests.support.k8s_breaks import BREAKS, break_it
 from tests.support.k8s_checks import amount, problems
 from tests.support.k8s_objects import PORTS, ROOT, Cluster, Object, pod_of
-from tests.support.kustomize import build
+from tests.support.kustomize import WITH_TLS, build, with_components
 
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("cpu-demo", "single-gpu", "scaled")
-DIRECTORIES = (*(f"overlays/{name}" for name in OVERLAYS), "monitoring")
 
 
 @pytest.fixture(scope="session")
@@ -36,36 +33,9 @@ def test_objects_are_valid_by_the_schemas(rendered, overlay):
         validate.validate(each, "1.32", strict=True)  # raises; for a kind that it does not know, too
 
 
-@pytest.mark.parametrize("directory", DIRECTORIES)
-def test_kubectl_renders_the_same(directory):
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
-    command = ["kubectl", "kustomize", str(K8S / directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert _by_name(build(K8S / directory)) == _by_name(list(yaml.safe_load_all(done.stdout)))
-
-
-def _copy(root: Path) -> None:
-    """What the overlays are made of."""
-    for folder in ("deploy", "gateway/pipelines"):
-        shutil.copytree(ROOT / folder, root / folder)
-
-
-def _with_components(tmp_path: Path, overlay: str, components: list[str]) -> Path:
-    """An overlay of a user's own: `overlay`, and `components` added to it."""
-    _copy(tmp_path)
-    own = tmp_path / "deploy/k8s/overlays/own"
-    own.mkdir()
-    added = [f"../../components/{name}" for name in components]
-    kustomization = {"namespace": "quartet", "resources": [f"../{overlay}"], "components": added}
-    (own / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    return own
-
-
 @pytest.mark.parametrize("overlay", ["cpu-demo", "single-gpu", "scaled"])
 def test_ucx_is_added_to_an_overlay(tmp_path, overlay):
-    objects = build(_with_components(tmp_path, overlay, ["ucx"]))
+    objects = build(with_components(tmp_path, overlay, ["ucx"]))
     assert problems(objects) == []
     cluster = Cluster(objects)
     (policy,) = [each for each in cluster.of("NetworkPolicy") if each["metadata"]["name"] == "ucx"]
@@ -80,12 +50,9 @@ def test_ucx_is_added_to_an_overlay(tmp_path, overlay):
         validate.validate(each, "1.32", strict=True)
 
 
-@pytest.mark.parametrize(
-    ("overlay", "components"), [("cpu-demo", ["keys", "tls"]), ("single-gpu", ["tls"]), ("scaled", ["tls", "dit-tls"])]
-)
+@pytest.mark.parametrize(("overlay", "components"), WITH_TLS)
 def test_mutual_tls_is_added_to_an_overlay(tmp_path, overlay, components):
-    secure = _with_components(tmp_path, overlay, components)
-    objects = build(secure)
+    objects = build(with_components(tmp_path, overlay, components))
     assert problems(objects) == []
     cluster, secrets = Cluster(objects), []
     for each in cluster.of("Deployment"):
@@ -94,10 +61,6 @@ def test_mutual_tls_is_added_to_an_overlay(tmp_path, overlay, components):
         secrets += [v["secret"]["secretName"] for v in pod_of(each)["volumes"] if "secret" in v]
     names = ["gateway", "thinker", "talker", "code2wav", *(["dit"] if overlay == "scaled" else [])]
     assert sorted(secrets) == sorted(["gateway-keys", *(f"{name}-tls" for name in names)])
-    if shutil.which("kubectl"):
-        command = ["kubectl", "kustomize", str(secure)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        assert _by_name(objects) == _by_name(list(yaml.safe_load_all(done.stdout)))
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     for each in objects:
         validate.validate(each, "1.32", strict=True)
@@ -105,7 +68,7 @@ def test_mutual_tls_is_added_to_an_overlay(tmp_path, overlay, components):
 
 @pytest.mark.parametrize("components", [["dit"], ["dit", "gpu"], ["gpu", "dit"]])
 def test_a_dit_that_is_added_has_a_gpu(tmp_path, components):
-    objects = build(_with_components(tmp_path, "single-gpu", components))
+    objects = build(with_components(tmp_path, "single-gpu", components))
     assert problems(objects) == []
     (container,) = pod_of(Cluster(objects).get("Deployment", "dit"))["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
@@ -118,15 +81,6 @@ def test_what_is_reached_from_outside_asks_for_keys(rendered):
         gateway = cluster.settings("gateway")
         assert (gateway.api_keys_file is None) == (not cluster.of("Ingress")), name
         assert gateway.allow_anonymous == (not cluster.of("Ingress")), name
-
-
-def _by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
-    """By kind and name, without the hashes in the names of generated ConfigMaps, which the two compute differently."""
-    text = yaml.safe_dump(objects, default_flow_style=False, width=10_000)
-    for each in objects:
-        if each["kind"] == "ConfigMap":
-            text = text.replace(each["metadata"]["name"], each["metadata"]["name"].rsplit("-", 1)[0])
-    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load(text)}
 
 
 def test_each_overlay_has_what_it_is_for(rendered):

@@ -1,8 +1,6 @@
 """The health command of the images against real servers."""
 
 import http.server
-import subprocess
-import sys
 import threading
 from concurrent import futures
 
@@ -64,12 +62,3 @@ def test_gateway():
     assert main(["--url", f"{url}/ready"]) == 0
     assert main(["--url", f"{url}/other"]) == 1
     server.shutdown()
-
-
-def test_flags_as_a_command(stage):
-    address, _ = stage
-    command = [sys.executable, "-m", "services.common.rpc.probe"]
-    assert subprocess.run([*command, "--address", address], check=False).returncode == 0
-    neither = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert neither.returncode == 2
-    assert "--address" in neither.stderr

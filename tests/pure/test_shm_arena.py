@@ -4,7 +4,6 @@ import asyncio
 import fcntl
 import os
 import random
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli import leftovers
 from services.common.rpc.errors import Unavailable
 from services.common.stream.arena import ALIGNMENT_BYTES, SLICE_BYTES, Arena, FreeRanges, aligned
-from services.common.stream.arena_files import new_name, sweep
-from tests.support.shm_support import MIB, arena_directory, peer
+from tests.support.shm_support import MIB, arena_directory
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 3000), min_size=1, max_size=60))
@@ -104,36 +101,6 @@ async def test_a_file_system_without_room_is_an_error_at_the_start(directory: Pa
     with pytest.raises(FileNotFoundError):
         Arena(directory / "none", MIB)
     assert set(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_sweep_takes_what_dead_processes_left_and_nothing_else(directory: Path):
-    with peer("produce", str(directory)) as (_, told), peer("produce", str(directory)) as (dying, other):
-        mine = Arena(directory, MIB)
-        foreign = {directory / "quartet-state", directory / "quartet-0123", directory / "psm_1234"}
-        for file in foreign:
-            file.touch()
-        link = directory / new_name()
-        link.symlink_to(directory / "quartet-state")
-        assert sweep(directory) == 0
-        dying.send_signal(signal.SIGKILL)
-        dying.wait()
-        assert (directory / other["arena"]).exists()  # nobody removed it
-        assert sweep(directory) == 1
-        assert sweep(directory) == 0
-        assert set(directory.iterdir()) == {directory / told["arena"], directory / mine.name, link, *foreign}
-        for file in (link, *foreign):
-            file.unlink()
-        mine.close()
-    assert sweep(directory) == 1  # of the first one, which was killed at the end of the block
-    assert sweep(directory / "none") == 0
-
-
-def test_the_end_of_quartet_up_sweeps_too(directory: Path, monkeypatch):
-    with peer("produce", str(directory)):
-        pass  # killed
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", directory)
-    leftovers.sweep_shared_memory()
-    assert not list(directory.iterdir())
 
 
 def test_an_arena_has_its_lock_before_it_has_its_name(directory: Path, monkeypatch):

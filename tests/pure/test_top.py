@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -126,10 +124,3 @@ async def test_a_running_gateway_and_a_stage_that_goes():
     await watch.look()
     assert not watch.reached
     assert "not reached" in text(watch)
-
-
-def test_nothing_there_is_an_error():
-    command = [sys.executable, "-m", "cli.main", "top", "--once", "--url", f"http://127.0.0.1:{free_port()}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "does not answer" in done.stderr

@@ -163,9 +163,8 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 
 
 def test_an_address_that_is_none_is_refused():
-    done = run(
-        "from services.common.telemetry import tracing; tracing.configure('x')", QUARTET_OTLP_ENDPOINT="collector:4317"
-    )
+    configure = "from services.common.telemetry import tracing; tracing.configure('x')"
+    done = run(configure, QUARTET_OTLP_ENDPOINT="collector:4317")
     assert done.returncode == 1
     assert re.search(r"^QUARTET_OTLP_ENDPOINT: 'collector:4317' is no URL; write http://", done.stderr)
 

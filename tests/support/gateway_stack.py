@@ -25,11 +25,9 @@ SPEECH = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 class Running:
     """A gateway on a port, its stages and an HTTP client."""
 
-    def __init__(self, app, stages, port: int) -> None:
-        self.app, self.stages, self.scripts = app, stages, stages.scripts
-        self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=20)
-        self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+    def __init__(self, app, stages, url: str) -> None:
+        self.app, self.stages, self.scripts, self.url = app, stages, stages.scripts, url
+        self.http, self.openai = clients(self.url)
 
     async def chat(self, body: dict, **options) -> httpx.Response:
         return await self.http.post("/v1/chat/completions", json=body, **options)
@@ -50,9 +48,48 @@ class Running:
         return [json.loads(line.removeprefix("data: ")) for line in lines]
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.005)
+
+    async def held(self) -> None:
+        """Returns when all stages stand still, as their scripts tell them to."""
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(script.holding.wait() for script in self.scripts.values()))
+
+    async def reset(self) -> None:
+        """As it was when it had started: for the next test."""
+        for script in self.scripts.values():
+            await script.reset()
+        gateway = self.app.state.gateway
+        await self.until(lambda: gateway.admission.in_flight == 0)
+        await self.until(lambda: gateway.stages.ready)
+
+
+def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
+    """Those of a gateway without TLS: reading the system's certificates would take longer than most tests."""
+    http = openai.DefaultAsyncHttpxClient(verify=False)
+    return (
+        httpx.AsyncClient(base_url=url, timeout=60, verify=False),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, http_client=http),
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(app):
+    """`app` on a port of this machine: its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none"))
+    server.capture_signals = contextlib.nullcontext  # signals are pytest's
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+        if task.done():
+            raise RuntimeError("the gateway did not start")
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
 
 
 @contextlib.asynccontextmanager
@@ -62,17 +99,11 @@ async def running(pipeline: Path = SPEECH, **settings):
     async with scripted_stages(*kinds) as stages:
         loaded = GatewaySettings(pipeline=pipeline, **settings)
         app = create_app(loaded, load_pipeline(pipeline, stages.addresses))
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none"))
-        server.capture_signals = contextlib.nullcontext  # signals are pytest's
-        serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        gateway = Running(app, stages, server.servers[0].sockets[0].getsockname()[1])
-        await gateway.until(lambda: app.state.gateway.stages.ready)
-        try:
-            yield gateway
-        finally:
-            await gateway.http.aclose()
-            await gateway.openai.close()
-            server.should_exit = True
-            await serving
+        async with serving(app) as url:
+            gateway = Running(app, stages, url)
+            await gateway.until(lambda: app.state.gateway.stages.ready)
+            try:
+                yield gateway
+            finally:
+                await gateway.http.aclose()
+                await gateway.openai.close()

@@ -1,18 +1,20 @@
 """A small `kubectl kustomize`: what deploy/k8s needs of it, for machines without kubectl.
 
-Where kubectl is there, tests/pure/test_k8s.py compares the two. What it does not know it refuses.
+Where kubectl is there, tests/stage/test_kubectl.py compares the two. What it does not know it refuses.
 """
 
 import copy
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 Object = dict[str, Any]
+ROOT = Path(__file__).parents[2]
 FILE_NAMES = ("kustomization.yaml", "Kustomization")
 KNOWN = {"apiVersion", "kind", "namespace", "resources", "components", "images", "configMapGenerator", "patches"}
 CLUSTER_WIDE = ("Namespace",)
@@ -51,7 +53,7 @@ def _accumulate(directory: Path, objects: list[Object]) -> list[Object]:
         raise ValueError(f"{directory} has no kustomization")
     spec = yaml.safe_load(file.read_text())
     if unknown := set(spec) - KNOWN:
-        raise ValueError(f"{file}: {sorted(unknown)} is not known to tests/kustomize.py")
+        raise ValueError(f"{file}: {sorted(unknown)} is not known to tests/support/kustomize.py")
     for name in spec.get("resources", []):
         path = directory / name
         objects = objects + (_accumulate(path, []) if path.is_dir() else _documents(path))
@@ -153,3 +155,19 @@ def _rename_references(value: Any, renamed: dict[str, str]) -> None:
             if key in ("configMap", "configMapRef", "configMapKeyRef") and member.get("name") in renamed:
                 member["name"] = renamed[member["name"]]
             _rename_references(member, renamed)
+
+
+WITH_TLS = [("cpu-demo", ["keys", "tls"]), ("single-gpu", ["tls"]), ("scaled", ["tls", "dit-tls"])]
+"""(overlay, components) of a user that adds mutual TLS."""
+
+
+def with_components(tmp_path: Path, overlay: str, components: list[str]) -> Path:
+    """An overlay of a user's own: `overlay`, and `components` added to it."""
+    for folder in ("deploy", "gateway/pipelines"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    own = tmp_path / "deploy/k8s/overlays/own"
+    own.mkdir()
+    added = [f"../../components/{name}" for name in components]
+    kustomization = {"namespace": "quartet", "resources": [f"../{overlay}"], "components": added}
+    (own / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return own

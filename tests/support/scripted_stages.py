@@ -86,6 +86,15 @@ class Script:
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
 
+    async def reset(self) -> None:
+        """As new, once its calls have ended: those that stand still go on."""
+        self.hold = False
+        self.release.set()
+        async with asyncio.timeout(10):
+            while self.running:
+                await asyncio.sleep(0.005)
+        vars(self).update(vars(Script()))
+
     async def play(self, request: Any, outputs: list[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """The outputs, as far as the script goes."""
         self.requests.append(request)

@@ -1,7 +1,6 @@
 """A scripted dit stage that makes videos and sound, and a gateway in front of it."""
 
 import asyncio
-import contextlib
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -11,8 +10,6 @@ from pathlib import Path
 import grpc
 import httpx
 import numpy as np
-import openai
-import uvicorn
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gateway.app import create_app
@@ -21,6 +18,7 @@ from gateway.pipeline.stages import SERVICE
 from gateway.settings import GatewaySettings
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2, server_info_pb2_grpc, tensor_pb2
 from services.common.rpc import channels
+from tests.support.gateway_stack import clients, serving
 from tests.support.scripted_stages import TIMINGS, Script
 
 PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/dit.yaml"
@@ -158,8 +156,14 @@ class Client:
 
     def __init__(self, url: str, stage: ScriptedDit) -> None:
         self.url, self.stage, self.script = url, stage, stage.script
-        self.http = httpx.AsyncClient(base_url=url, timeout=20)
-        self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20)
+        self.http, self.openai = clients(url)
+
+    async def reset(self) -> None:
+        """As it was when it had started, without the videos that were made: for the next test."""
+        await self.script.reset()
+        self.stage.most = 0
+        for video in (await self.http.get("/v1/videos")).json().get("data", []):
+            await self.http.delete(f"/v1/videos/{video['id']}")
 
     async def close(self) -> None:
         await self.http.aclose()
@@ -199,21 +203,13 @@ async def gateway_before(stage: ScriptedDit, jobs_dir: Path, **settings) -> Asyn
     settings = {"drain_timeout_s": 1, **settings}
     loaded = GatewaySettings(pipeline=PIPELINE, jobs_dir=jobs_dir, **settings)
     app = create_app(loaded, load_pipeline(PIPELINE, {"dit": stage.address}))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none"))
-    server.capture_signals = contextlib.nullcontext  # signals are pytest's
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-        if serving.done():
-            raise RuntimeError("the gateway did not start")
-    client = Client(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", stage)
-    await client.until(lambda: app.state.gateway.stages.ready)
-    try:
-        yield client
-    finally:
-        await client.close()
-        server.should_exit = True
-        await serving
+    async with serving(app) as url:
+        client = Client(url, stage)
+        await client.until(lambda: app.state.gateway.stages.ready)
+        try:
+            yield client
+        finally:
+            await client.close()
 
 
 @asynccontextmanager

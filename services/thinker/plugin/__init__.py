@@ -5,12 +5,10 @@ that depends on it is in this package and pyproject pins vLLM's minor version.
 """
 
 import multiprocessing
-import multiprocessing.connection
 import os
-import shutil
-import threading
+from pathlib import Path
 
-from services.common.engine.process import lower_engine_priority
+from services.common.engine.process import end_with_parent, lower_engine_priority
 from services.common.telemetry import logs
 from services.thinker.device import vllm_is_for_cpus
 
@@ -27,7 +25,8 @@ def register() -> None:
     # By name: the model is imported where it is needed.
     ModelRegistry.register_model(ARCHITECTURE, "services.thinker.plugin.model:RecordingThinker")
     logs.adopt("transformers")
-    _die_with_parent()
+    scratch_dir = os.environ.get(SCRATCH_DIR)
+    end_with_parent(Path(scratch_dir) if scratch_dir else None)
     _make_way()
 
 
@@ -35,19 +34,3 @@ def _make_way() -> None:
     """On a CPU, lets the event loops go before vLLM's engine. Its other threads inherit the priority."""
     if multiprocessing.parent_process() is not None and vllm_is_for_cpus():
         lower_engine_priority()
-
-
-def _die_with_parent() -> None:
-    """Ends this process when the one that spawned it is gone, however that ended: an engine nobody listens to would
-    keep its memory for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        if scratch_dir := os.environ.get(SCRATCH_DIR):
-            shutil.rmtree(scratch_dir, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

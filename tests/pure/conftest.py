@@ -1,0 +1,64 @@
+"""Gateways in this process that the tests of a module share; each test finds its gateway as it was at the start.
+
+A module whose tests use one runs on one event loop: `pytestmark = pytest.mark.asyncio(loop_scope="module")`.
+"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.support.gateway_stack import SPEECH, Running, running
+from tests.support.video_stack import SOUND_INFO, VIDEO_INFO, Client, gateway_before, scripted_dit
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_speech_gateway() -> AsyncIterator[Running]:
+    async with running() as gateway:
+        yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def speech_gateway(module_speech_gateway: Running) -> AsyncIterator[Running]:
+    """Before a thinker, a talker and a code2wav."""
+    yield module_speech_gateway
+    await module_speech_gateway.reset()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_picture_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    async with running(SPEECH.with_name("dit.yaml"), jobs_dir=tmp_path_factory.mktemp("jobs")) as gateway:
+        yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def picture_gateway(module_picture_gateway: Running) -> AsyncIterator[Running]:
+    """Before a dit that makes pictures."""
+    yield module_picture_gateway
+    await module_picture_gateway.reset()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_video_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    async with scripted_dit(VIDEO_INFO) as stage, gateway_before(stage, tmp_path_factory.mktemp("jobs")) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def video_gateway(module_video_gateway: Client) -> AsyncIterator[Client]:
+    """Before a dit that makes videos."""
+    yield module_video_gateway
+    await module_video_gateway.reset()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_sound_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    async with scripted_dit(SOUND_INFO) as stage, gateway_before(stage, tmp_path_factory.mktemp("jobs")) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def sound_gateway(module_sound_gateway: Client) -> AsyncIterator[Client]:
+    """Before a dit that makes sound."""
+    yield module_sound_gateway
+    await module_sound_gateway.reset()
