@@ -4,12 +4,12 @@ import torch
 from alone import Stage, parameter_bytes
 from real_sizes import CODE2WAV
 
-from services.code2wav.decoder import Decoder
-from services.code2wav.graphs import StepGraphs
+from services.code2wav.causal import StepGraphs
 from services.common.engine.device import CudaGraphs
+from services.families.qwen3_omni.code2wav import Qwen3OmniDecoder
 
 
-def code2wav_stage(decoder: Decoder, batch: int, frames: int) -> Stage:
+def code2wav_stage(decoder: Qwen3OmniDecoder, batch: int, frames: int) -> Stage:
     """`batch` streams that decode `frames` frames each in a step; on CUDA a captured graph, as in the service."""
     states = decoder.new_states(batch)
     slots = [slot for slot in (states.acquire() for _ in range(batch)) if slot is not None]

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from services.code2wav.decoder import Decoder, load_decoder
+from services.code2wav.family import Decoder, load_decoder
 from services.common.engine.process import keep_freed_memory
 
 FRAMES, STREAMS = (1, 2, 4, 8, 16, 25), (1, 8, 32)

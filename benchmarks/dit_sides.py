@@ -22,7 +22,7 @@ from processes import Groups
 from cli.guard import Guard
 from cli.supervisor import free_ports
 from gateway.pipeline.dit import Pieces
-from gateway.pipeline.stages import SERVICE
+from gateway.pipeline.kinds import KINDS
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2, server_info_pb2_grpc
 from services.common.rpc import channels
 
@@ -114,7 +114,7 @@ class Quartet:
             check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
             while True:
                 try:
-                    answer = check(health_pb2.HealthCheckRequest(service=SERVICE["dit"]), timeout=2)
+                    answer = check(health_pb2.HealthCheckRequest(service=KINDS["dit"].service), timeout=2)
                     if answer.status == health_pb2.HealthCheckResponse.SERVING:
                         break
                 except grpc.RpcError:

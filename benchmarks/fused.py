@@ -103,6 +103,7 @@ class Fused:
         talk.finish_text()
 
     async def _decode(self, answer: Answer, talk: _Talk) -> bytes:
+        from services.code2wav.frames import check_codes
         from services.code2wav.stream import Event, Failed, Samples
 
         code2wav, loop = self._code2wav, asyncio.get_running_loop()
@@ -113,7 +114,7 @@ class Fused:
             speech = await talk.speech
             async with aclosing(speech.frames()) as ready:
                 async for codes in ready:
-                    code2wav.put(stream, code2wav.check(codes, "codes"))
+                    code2wav.put(stream, check_codes(code2wav.spec, codes, "codes"))
             code2wav.finish(stream)
 
         feeding = asyncio.create_task(feed())

@@ -8,8 +8,8 @@ shared expert (768). Ids, voices and positions do not change what a step costs.
 import torch
 from torch import nn
 
-from services.code2wav.decoder import Decoder
-from services.code2wav.spec import Code2WavSpec
+from services.code2wav.transformer import TransformerSizes
+from services.families.qwen3_omni.code2wav import DecoderSizes, Qwen3OmniDecoder
 from services.talker.loading import empty_model
 from services.talker.model import TalkerModel
 from services.talker.spec import MoeSpec, SamplingDefaults, TalkerSpec, TransformerSpec
@@ -71,20 +71,22 @@ TALKER = TalkerSpec(
     defaults=SamplingDefaults(0.9, 50, 1.0, 1.05, 4096, 1.0, 50, 0.8),
 )
 
-CODE2WAV = Code2WavSpec(
+CODE2WAV = DecoderSizes(
     codebook_size=2048,
     num_code_groups=16,
-    hidden=1024,
-    layers=8,
-    heads=16,
-    kv_heads=16,
-    head_dim=64,
-    intermediate=3072,
-    attention_bias=False,
-    activation="silu",
-    norm_eps=1e-5,
-    rope_theta=10_000.0,
-    window=72,
+    transformer=TransformerSizes(
+        hidden=1024,
+        layers=8,
+        heads=16,
+        kv_heads=16,
+        head_dim=64,
+        intermediate=3072,
+        attention_bias=False,
+        activation="silu",
+        norm_eps=1e-5,
+        rope_theta=10_000.0,
+        window=72,
+    ),
     upsampling_ratios=(2, 2),
     upsample_rates=(8, 5, 4, 3),
     decoder_dim=1536,
@@ -93,10 +95,10 @@ CODE2WAV = Code2WavSpec(
 
 
 @torch.inference_mode()
-def random_code2wav(device: torch.device, dtype: torch.dtype) -> Decoder:
+def random_code2wav(device: torch.device, dtype: torch.dtype) -> Qwen3OmniDecoder:
     """The codec decoder: 0.2 billion parameters."""
     with torch.device(device):
-        decoder = Decoder(CODE2WAV).to(dtype).requires_grad_(False).eval()
+        decoder = Qwen3OmniDecoder(CODE2WAV).to(dtype).requires_grad_(False).eval()
     fill(decoder)
     decoder.precompute()
     return decoder

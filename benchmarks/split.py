@@ -11,9 +11,9 @@ from client import PCM16_BYTES
 
 from cli.supervisor import PIPELINE
 from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.job import AudioDelta, Finished, Job, Speech, TextDelta
+from gateway.pipeline.job import AudioDelta, Finished, Job, TextDelta, speech
+from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.run import run
-from gateway.pipeline.stages import Stages
 from quartet.v1 import talker_pb2, thinker_pb2
 
 _TIMEOUT_S = 600.0
@@ -23,7 +23,7 @@ _READY_TIMEOUT_S = 30.0
 class Split:
     """Services that run elsewhere. Make it with `start`."""
 
-    def __init__(self, stages: Stages, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(self, stages: Pipeline, stack: contextlib.AsyncExitStack) -> None:
         self._stages, self._stack = stages, stack
 
     @classmethod
@@ -35,7 +35,7 @@ class Split:
         """
         stack = contextlib.AsyncExitStack()
         # Their health is asked once: checks in the background are the gateway's, not of what is compared.
-        stages = await stack.enter_async_context(Stages(load_pipeline(PIPELINE, addresses), 3600.0, 5.0))
+        stages = await stack.enter_async_context(Pipeline(load_pipeline(PIPELINE, addresses), 3600.0, 5.0))
         async with asyncio.timeout(_READY_TIMEOUT_S):
             while not stages.ready:  # noqa: ASYNC110  there is no event for it
                 await asyncio.sleep(0.05)
@@ -44,9 +44,9 @@ class Split:
     @property
     def sample_rate_hz(self) -> int:
         """Of the audio."""
-        rate_hz = self._stages.sample_rate_hz
-        assert rate_hz
-        return rate_hz
+        code2wav = self._stages.info("code2wav")
+        assert code2wav
+        return code2wav.sample_rate_hz
 
     async def close(self) -> None:
         """Closes the channels."""
@@ -56,11 +56,11 @@ class Split:
         """One greedy spoken answer and its PCM16 samples."""
         answer, pcm16 = Answer(prompt, time.perf_counter(), 0.0), b""
         start = thinker_pb2.GenerateStart(
-            request_id=uuid.uuid4().hex,
             sampling=thinker_pb2.SamplingParameters(temperature=0, max_tokens=tokens),
         )
         start.messages.add(role="user").content.add(text=prompt)
-        job = Job(start, speech=Speech("", talker_pb2.TalkerSampling(temperature=0, max_frames=frames)))
+        speak = talker_pb2.SpeakRequest(sampling=talker_pb2.TalkerSampling(temperature=0, max_frames=frames))
+        job = Job(uuid.uuid4().hex, {"thinker": start, **speech(speak)})
         async for _, event in run(self._stages, [job], _TIMEOUT_S):
             match event:
                 case TextDelta(delta):
@@ -71,7 +71,7 @@ class Split:
                 case AudioDelta(piece):
                     answer.audio.append((time.perf_counter(), len(piece) // PCM16_BYTES))
                     pcm16 += piece
-                case Finished(_, talker, _) if talker:
+                case Finished(talker=talker) if talker:
                     answer.frames = talker.frames
         answer.done_s = time.perf_counter()
         return answer, pcm16

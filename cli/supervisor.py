@@ -16,7 +16,7 @@ from cli import ending
 from cli.guard import Guard
 from cli.plan import GATEWAY, PIPELINE, Options, PlannedStage, StartError, stages_to_start
 from cli.process import ChildProcess
-from gateway.pipeline.stages import SERVICE
+from gateway.pipeline.kinds import KINDS
 from services.common.rpc import channels, tls
 
 START_TIMEOUT_S = 1800.0  # a 60 GB checkpoint from a slow disk, and vLLM's compilation
@@ -131,7 +131,7 @@ class Supervisor:
             identity = None if self._credentials is None else self._credentials.identity
             server_name = self.options.tls.tls_server_name or ""
             async with channels.new_channel(self._addresses[name], identity, server_name) as channel:
-                request = health_pb2.HealthCheckRequest(service=SERVICE[self._stages[name].kind])
+                request = health_pb2.HealthCheckRequest(service=KINDS[self._stages[name].kind].service)
                 check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
                 answer = await check(request, timeout=2)
                 return answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -3,9 +3,11 @@
 from gateway.media.fetch import Fetcher
 from gateway.openai.errors import ApiError, from_failure, invalid
 from gateway.openai.transcripts import Transcripts
-from gateway.pipeline.config import Output, PipelineConfig
+from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.job import StageFailure
-from gateway.pipeline.stages import Stage, Stages
+from gateway.pipeline.kinds import Output
+from gateway.pipeline.pipeline import Pipeline
+from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import Channels
@@ -14,11 +16,10 @@ from services.common.rpc.channels import Channels
 class Gateway:
     """The pipeline's stages and the gateway's own state. Use as `async with`: the stages are watched meanwhile."""
 
-    def __init__(self, settings: GatewaySettings, pipeline: PipelineConfig, channels: Channels) -> None:
+    def __init__(self, settings: GatewaySettings, config: PipelineConfig, channels: Channels) -> None:
         self.settings = settings
-        self.pipeline = pipeline
-        self.stages = Stages(
-            pipeline,
+        self.pipeline = Pipeline(
+            config,
             settings.health_interval_s,
             settings.health_timeout_s,
             settings.resolve_interval_s,
@@ -30,21 +31,21 @@ class Gateway:
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
 
     async def __aenter__(self) -> "Gateway":
-        await self.stages.__aenter__()
+        await self.pipeline.__aenter__()
         self.admission.open()
         return self
 
     async def __aexit__(self, *_) -> None:
         await self.fetcher.close()
-        await self.stages.__aexit__()
+        await self.pipeline.__aexit__()
 
     def model_of(self, stage: Stage) -> str | None:
         """Name clients ask for the stage's model by; None while only the stage knows it and was never reached.
 
         The settings' name, or else the pipeline file's, is that of the main stage.
         """
-        name = self.settings.model_name or self.pipeline.model
-        if name is not None and stage is self.stages.main:
+        name = self.settings.model_name or self.pipeline.config.model
+        if name is not None and stage is self.pipeline.main:
             return name
         return stage.info.model if stage.info else None
 
@@ -52,7 +53,7 @@ class Gateway:
     def models(self) -> dict[str, Stage]:
         """The models that clients can ask for; of two with one name the first."""
         models: dict[str, Stage] = {}
-        for stage in self.stages.with_models:
+        for stage in self.pipeline.with_models:
             if (name := self.model_of(stage)) is not None:
                 models.setdefault(name, stage)
         return models
@@ -63,9 +64,9 @@ class Gateway:
         Raises:
             ApiError: 400 if nothing here makes it, or another stage has that model; 404 and 503 as require_model.
         """
-        stage = self.stages.output(output)
+        stage = self.pipeline.output(output)
         if stage is None:
-            made = ", ".join(name for name, stage in self.pipeline.outputs if stage is not None)
+            made = ", ".join(self.pipeline.config.made)
             raise invalid("model", f"nothing here makes {output}; this server makes: {made}", "unsupported_model")
         if model is not None:
             self.require_model(model, stage)
@@ -85,7 +86,7 @@ class Gateway:
         """The stage of the model `name`. Raises ApiError: 404 if there is none, 503 if no name is known yet."""
         models = self.models
         if not models:
-            raise not_reached(self.stages.main)
+            raise not_reached(self.pipeline.main)
         if name not in models:
             message = f"model: {name!r} does not exist here; this server has {' and '.join(map(repr, models))}"
             raise ApiError(404, message, "model", "model_not_found")

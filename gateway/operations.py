@@ -20,11 +20,11 @@ async def health() -> dict[str, str]:
 async def ready(http: Request) -> JSONResponse:
     """200 if every stage serves, else 503; with the state of each stage and of each of its replicas."""
     gateway: Gateway = http.app.state.gateway
-    is_ready = gateway.stages.ready
+    is_ready = gateway.pipeline.ready
     body = {
         "status": "ready" if is_ready else "not ready",
-        "stages": gateway.stages.states,
-        "replicas": gateway.stages.replicas,
+        "stages": gateway.pipeline.states,
+        "replicas": gateway.pipeline.replicas,
     }
     return JSONResponse(body, 200 if is_ready else 503)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.pipeline.job import AudioDelta, Finished, PromptRead, TextDelta
-from quartet.v1 import thinker_pb2, timings_pb2
+from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
 
 FINISH_REASON = {
     thinker_pb2.FINISH_REASON_STOP: "stop",
@@ -41,8 +41,8 @@ class Answer:
     def take(self, event: PromptRead | TextDelta | AudioDelta | Finished) -> None:
         """Counts an event in."""
         match event:
-            case PromptRead(tokens):
-                self.prompt = tokens
+            case PromptRead(tokens, text):
+                self.prompt, self.text = tokens, text
             case TextDelta(delta):
                 self.text += delta.text
             case AudioDelta(pcm16):
@@ -68,23 +68,31 @@ class Answer:
         return self.finished.talker.frames if self.finished.talker else 0
 
     @property
+    def sample_rate_hz(self) -> int:
+        """Samples a second of the audio, which the answer must have."""
+        assert self.finished.code2wav is not None
+        return self.finished.code2wav.sample_rate_hz
+
+    @property
     def finish_reason(self) -> str:
-        """OpenAI's word for why the text ended."""
-        return FINISH_REASON.get(self.finished.thinker.finish_reason, "stop")
+        """OpenAI's word for why the answer ended: its text, or its speech where no thinker wrote the text."""
+        end = self.finished
+        if end.thinker is not None:
+            return FINISH_REASON.get(end.thinker.finish_reason, "stop")
+        return "length" if end.talker and end.talker.end == talker_pb2.SPEECH_END_LENGTH else "stop"
 
     def quartet(self) -> dict[str, Any]:
         """Where the time went, by stage, and what the audio is."""
-        end = self.finished
-        result: dict[str, Any] = {"timings": {"thinker": timings(end.thinker.timings)}}
-        if end.talker and end.code2wav:
-            result["timings"]["talker"] = timings(end.talker.timings) | {
-                "waited_for_text_ms": end.talker.waited_for_text_ms
-            }
-            result["timings"]["code2wav"] = timings(end.code2wav.timings) | {
-                "waited_for_frames_ms": end.code2wav.waited_for_frames_ms
-            }
-            result |= {"frames": end.talker.frames, "sample_rate_hz": end.code2wav.sample_rate_hz}
-        return result
+        end, by_stage = self.finished, {}
+        if end.thinker:
+            by_stage["thinker"] = timings(end.thinker.timings)
+        if end.talker:
+            by_stage["talker"] = timings(end.talker.timings) | {"waited_for_text_ms": end.talker.waited_for_text_ms}
+        if end.code2wav:
+            waited = {"waited_for_frames_ms": end.code2wav.waited_for_frames_ms}
+            by_stage["code2wav"] = timings(end.code2wav.timings) | waited
+        audio = {"frames": self.frames, "sample_rate_hz": self.sample_rate_hz} if end.code2wav else {}
+        return {"timings": by_stage} | audio
 
 
 def timings(message: timings_pb2.Timings) -> dict[str, float | None]:
@@ -100,8 +108,9 @@ def timings(message: timings_pb2.Timings) -> dict[str, float | None]:
 
 def usage(answers: list[Answer]) -> dict[str, Any]:
     """Tokens of a request: the prompt once, the answers together. A codec frame is an audio token."""
-    first, prompt = answers[0].finished.thinker, answers[0].prompt
-    text = sum(answer.finished.thinker.completion_tokens for answer in answers)
+    summaries = [answer.finished.thinker or thinker_pb2.GenerateSummary() for answer in answers]
+    first, prompt = summaries[0], answers[0].prompt
+    text = sum(summary.completion_tokens for summary in summaries)
     audio = sum(answer.frames for answer in answers)
     return {
         "prompt_tokens": first.prompt_tokens,

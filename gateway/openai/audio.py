@@ -7,7 +7,7 @@ import av
 import numpy as np
 import soundfile
 
-BYTES_PER_SAMPLE = 2
+BYTES_PER_SAMPLE = 2  # of PCM16
 
 _Encoder = Callable[[bytes, int, int], bytes]
 _LAYOUTS = {1: "mono", 2: "stereo"}

@@ -14,18 +14,20 @@ from gateway import metrics
 from gateway.gateway import Gateway
 from gateway.openai.admission import admitted
 from gateway.openai.answer import Answer, usage
+from gateway.openai.audio import BYTES_PER_SAMPLE
+from gateway.openai.chat_requests import to_jobs
 from gateway.openai.connection import EventStream, while_connected
 from gateway.openai.errors import from_failure
 from gateway.openai.forms import read_json
-from gateway.openai.jobs import to_jobs
 from gateway.openai.openapi import CHAT_OPENAPI
 from gateway.openai.picture_chat import PictureChat
 from gateway.openai.schema import ChatCompletionRequest
 from gateway.openai.streamed import DONE, ChunkStream, sse
 from gateway.openai.whole import WholeAnswers
 from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
+from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import run
-from gateway.pipeline.stages import Stage
+from gateway.pipeline.stage import Stage
 from services.common.rpc.errors import DeadlineExceeded
 
 router = APIRouter(tags=["chat"])
@@ -39,7 +41,7 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, ChatCompletionRequest, limit_s)
     stage = _stage(gateway, request.model)
-    if stage.kind == "dit":
+    if KINDS[stage.kind].is_diffusion:
         pictures = PictureChat(gateway, stage, request, http.state.request_id, http.state.log)
         if request.stream:
             return EventStream(pictures.stream(), limit_s + _LAST_WORD_S)
@@ -51,12 +53,12 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
 
 
 def _stage(gateway: Gateway, model: str) -> Stage:
-    """The stage that answers for `model`: one that writes, or one that makes pictures. Raises ApiError."""
-    thinker, artist = gateway.stages.thinker, gateway.stages.output("image")
-    if artist is not None and (thinker is None or gateway.models.get(model) is artist):
-        gateway.require_model(model, artist)
-        return artist
-    return gateway.stage_for("text", model)
+    """The stage whose model answers as `model`: it writes, speaks, or makes images. Raises ApiError."""
+    answer, image = gateway.pipeline.answer, gateway.pipeline.output("image")
+    if image is not None and (not answer or gateway.models.get(model) is image):
+        gateway.require_model(model, image)
+        return image
+    return gateway.stage_for("text" if gateway.pipeline.config.outputs.speech is None else "speech", model)
 
 
 class Exchange:
@@ -107,7 +109,7 @@ class Exchange:
                 error = DeadlineExceeded(f"the request's media took longer than its {limit_s:g} s")
                 raise StageFailure("gateway", error) from None
             left_s = max(0.0, limit_s - self._elapsed_s())
-            async with aclosing(run(self._gateway.stages, jobs, left_s)) as events:
+            async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
                 async for index, event in events:
                     self._answers[index].take(event)
                     self._observe(event)
@@ -132,9 +134,7 @@ class Exchange:
         for answer in self._answers:
             if answer.audio_bytes:
                 self._gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
-                code2wav = answer.finished.code2wav
-                assert code2wav is not None
-                audio_s = code2wav.samples / code2wav.sample_rate_hz
+                audio_s = answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz
                 metrics.AUDIO_SECONDS.inc(audio_s)
                 metrics.RTF.observe(self._elapsed_s() / audio_s)
         tokens = usage(self._answers)

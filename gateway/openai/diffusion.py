@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from gateway.openai.errors import ApiError, from_failure, invalid
 from gateway.pipeline.job import StageFailure
 from gateway.pipeline.sampling import MAX_SEED, Strict
-from gateway.pipeline.stages import Stage
+from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.rpc.errors import InvalidInput, StageError
 

@@ -114,7 +114,7 @@ _THINKER_FIELDS = (
 _TALKER_FIELDS = (
     (r"^speaker$", "audio.voice"),
     (r"^sampling\.", "quartet.talker."),
-    (r"^token_ids$", "messages"),
+    (r"^(token_ids|text)$", "messages"),
 )
 
 

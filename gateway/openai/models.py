@@ -7,7 +7,8 @@ from fastapi import APIRouter, Request
 from google.protobuf.json_format import MessageToDict
 
 from gateway.gateway import Gateway
-from gateway.pipeline.stages import Stage
+from gateway.pipeline.kinds import KINDS
+from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
 
 router = APIRouter(tags=["models"])
@@ -19,24 +20,24 @@ _MAKES = {
     _T.DIT_TASK_IMAGE_EDIT: "image",
     _T.DIT_TASK_TEXT_TO_VIDEO: "video",
     _T.DIT_TASK_IMAGE_TO_VIDEO: "video",
-    _T.DIT_TASK_TEXT_TO_AUDIO: "sound",
+    _T.DIT_TASK_TEXT_TO_AUDIO: "audio",
 }
 
 
 def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
-    facts = _dit_facts(stage.info) if stage.kind == "dit" else _thinker_facts(gateway, stage.info)
+    facts = _dit_facts(stage.info) if KINDS[stage.kind].is_diffusion else _answer_facts(gateway)
     return {"id": name, "object": "model", "created": _STARTED, "owned_by": "quartet", "quartet": facts}
 
 
-def _thinker_facts(gateway: Gateway, info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, Any]:
-    stages, thinker = gateway.stages, info.thinker if info else None
-    code2wav = stages.code2wav.info.code2wav if stages.code2wav and stages.code2wav.info else None
+def _answer_facts(gateway: Gateway) -> dict[str, Any]:
+    pipeline, modalities = gateway.pipeline, {"text": "text", "speech": "audio"}
+    thinker, code2wav = pipeline.info("thinker"), pipeline.info("code2wav")
     return {
         "input_modalities": ["text", *(thinker.input_modalities if thinker else ())],
-        "output_modalities": [output for output in ("text", "audio") if stages.output(output) is not None],
+        "output_modalities": [modalities[output] for output in pipeline.config.made if output in modalities],
         "max_context_tokens": thinker.max_context_tokens if thinker else None,
-        "voices": stages.voices,
-        "sample_rate_hz": stages.sample_rate_hz,
+        "voices": pipeline.voices,
+        "sample_rate_hz": code2wav.sample_rate_hz if code2wav else None,
         "samples_per_frame": code2wav.samples_per_frame if code2wav else None,
         "trimmed_samples": code2wav.trimmed_samples if code2wav else None,
     }

@@ -11,15 +11,15 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from gateway.gateway import Gateway
-from gateway.openai.content import ImagePart, TextPart, UserMessage
+from gateway.openai.chat_requests import Pending, last_user_message, load_media, refuse_members
+from gateway.openai.content import ImagePart, TextPart
 from gateway.openai.errors import ApiError, from_validation, invalid
 from gateway.openai.image_request import ImageRequest, PictureOptions
-from gateway.openai.jobs import Pending, load_media
 from gateway.openai.pictures import Event, Picture, Pictures, Upload, check_together, picture_facts, to_base64
 from gateway.openai.schema import ChatCompletionRequest
 from gateway.openai.streamed import DONE, sse
-from gateway.pipeline.stages import Stage
-from quartet.v1 import thinker_pb2
+from gateway.pipeline.stage import Stage
+from quartet.v1 import media_pb2
 
 # Members that ask for another answer than pictures; those that only say how text is sampled are not read.
 _TEXT_ONLY = ("audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
@@ -96,11 +96,9 @@ class PictureChat:
 
     async def _pictures(self) -> Pictures:
         request = self._request
-        for name in _TEXT_ONLY:
-            if getattr(request, name):
-                raise invalid(name, "this model answers with pictures; leave it out")
+        refuse_members(request, _TEXT_ONLY, "this model answers with images; leave it out")
         if "audio" in (request.modalities or ()):
-            raise invalid("modalities", 'this model answers with pictures: use ["image"]')
+            raise invalid("modalities", 'this model answers with images: use ["image"]')
         prompt, images = self._last_message()
         info = picture_facts(self._stage, edits=bool(images))
         options = self._options.model_dump(exclude_none=True)
@@ -144,20 +142,15 @@ class PictureChat:
 
     def _last_message(self) -> tuple[str, list[Pending]]:
         """Text and images of the user's last message."""
-        messages = self._request.messages
-        index = max((i for i, message in enumerate(messages) if isinstance(message, UserMessage)), default=None)
-        if index is None:
-            raise invalid("messages", "one of them must be the user's: it says what the picture shows")
+        index, message = last_user_message(self._request, "it says what the image shows")
         texts, images = [], []
-        message = messages[index]
         self._asked_in = f"messages[{index}].content"
-        assert isinstance(message, UserMessage)
         for j, part in enumerate(message.content):
             field = f"messages[{index}].content[{j}]"
             if isinstance(part, TextPart):
                 texts.append(part.text)
             elif isinstance(part, ImagePart):
-                images.append(Pending(thinker_pb2.Media(), part, "image", field))
+                images.append(Pending(media_pb2.Media(), part, "image", field))
             else:
                 raise invalid(field, "this model reads text and images only")
         return "\n".join(texts), images

@@ -19,7 +19,7 @@ from gateway.openai.answer import timings
 from gateway.openai.diffusion import check_side, from_stage, require_info
 from gateway.openai.errors import invalid
 from gateway.pipeline.dit import Pieces, generate, to_numpy
-from gateway.pipeline.stages import Stage
+from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.rpc.errors import InternalError, StageError
 

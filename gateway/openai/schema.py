@@ -114,7 +114,7 @@ class QuartetOptions(Strict):
     thinker: ThinkerOptions = ThinkerOptions()
     talker: TalkerSampling = TalkerSampling()
     code2wav: Code2WavOptions = Code2WavOptions()
-    dit: PictureOptions | None = Field(default=None, description="only for a model that makes pictures")
+    dit: PictureOptions | None = Field(default=None, description="only for a model that makes images")
 
 
 class MmProcessorKwargs(Strict):
@@ -123,7 +123,7 @@ class MmProcessorKwargs(Strict):
     use_audio_in_video: bool | None = None
 
 
-class MeaninglessHere(Strict):
+class IgnoredParameters(Strict):
     """Parameters of the OpenAI API that change nothing here and so are accepted, whatever they say."""
 
     user: Any = None
@@ -140,13 +140,14 @@ class MeaninglessHere(Strict):
     verbosity: Any = None
 
 
-class ChatCompletionRequest(MeaninglessHere, ThinkerSampling):
+class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
     """A chat request: OpenAI's parameters, vLLM's further sampling parameters, and `quartet`."""
 
     model: str
     messages: list[Message] = Field(min_length=1)
     modalities: list[Literal["text", "audio", "image"]] | None = Field(
-        default=None, description='["text"] or ["text", "audio"]; ["image"] for a model that makes pictures'
+        default=None,
+        description='["text"] or ["text", "audio"]; ["image"] of a model that makes images, ["audio"] of a talker',
     )
     audio: AudioOptions | None = None
     stream: bool | None = None
@@ -198,8 +199,6 @@ class ChatCompletionRequest(MeaninglessHere, ThinkerSampling):
     def conflict(self) -> tuple[str, str] | None:
         """(field, reason) of the first parameter that contradicts another, if any."""
         most = self.max_completion_tokens or self.max_tokens
-        if self.modalities is not None and "text" not in self.modalities:
-            return "modalities", 'speech always comes with its text: use ["text"] or ["text", "audio"]'
         if self.speaks and self.stream and self.audio_format != "pcm16":
             return "audio.format", "a stream has pcm16 only; leave it out, or set stream to false"
         if self.stream_options is not None and not self.stream:

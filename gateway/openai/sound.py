@@ -19,7 +19,7 @@ from gateway.openai.forms import read_json
 from gateway.openai.openapi import SOUND_OPENAPI
 from gateway.openai.sound_request import MEDIA_TYPES, SoundRequest
 from gateway.pipeline.dit import Pieces, generate
-from gateway.pipeline.stages import Stage
+from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InternalError, StageError
 
@@ -31,7 +31,7 @@ async def generate_sound(http: Request, gateway: Annotated[Gateway, Depends(admi
     """Makes a sound; the response is its file."""
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, SoundRequest, limit_s)
-    stage = gateway.stage_for("sound", request.model)
+    stage = gateway.stage_for("audio", request.model)
     info = require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_AUDIO,), "sound")
     start = request.start(info)
     if request.seconds is not None:

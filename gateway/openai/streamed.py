@@ -37,8 +37,8 @@ class ChunkStream:
         """The chunks that say what happened to choice `index`; the answer must have taken the event already."""
         answer = self._answers[index]
         match event:
-            case PromptRead():
-                yield self._chunk(answer, "text", {"role": "assistant", "content": ""})
+            case PromptRead(text=text):
+                yield self._chunk(answer, "text", {"role": "assistant", "content": text})
             case TextDelta(delta):
                 body: dict[str, Any] = {"content": delta.text} if delta.text else {}
                 if delta.tool_calls:

@@ -23,7 +23,7 @@ from gateway.openai.openapi import VIDEO_OPENAPI
 from gateway.openai.pictures import Upload, check_uploads
 from gateway.openai.video_request import VideoRequest, video_object
 from gateway.pipeline.job import StageFailure
-from gateway.pipeline.stages import Stage
+from gateway.pipeline.stage import Stage
 from gateway.videos.jobs import VideoJobs
 from gateway.videos.store import Video
 from quartet.v1 import dit_pb2

@@ -66,9 +66,7 @@ class WholeAnswers:
         if calls:
             message["tool_calls"] = calls
         if samples := self._samples[answer.index]:
-            code2wav = answer.finished.code2wav
-            assert code2wav is not None
-            file = await asyncio.to_thread(_encode_base64, bytes(samples), code2wav.sample_rate_hz, self._audio_format)
+            file = await asyncio.to_thread(_encode_base64, bytes(samples), answer.sample_rate_hz, self._audio_format)
             message["audio"] = {
                 "id": answer.audio_id,
                 "data": file,

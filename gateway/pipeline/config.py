@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, ValidationError
 
 from gateway.pipeline.addresses import Addresses
+from gateway.pipeline.kinds import KINDS, Output, maker
 from gateway.pipeline.sampling import Strict, TalkerSampling, ThinkerSampling
 from gateway.pipeline.yaml_source import YamlError, YamlSource, read_yaml
+
+OUTPUTS: tuple[Output, ...] = get_args(Output)
+_NO_SOURCE = "missing; name the stage that this one reads from, e.g. source: thinker"
 
 
 class ThinkerStage(Strict):
@@ -20,11 +24,11 @@ class ThinkerStage(Strict):
 
 
 class TalkerStage(Strict):
-    """Turns what a thinker writes into codec frames."""
+    """Turns what a thinker writes, or a request's text, into codec frames."""
 
     kind: Literal["talker"]
     address: Addresses
-    source: str
+    source: str | None = Field(None, description="the thinker whose text it speaks; none: the text of each request")
     sampling: TalkerSampling = TalkerSampling()
 
 
@@ -37,7 +41,7 @@ class Code2WavStage(Strict):
 
 
 class DitStage(Strict):
-    """Makes pictures, videos or sound of a prompt; which of these, its model says."""
+    """Makes images, videos or audio of a prompt; which of these, its model says."""
 
     kind: Literal["dit"]
     address: Addresses
@@ -54,26 +58,16 @@ class EncoderStage(Strict):
 StageConfig = Annotated[
     ThinkerStage | TalkerStage | Code2WavStage | DitStage | EncoderStage, Field(discriminator="kind")
 ]
-Output = Literal["text", "audio", "image", "video", "sound"]
-KINDS = "thinker, talker, code2wav, dit, encoder"
-SOURCE_KIND = {"talker": "thinker", "code2wav": "talker", "dit": "encoder"}
-OUTPUT_KIND = {
-    "text": "thinker",
-    "audio": "code2wav",
-    "image": "dit",
-    "video": "dit",
-    "sound": "dit",
-}
 
 
 class Outputs(Strict):
-    """Which stage each output comes from, at least one. `audio` is the text spoken; `sound` is made of a prompt."""
+    """Which stage each output comes from, at least one. `speech` is text spoken; `audio` is made of a prompt."""
 
     text: str | None = None
-    audio: str | None = None
+    speech: str | None = None
     image: str | None = None
     video: str | None = None
-    sound: str | None = None
+    audio: str | None = None
 
 
 class PipelineConfig(Strict):
@@ -83,33 +77,50 @@ class PipelineConfig(Strict):
     stages: dict[str, StageConfig] = Field(min_length=1)
     outputs: Outputs
 
+    def source(self, name: str) -> str | None:
+        """Name of the stage that the stage `name` reads from, if any."""
+        return getattr(self.stages[name], "source", None)
+
+    def route(self, output: Output) -> list[str]:
+        """Names of the stages that `output` comes through, the first first; empty if the pipeline does not have it."""
+        return self.chain(getattr(self.outputs, output))
+
+    def chain(self, name: str | None) -> list[str]:
+        """Names of the stage `name` and those before it, the first first. The edges must have been checked."""
+        return [] if name is None else [*self.chain(self.source(name)), name]
+
+    def model_stage(self, output: Output) -> str:
+        """Name of the stage whose model clients ask for when they want `output`, which the pipeline must have."""
+        return next(name for name in self.route(output) if KINDS[self.stages[name].kind].is_model)
+
+    @property
+    def made(self) -> list[Output]:
+        """The outputs of the pipeline."""
+        return [output for output in OUTPUTS if getattr(self.outputs, output) is not None]
+
     @property
     def main_name(self) -> str:
         """Name of the stage that `model` names: that of the text, else that of the first other output."""
-        return next(name for _, name in self.outputs if name is not None)
+        return self.model_stage(self.made[0])
+
+    @property
+    def answer(self) -> list[str]:
+        """Names of the stages that a spoken answer comes through, else those of a written one; the first first."""
+        return self.route("speech") or self.route("text")
 
     @property
     def thinker(self) -> ThinkerStage | None:
-        """The stage the text comes from, if there is a text output."""
-        if self.outputs.text is None:
-            return None
-        stage = self.stages[self.outputs.text]
-        assert isinstance(stage, ThinkerStage)
-        return stage
-
-    @property
-    def talker_name(self) -> str | None:
-        """Name of the stage that speaks, if there is an audio output."""
-        return None if self.outputs.audio is None else getattr(self.stages[self.outputs.audio], "source")  # noqa: B009
+        """The stage that writes answers, if any."""
+        return next((stage for stage in self._answer_stages if isinstance(stage, ThinkerStage)), None)
 
     @property
     def talker(self) -> TalkerStage | None:
-        """The stage that speaks, if there is an audio output."""
-        if self.talker_name is None:
-            return None
-        stage = self.stages[self.talker_name]
-        assert isinstance(stage, TalkerStage)
-        return stage
+        """The stage that speaks, if any."""
+        return next((stage for stage in self._answer_stages if isinstance(stage, TalkerStage)), None)
+
+    @property
+    def _answer_stages(self) -> list[ThinkerStage | TalkerStage | Code2WavStage | DitStage | EncoderStage]:
+        return [self.stages[name] for name in self.answer]
 
 
 def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = None) -> PipelineConfig:
@@ -125,6 +136,7 @@ def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = 
     source = read_yaml(file)
     if not isinstance(source.data, dict):
         raise source.error((), "must be a mapping with the keys stages and outputs")
+    _refuse_old_outputs(source)
     _override_addresses(source, addresses or {})
     try:
         config = PipelineConfig.model_validate(source.data)
@@ -135,6 +147,19 @@ def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = 
     _check_edges(source, config)
     _check_outputs(source, config)
     return config
+
+
+def _refuse_old_outputs(source: YamlSource) -> None:
+    """`audio` was what speech is called now, and `sound` what is called audio."""
+    outputs, stages = source.data.get("outputs"), source.data.get("stages")
+    if not isinstance(outputs, dict):
+        return
+    named = stages.get(outputs.get("audio")) if isinstance(stages, dict) else None
+    kind = named.get("kind") if isinstance(named, dict) else None
+    if kind == maker("speech").name:
+        raise source.error(("outputs", "audio"), f"outputs.audio: what a {kind} makes is called speech now; rename it")
+    if "sound" in outputs:
+        raise source.error(("outputs", "sound"), "outputs.sound: is called audio now; rename it")
 
 
 def _override_addresses(source: YamlSource, addresses: Mapping[str, str | list[str]]) -> None:
@@ -152,13 +177,13 @@ def _explain(error) -> str:
     if kind == "extra_forbidden":
         return f"{path}: unknown key; check its spelling or remove it"
     if kind == "missing" and key == "source":
-        return f"{path}: missing; name the stage that this one reads from, e.g. source: thinker"
+        return f"{path}: {_NO_SOURCE}"
     if kind == "missing":
         return f"{path}: missing; add it"
     if kind == "union_tag_invalid":
-        return f"{path}.kind: unknown stage kind {error['input'].get('kind')!r}; use one of {KINDS}"
+        return f"{path}.kind: unknown stage kind {error['input'].get('kind')!r}; use one of {', '.join(KINDS)}"
     if kind == "union_tag_not_found":
-        return f"{path}.kind: missing; use one of {KINDS}"
+        return f"{path}.kind: missing; use one of {', '.join(KINDS)}"
     return f"{path}: {error['msg']}"
 
 
@@ -168,62 +193,57 @@ def _without_tags(loc) -> list[str | int]:
 
 
 def _check_edges(source: YamlSource, config: PipelineConfig) -> None:
+    kinds = {stage.kind for stage in config.stages.values()}
     for name, stage in config.stages.items():
-        if isinstance(stage, ThinkerStage | EncoderStage) or stage.source is None:
+        path, reads, read = ("stages", name, "source"), KINDS[stage.kind].reads, config.source(name)
+        if read is None:
+            # a talker may begin a pipeline, but not beside the thinker that it was to read from
+            if stage.kind == "talker" and kinds.intersection(reads):
+                raise source.error(path, f"stages.{name}.source: {_NO_SOURCE}")
             continue
-        path, wanted = ("stages", name, "source"), SOURCE_KIND[stage.kind]
-        if stage.source not in config.stages:
+        if read not in config.stages:
             known = ", ".join(config.stages)
-            raise source.error(path, f"stages.{name}.source: no stage {stage.source!r}; the stages are: {known}")
-        seen = [name]
-        current: str | None = stage.source
+            raise source.error(path, f"stages.{name}.source: no stage {read!r}; the stages are: {known}")
+        seen, current = [name], read
         while current is not None and current in config.stages:
             if current in seen:
                 loop = " -> ".join([*seen[seen.index(current) :], current])
                 raise source.error(path, f"stages.{name}.source: a cycle ({loop}): a stage cannot read from itself")
             seen.append(current)
-            current = getattr(config.stages[current], "source", None)
-        if config.stages[stage.source].kind != wanted:
+            current = config.source(current)
+        if config.stages[read].kind not in reads:
+            wanted, found = " or ".join(map(_article, reads)), _article(config.stages[read].kind)
             raise source.error(
-                path,
-                f"stages.{name}.source: a {stage.kind} reads from {_article(wanted)}, "
-                f"but {stage.source!r} is {_article(config.stages[stage.source].kind)}",
+                path, f"stages.{name}.source: a {stage.kind} reads from {wanted}, but {read!r} is {found}"
             )
 
 
 def _article(kind: str) -> str:
-    return f"an {kind}" if kind == "encoder" else f"a {kind}"
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
 def _check_outputs(source: YamlSource, config: PipelineConfig) -> None:
-    used: set[str] = set()
-    if not any(name for _, name in config.outputs):
-        raise source.error(("outputs",), f"outputs: name at least one of {', '.join(OUTPUT_KIND)}")
-    for output, name in config.outputs.model_dump(exclude_none=True).items():
-        path, wanted = ("outputs", output), OUTPUT_KIND[output]
+    if not config.made:
+        raise source.error(("outputs",), f"outputs: name at least one of {', '.join(OUTPUTS)}")
+    for output in config.made:
+        name, path, wanted = getattr(config.outputs, output), ("outputs", output), maker(output).name
         if name not in config.stages:
             raise source.error(path, f"outputs.{output}: no stage {name!r}; the stages are: {', '.join(config.stages)}")
         if config.stages[name].kind != wanted:
             kind = config.stages[name].kind
             raise source.error(path, f"outputs.{output}: comes from a {wanted}, but {name!r} is {_article(kind)}")
-        current: str | None = name
-        while current is not None:
-            used.add(current)
-            current = getattr(config.stages[current], "source", None)
-    audio = ("outputs", "audio")
-    if config.outputs.audio is not None and config.outputs.text is None:
-        raise source.error(audio, "outputs.audio: needs outputs.text, the text that is spoken; add it")
-    if config.outputs.audio is not None and config.outputs.text not in used_by(config, config.outputs.audio):
-        raise source.error(audio, "outputs.audio: must speak the text of outputs.text")
+    _check_spoken_text(source, config)
+    used = {name for output in config.made for name in config.route(output)}
     for name in config.stages:
         if name not in used:
             raise source.error(("stages", name), f"stages.{name}: no output needs this stage; remove it")
 
 
-def used_by(config: PipelineConfig, name: str) -> list[str]:
-    """The stage `name` and those it reads from, nearest first."""
-    chain, current = [], name
-    while current is not None:
-        chain.append(current)
-        current = getattr(config.stages[current], "source", None)
-    return chain
+def _check_spoken_text(source: YamlSource, config: PipelineConfig) -> None:
+    """What a thinker writes for a talker is sent as well as spoken."""
+    path, text = ("outputs", "speech"), maker("text").name
+    writers = [name for name in config.route("speech") if config.stages[name].kind == text]
+    if writers and config.outputs.text is None:
+        raise source.error(path, "outputs.speech: needs outputs.text, the text that is spoken; add it")
+    if config.outputs.speech is not None and config.outputs.text not in (*writers, None):
+        raise source.error(path, "outputs.speech: must speak the text of outputs.text")

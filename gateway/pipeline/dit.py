@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import numpy as np
 
-from gateway.pipeline.encoding import encoder_of, in_messages, open_encoding
+from gateway.pipeline.encoding import encoder_of, open_encoding
+from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.route import Lease, Route
-from gateway.pipeline.stages import Stage
-from quartet.v1 import dit_pb2, dit_pb2_grpc, tensor_pb2, thinker_pb2
+from gateway.pipeline.stage import Stage
+from quartet.v1 import dit_pb2, media_pb2, tensor_pb2
 from services.common.rpc.errors import InternalError, StageError
-from services.common.telemetry import tracing
 
 _DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA_TYPE_FLOAT32: np.dtype("<f4")}
 
@@ -62,14 +62,12 @@ async def _attempt(
     announced.CopyFrom(start)
     parts = [*announced.images, *([announced.mask] if announced.HasField("mask") else [])]
     for part, file in zip(parts, media, strict=True):
-        part.kind, part.size_bytes = thinker_pb2.MEDIA_KIND_IMAGE, len(file)
+        part.kind, part.size_bytes = media_pb2.MEDIA_KIND_IMAGE, len(file)
     encoding = None
     if encoders:
         assert dit.stage.info is not None
         encoding = open_encoding(encoders[0].replica, announced, dit.stage.info.dit, media, timeout_s)
-    requests = in_messages(dit_pb2.DitServiceGenerateRequest, announced, media)
-    stub: Any = dit_pb2_grpc.DitServiceStub(dit.replica.channel)
-    call = stub.Generate(requests, timeout=timeout_s, metadata=tracing.metadata())
+    call = KINDS[dit.stage.kind].call(dit.replica.channel, announced, media, timeout_s)
     if encoding is not None:
         encoding.on_failure(call.cancel)
     complete = False

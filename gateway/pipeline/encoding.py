@@ -2,18 +2,15 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import grpc
 
-from gateway.pipeline.replicas import Replica
-from gateway.pipeline.stages import Stage
-from quartet.v1 import dit_pb2, encoder_pb2, encoder_pb2_grpc, server_info_pb2, thinker_pb2
+from gateway.pipeline.kinds import KINDS
+from gateway.pipeline.replica import Replica
+from gateway.pipeline.stage import Stage
+from quartet.v1 import dit_pb2, encoder_pb2, server_info_pb2
 from services.common.rpc.errors import StageError, Unavailable
-from services.common.telemetry import tracing
-
-_MEDIA_CHUNK_BYTES = 1024 * 1024
 
 
 class Misfit(Unavailable):
@@ -32,9 +29,7 @@ class Encoding:
     ) -> None:
         self.error: StageError | None = None
         self._replica = replica
-        requests = in_messages(encoder_pb2.EncodeRequest, start, media)
-        stub: Any = encoder_pb2_grpc.EncoderServiceStub(replica.channel)
-        self._call = stub.Encode(requests, timeout=timeout_s, metadata=tracing.metadata())
+        self._call = KINDS[replica.kind].call(replica.channel, start, media, timeout_s)
         self._done: Callable[[], object] = lambda: None
         self._task = asyncio.create_task(self._run())
 
@@ -115,11 +110,3 @@ def settle(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
         start.width, start.height = info.default_width, info.default_height
     start.num_frames = start.num_frames or info.default_frames
     start.audio_s = start.audio_s or info.default_audio_s
-
-
-async def in_messages(kind: Any, start: Any, media: Sequence[bytes]) -> AsyncIterator[Any]:
-    """`start`, then the files, as requests of type `kind`."""
-    yield kind(start=start)
-    for file in media:
-        for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
-            yield kind(media=thinker_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))

@@ -1,17 +1,11 @@
 """What goes into a run of the pipeline, and what comes out of it."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.errors import StageError
-
-
-@dataclass(frozen=True)
-class Speech:
-    """That an answer is to be spoken, and how. `speaker` "" is the talker's default voice."""
-
-    speaker: str
-    sampling: talker_pb2.TalkerSampling
 
 
 @dataclass(frozen=True)
@@ -19,21 +13,33 @@ class Job:
     """One answer to be made.
 
     Attributes:
-        start: what the thinker gets; `request_id` names the answer in every stage.
-        late_media: files of the media parts of `start` without data, in their order.
-        speech: None for text only.
+        request_id: names the answer in every stage.
+        starts: start messages by kind of stage, of the stages of the pipeline's answer that are needed: GenerateStart,
+            SpeakRequest, DecodeRequest. Ids and sources are filled in by the run.
+        media: files of the first stage's media parts without data, in their order.
     """
 
-    start: thinker_pb2.GenerateStart
-    late_media: list[bytes] = field(default_factory=list)
-    speech: Speech | None = None
+    request_id: str
+    starts: Mapping[str, Any]
+    media: Sequence[bytes] = ()
+
+
+def speech(speak: talker_pb2.SpeakRequest) -> dict[str, Any]:
+    """Start messages of the stages that speak, as `speak` says."""
+    return {"talker": speak, "code2wav": code2wav_pb2.DecodeRequest(sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16)}
 
 
 @dataclass(frozen=True)
 class PromptRead:
-    """The thinker took the prompt: an answer follows."""
+    """The first stage took the request: an answer follows.
+
+    Attributes:
+        tokens: of the prompt, by kind; none where no thinker reads it.
+        text: what is spoken, where the request says it and no thinker writes it.
+    """
 
     tokens: thinker_pb2.PromptInfo
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,17 +58,11 @@ class AudioDelta:
 
 @dataclass(frozen=True)
 class Finished:
-    """The answer is complete, text and sound.
+    """The answer is complete, text and sound: the summaries of the stages, None for those that were not needed."""
 
-    Attributes:
-        thinker: its summary.
-        talker: its summary; None for a text-only answer.
-        code2wav: its summary; None for a text-only answer.
-    """
-
-    thinker: thinker_pb2.GenerateSummary
-    talker: talker_pb2.SpeakSummary | None
-    code2wav: code2wav_pb2.DecodeSummary | None
+    thinker: thinker_pb2.GenerateSummary | None = None
+    talker: talker_pb2.SpeakSummary | None = None
+    code2wav: code2wav_pb2.DecodeSummary | None = None
 
 
 Event = PromptRead | TextDelta | AudioDelta | Finished
@@ -72,8 +72,7 @@ class StageFailure(Exception):
     """A stage ended a request.
 
     Attributes:
-        stage: kind of the one that it began in: "thinker", "talker", "code2wav", "dit" or "encoder"; "gateway" for the
-            gateway itself.
+        stage: kind of the one that it began in, see `kinds.KINDS`; "gateway" for the gateway itself.
         error: why.
     """
 

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import grpc
 import structlog
 
 from gateway.pipeline import metrics
-from gateway.pipeline.replicas import Replica
+from gateway.pipeline.kinds import KINDS
+from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage
 from services.common.rpc.errors import NotFound, RequestCancelled, StageError, Unavailable
 
@@ -25,15 +26,12 @@ class Lease:
     def __init__(self, stage: Stage, replica: Replica) -> None:
         self.stage, self.replica = stage, replica
         self._faults = replica.faults
-        self._request = replica.request()
-        self._request.__enter__()
-        self._ended = False
+        self._place = ExitStack()
+        self._place.enter_context(replica.request())
 
     def end(self) -> None:
         """The replica's part is done. May be called again."""
-        if not self._ended:
-            self._ended = True
-            self._request.__exit__(None, None, None)
+        self._place.close()
 
     @property
     def suspect(self) -> bool:
@@ -45,9 +43,9 @@ class Route:
     """A request's way through `stages`, which must all serve.
 
     Args:
-        stages: those it needs, at most one of them a thinker.
+        stages: those it needs, at most one of them of a kind that caches prompts.
         request_id: for the log.
-        key: what of the request a thinker may have cached; see `affinity.prefix_key`.
+        key: what of the request that one may have cached; see `balance.prompt_key`.
     """
 
     def __init__(self, stages: Sequence[Stage], request_id: str, key: bytes | None = None) -> None:
@@ -66,7 +64,7 @@ class Route:
         self._leases = []
         try:
             for stage in self._stages:
-                key = self._key if stage.kind == "thinker" else None
+                key = self._key if KINDS[stage.kind].caches_prompts else None
                 self._leases.append(Lease(stage, stage.choose(key, self._avoid)))
             yield self._leases
         finally:

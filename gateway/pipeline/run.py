@@ -2,41 +2,44 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from typing import Any
 
 import grpc
 
-from gateway.pipeline.affinity import prefix_key
-from gateway.pipeline.job import AudioDelta, Event, Finished, Job, PromptRead, Speech, StageFailure, TextDelta
+from gateway.pipeline.balance import prompt_key
+from gateway.pipeline.job import AudioDelta, Event, Finished, Job, PromptRead, StageFailure, TextDelta
+from gateway.pipeline.kinds import KINDS
+from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.route import Lease, Route
-from gateway.pipeline.stages import Stage, Stages
-from gateway.pipeline.together import all_or_none
-from quartet.v1 import (
-    code2wav_pb2,
-    code2wav_pb2_grpc,
-    stream_pb2,
-    talker_pb2,
-    talker_pb2_grpc,
-    tensor_pb2,
-    thinker_pb2,
-    thinker_pb2_grpc,
+from quartet.v1 import tensor_pb2, thinker_pb2
+from services.common.rpc.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    NotFound,
+    QueueFull,
+    RequestCancelled,
+    StageError,
+    StageLost,
+    Unavailable,
 )
-from services.common.rpc.errors import DeadlineExceeded, InternalError, StageError
-from services.common.telemetry import tracing
 
 # Events that may wait for a slow client. Beyond, the stages' streams are not read, which slows the stages down.
 _MAX_BUFFERED_EVENTS = 64
-_MEDIA_CHUNK_BYTES = 256 * 1024
 # Stages get this much less time than the request has, so that their own word on the deadline still arrives.
 _DEADLINE_MARGIN_S = 0.5
+# When one stage fails, its neighbours fail too, and their errors may arrive first. So the kind of error decides which
+# is the root: what a stage says of the request itself comes before what it says of a lost neighbour. A stage that is
+# gone is a root whoever tells: StageLost names it.
+_ROOT_FIRST = (InvalidInput, QueueFull, DeadlineExceeded, InternalError, Unavailable, NotFound, RequestCancelled)
+_ECHOES = (Unavailable, NotFound, RequestCancelled)
+ECHO_GRACE_S = 0.25
 
 Queue = asyncio.Queue[tuple[int, Event]]
-Summary = TypeVar("Summary")
 
 
-async def run(stages: Stages, jobs: Sequence[Job], timeout_s: float) -> AsyncGenerator[tuple[int, Event], None]:
+async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> AsyncGenerator[tuple[int, Event], None]:
     """Runs `jobs` at the same time and yields (index of the job, event) as things happen: for each job PromptRead, then
     TextDelta and AudioDelta, last Finished. Closing the iterator cancels every stage.
 
@@ -45,8 +48,8 @@ async def run(stages: Stages, jobs: Sequence[Job], timeout_s: float) -> AsyncGen
     """
     queue: Queue = asyncio.Queue(_MAX_BUFFERED_EVENTS)
     deadline = asyncio.get_running_loop().time() + timeout_s
-    answers = [_Answer(stages, job, index, queue, deadline).run() for index, job in enumerate(jobs)]
-    work = asyncio.create_task(all_or_none(answers))
+    answers = [_Answer(pipeline, job, index, queue, deadline).run() for index, job in enumerate(jobs)]
+    work = asyncio.create_task(gather_or_cancel(answers))
     timer = asyncio.get_running_loop().call_at(deadline, work.cancel)
     try:
         while (event := await _next(queue, work)) is not None:
@@ -78,131 +81,80 @@ async def _next(queue: Queue, work: asyncio.Task) -> tuple[int, Event] | None:
 class _Answer:
     """One job on its way through the stages."""
 
-    def __init__(self, stages: Stages, job: Job, index: int, queue: Queue, deadline: float) -> None:
-        self._stages, self._job, self._index = stages, job, index
-        self._queue, self._deadline = queue, deadline
-        self._request_id = job.start.request_id
-        self._stream_id = ""
-        self._needs = self._needed()
-        self._route = Route(self._needs, self._request_id, prefix_key(job))
+    def __init__(self, pipeline: Pipeline, job: Job, index: int, queue: Queue, deadline: float) -> None:
+        self._job, self._index, self._queue, self._deadline = job, index, queue, deadline
+        self._stages = [stage for stage in pipeline.answer if stage.kind in job.starts]
+        thinker: thinker_pb2.GenerateStart | None = job.starts.get("thinker")
+        key = None if thinker is None else prompt_key(thinker, job.media)
+        self._route = Route(self._stages, job.request_id, key)
         self._prompt_read = self._has_output = self._failed = False
 
     async def run(self) -> None:
         while True:
-            for stage in self._needs:
-                _require_serving(stage)
+            self._require_serving()
             self._failed = False
             try:
                 with self._route.replicas() as leases:
-                    await self._attempt(*leases)
+                    await self._attempt(leases)
                 return
             except StageFailure as failure:
                 if self._has_output or not await self._route.again(failure.error):
                     raise
 
-    def _needed(self) -> list[Stage]:
-        thinker, talker, code2wav = self._stages.thinker, self._stages.talker, self._stages.code2wav
-        assert thinker is not None
-        if self._job.speech is None:
-            return [thinker]
-        assert talker is not None, "speech was asked of a pipeline without audio"
-        assert code2wav is not None
-        return [thinker, talker, code2wav]
+    def _require_serving(self) -> None:
+        for stage in self._stages:
+            try:
+                stage.require_serving()
+            except StageError as error:
+                raise StageFailure(stage.kind, error) from None
 
-    async def _attempt(self, thinker: Lease, talker: Lease | None = None, code2wav: Lease | None = None) -> None:
-        if talker is None or code2wav is None or self._job.speech is None:
-            (summary,) = await all_or_none([self._think(thinker)])
-            await self._emit(Finished(summary, None, None))
-            return
+    async def _attempt(self, leases: Sequence[Lease]) -> None:
+        calls = [self._call(lease, start) for lease, start in zip(leases, self._starts(leases), strict=True)]
+        summaries = await gather_or_cancel(calls)
+        await self._emit(
+            Finished(**{lease.stage.kind: summary for lease, summary in zip(leases, summaries, strict=True)})
+        )
+
+    def _starts(self, leases: Sequence[Lease]) -> Iterator[Any]:
+        """The start messages: each stage reads the stream of the one before, and is read by the one after."""
         # Not the request's id: a client may use that again, or we on another replica, while a stage still ends the
         # request before.
-        self._stream_id = self._job.start.output_stream_id = f"{self._request_id}-{uuid.uuid4().hex[:8]}"
-        summaries = await all_or_none(
-            [
-                self._think(thinker),
-                self._speak(talker, thinker.replica.source(self._stream_id), self._job.speech),
-                self._decode(code2wav, talker.replica.source(self._stream_id)),
-            ]
-        )
-        await self._emit(Finished(*summaries))
+        stream_id = f"{self._job.request_id}-{uuid.uuid4().hex[:8]}"
+        for i, lease in enumerate(leases):
+            start = self._job.starts[lease.stage.kind]
+            start.request_id = self._job.request_id
+            if i > 0:
+                start.source.CopyFrom(leases[i - 1].replica.source(stream_id))
+            if i + 1 < len(leases):
+                start.output_stream_id = stream_id
+            yield start
 
-    async def _think(self, lease: Lease) -> thinker_pb2.GenerateSummary:
-        stub = thinker_pb2_grpc.ThinkerServiceStub(lease.replica.channel)
-        call = stub.Generate(self._thinker_requests(), timeout=self._time_left_s(), metadata=tracing.metadata())
-        summary = None
-        async with aclosing(self._responses(lease, call)) as responses:
-            async for response in responses:
-                match response.WhichOneof("message"):
-                    case "prompt":
-                        await self._emit(PromptRead(response.prompt))
-                    case "delta":
-                        await self._emit(TextDelta(response.delta))
-                    case "summary":
-                        summary = response.summary
-        return _complete(lease, summary)
-
-    async def _thinker_requests(self) -> AsyncIterator[thinker_pb2.GenerateRequest]:
-        yield thinker_pb2.GenerateRequest(start=self._job.start)
-        for file in self._job.late_media:
-            for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
-                chunk = thinker_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES])
-                yield thinker_pb2.GenerateRequest(media=chunk)
-
-    async def _speak(self, lease: Lease, source: stream_pb2.StreamSource, speech: Speech) -> talker_pb2.SpeakSummary:
-        request = talker_pb2.SpeakRequest(
-            request_id=self._request_id,
-            source=source,
-            speaker=speech.speaker,
-            sampling=speech.sampling,
-            output_stream_id=self._stream_id,
-        )
-        stub = talker_pb2_grpc.TalkerServiceStub(lease.replica.channel)
-        call = stub.Speak(request, timeout=self._time_left_s(), metadata=tracing.metadata())
-        summary = None
-        async with aclosing(self._responses(lease, call)) as responses:
-            async for response in responses:
-                if response.HasField("summary"):
-                    summary = response.summary
-        return _complete(lease, summary)
-
-    async def _decode(self, lease: Lease, source: stream_pb2.StreamSource) -> code2wav_pb2.DecodeSummary:
-        request = code2wav_pb2.DecodeRequest(
-            request_id=self._request_id,
-            source=source,
-            sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16,
-        )
-        stub = code2wav_pb2_grpc.Code2WavServiceStub(lease.replica.channel)
-        call = stub.Decode(request, timeout=self._time_left_s(), metadata=tracing.metadata())
-        summary = None
-        async with aclosing(self._responses(lease, call)) as responses:
-            async for response in responses:
-                if response.HasField("summary"):
-                    summary = response.summary
-                    continue
-                samples = response.audio.samples
-                if samples.dtype != tensor_pb2.DATA_TYPE_INT16:
-                    dtype = tensor_pb2.DataType.Name(samples.dtype)
-                    wrong = InternalError(f"stage {lease.stage.name} sent {dtype} samples, not PCM16")
-                    raise StageFailure(lease.stage.kind, wrong)
-                if samples.inline:
-                    await self._emit(AudioDelta(samples.inline))
-        return _complete(lease, summary)
-
-    async def _responses(self, lease: Lease, call: Any) -> AsyncGenerator[Any, None]:
-        """Responses of `call`, which is cancelled at the end, when its lease ends too.
+    async def _call(self, lease: Lease, start: Any) -> Any:
+        """Calls the lease's replica, passes on what it answers, and returns its summary.
 
         Raises:
             StageFailure: the replica failed, or was lost and is marked down.
         """
+        stage = lease.stage
+        call = KINDS[stage.kind].call(lease.replica.channel, start, self._job.media, self._time_left_s())
+        summary = None
         try:
             async for response in call:
-                yield response
+                if response.HasField("summary"):
+                    summary = response.summary
+                elif (event := _event(start, response)) is not None:
+                    await self._emit(event)
         except grpc.aio.AioRpcError as error:
             self._failed = True
-            raise StageFailure(lease.stage.kind, self._route.failure(lease, error)) from error
+            raise StageFailure(stage.kind, self._route.failure(lease, error)) from error
+        except InternalError as error:
+            raise StageFailure(stage.kind, InternalError(f"stage {stage.name} {error}")) from None
         finally:
             call.cancel()
             lease.end()
+        if summary is None:
+            raise StageFailure(stage.kind, InternalError(f"stage {stage.name} ended the call without a summary"))
+        return summary
 
     async def _emit(self, event: Event) -> None:
         if self._failed:  # what the other stages still make must not keep the answer from being tried again
@@ -220,15 +172,61 @@ class _Answer:
         return max(left_s - min(_DEADLINE_MARGIN_S, left_s / 10), 0.001)
 
 
-def _require_serving(stage: Stage) -> None:
+def _event(start: Any, response: Any) -> Event | None:
+    """What a stage's response to `start` says, if it is for the client. Raises InternalError: it cannot be right."""
+    match response.WhichOneof("message"):
+        case "prompt":
+            return PromptRead(response.prompt)
+        case "started" if start.text:
+            return PromptRead(thinker_pb2.PromptInfo(), start.text)
+        case "delta":
+            return TextDelta(response.delta)
+        case "audio":
+            samples = response.audio.samples
+            if samples.dtype != tensor_pb2.DATA_TYPE_INT16:
+                raise InternalError(f"sent {tensor_pb2.DataType.Name(samples.dtype)} samples, not PCM16")
+            return AudioDelta(samples.inline) if samples.inline else None
+    return None
+
+
+async def gather_or_cancel(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Results of `parts`, run at the same time. When one fails, or this is cancelled, the others are cancelled and
+    waited for.
+
+    Raises:
+        StageFailure: the root error. If the first error can be an echo of another part's, the others have
+            ECHO_GRACE_S to state theirs.
+    """
+    tasks = [asyncio.ensure_future(part) for part in parts]
     try:
-        stage.require_serving()
-    except StageError as error:
-        raise StageFailure(stage.kind, error) from None
+        _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if pending and all(map(_may_be_echo, _failures(tasks))):
+            await asyncio.wait(pending, timeout=ECHO_GRACE_S)
+    finally:
+        for task in tasks:
+            task.cancel()
+        # A second cancellation must not leave these running.
+        await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
+    if failures := _failures(tasks):
+        raise min(failures, key=_rank)
+    return [task.result() for task in tasks]
 
 
-def _complete(lease: Lease, summary: Summary | None) -> Summary:
-    if summary is None:
-        wrong = InternalError(f"stage {lease.stage.name} ended the call without a summary")
-        raise StageFailure(lease.stage.kind, wrong)
-    return summary
+def _failures(tasks: Sequence[asyncio.Future[Any]]) -> list[StageFailure]:
+    """Failures in the order of `tasks`; any other exception is raised at once, being a bug."""
+    failures = []
+    for task in tasks:
+        error = task.exception() if task.done() and not task.cancelled() else None
+        if isinstance(error, StageFailure):
+            failures.append(error)
+        elif error is not None:
+            raise error
+    return failures
+
+
+def _may_be_echo(failure: StageFailure) -> bool:
+    return isinstance(failure.error, _ECHOES) and not isinstance(failure.error, StageLost)
+
+
+def _rank(failure: StageFailure) -> int:
+    return next((i for i, kind in enumerate(_ROOT_FIRST) if isinstance(failure.error, kind)), len(_ROOT_FIRST))

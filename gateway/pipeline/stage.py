@@ -6,12 +6,12 @@ from typing import Any
 
 import structlog
 
-from gateway.pipeline import choose, metrics
-from gateway.pipeline.addresses import endpoints
+from gateway.pipeline import balance, metrics
+from gateway.pipeline.addresses import NameWatcher, Resolver, endpoints, resolve_host
+from gateway.pipeline.compatibility import Identity, mark_incompatible
 from gateway.pipeline.config import StageConfig
-from gateway.pipeline.identity import Identity, refuse_strangers
-from gateway.pipeline.replicas import Replica
-from gateway.pipeline.resolve import Names, Resolver, resolve_host
+from gateway.pipeline.kinds import KINDS
+from gateway.pipeline.replica import Replica
 from quartet.v1 import server_info_pb2
 from services.common.rpc.channels import Channels
 from services.common.rpc.errors import Unavailable
@@ -26,7 +26,7 @@ class Stage:
         name: of the stage in the pipeline.
         config: of the stage.
         resolver: looks up the names among its addresses.
-        max_imbalance: see `choose.by_key`.
+        max_imbalance: see `balance.rendezvous`.
         channels: of this gateway; None: connections in the clear.
 
     Attributes:
@@ -41,7 +41,7 @@ class Stage:
         name: str,
         config: StageConfig,
         resolver: Resolver = resolve_host,
-        max_imbalance: int = choose.MAX_IMBALANCE,
+        max_imbalance: int = balance.MAX_IMBALANCE,
         channels: Channels | None = None,
     ) -> None:
         self.name, self.kind = name, config.kind
@@ -54,7 +54,7 @@ class Stage:
         self._leaving: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._timing: tuple[float, float] | None = None
-        self._names = Names(name, endpoints(config.address), self._set_addresses, resolver)
+        self._names = NameWatcher(name, endpoints(config.address), self._set_addresses, resolver)
 
     @property
     def serving(self) -> bool:
@@ -98,9 +98,9 @@ class Stage:
         serving = [replica for replica in self.replicas.values() if replica.serving]
         serving = [replica for replica in serving if replica not in avoid] or serving
         if key is None or len(serving) == 1:
-            return choose.by_load(serving)
-        chosen = choose.by_key(key, serving, self._max_imbalance)
-        outcome = "preferred" if chosen is choose.preferred(key, serving) else "diverted"
+            return balance.power_of_two(serving)
+        chosen = balance.rendezvous(key, serving, self._max_imbalance)
+        outcome = "preferred" if chosen is balance.preferred(key, serving) else "diverted"
         metrics.AFFINITY.labels(self.name, outcome).inc()
         return chosen
 
@@ -178,8 +178,9 @@ class Stage:
         """A replica came, went or changed: says anew who is refused, here and in the stages that read from this one."""
         replicas = list(self.replicas.values())
         before = {replica: replica.refusal for replica in replicas}
-        source = None if self.source is None or self.kind == "dit" else self.source.representative
-        self._identity = refuse_strangers(replicas, self._identity, source)
+        shares = KINDS[self.kind].shares_checkpoint
+        source = self.source.representative if self.source is not None and shares else None
+        self._identity = mark_incompatible(replicas, self._identity, source)
         for replica, refusal in before.items():
             if replica.refusal and replica.refusal != refusal:
                 log.error("replica refused", name=self.name, address=replica.address, reason=replica.refusal)

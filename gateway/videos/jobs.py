@@ -18,7 +18,7 @@ from gateway import metrics
 from gateway.media.video_file import MAX_SIDE_PIXELS, VideoFile
 from gateway.pipeline.dit import generate, to_numpy
 from gateway.pipeline.encoding import Misfit
-from gateway.pipeline.stages import Stage
+from gateway.pipeline.stage import Stage
 from gateway.videos.store import Video, VideoStore
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable

@@ -9,11 +9,10 @@ import torch
 
 from quartet.v1 import code2wav_pb2_grpc, server_info_pb2
 from services.code2wav.config import Code2WavSettings
-from services.code2wav.decoder import load_decoder
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.execution import decide
+from services.code2wav.family import DecoderSpec, load_decoder
 from services.code2wav.servicer import Code2WavServicer
-from services.code2wav.spec import Code2WavSpec
 from services.code2wav.stream import Event, Failed, Samples
 from services.common.engine.execution import Accelerator, log_choices
 from services.common.engine.process import keep_freed_memory
@@ -27,18 +26,18 @@ log = structlog.get_logger()
 
 async def serve(stage: Stage, settings: Code2WavSettings) -> None:
     """Runs the stage until it is told to stop."""
-    servicer = Code2WavServicer(stage.admission, stage.consumer, settings.max_frames_ahead)
+    servicer = Code2WavServicer(stage.admission, stage.consumer)
     code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(servicer, stage.grpc)
 
     def describe(engine: DecodeEngine) -> server_info_pb2.GetServerInfoResponse:
-        info = code2wav_info(engine.spec, settings.sample_rate_hz)
+        info = code2wav_info(engine.spec)
         return stage.server.describe(str(engine.decoder.dtype), str(engine.decoder.device), code2wav=info)
 
     await stage.serve(
         load=lambda: asyncio.to_thread(start_engine, settings, stage.fatal),
         warm_up=lambda engine: asyncio.to_thread(warm_up, engine, settings.max_frames_per_step + 1),
         describe=describe,
-        bind=lambda engine, info: servicer.bind(engine, info.code2wav.sample_rate_hz),
+        bind=lambda engine, info: servicer.bind(engine),
     )
 
 
@@ -93,10 +92,10 @@ def warm_up(engine: DecodeEngine, frames: int) -> None:
         raise last[0].error
 
 
-def code2wav_info(spec: Code2WavSpec, sample_rate_hz: int | None) -> server_info_pb2.Code2WavInfo:
+def code2wav_info(spec: DecoderSpec) -> server_info_pb2.Code2WavInfo:
     """This stage's part of the server info."""
     return server_info_pb2.Code2WavInfo(
-        sample_rate_hz=sample_rate_hz or spec.sample_rate_hz,
+        sample_rate_hz=spec.sample_rate_hz,
         samples_per_frame=spec.samples_per_frame,
         trimmed_samples=spec.trimmed_samples,
         num_code_groups=spec.num_code_groups,

@@ -1,23 +1,22 @@
 """Decodes many streams in one thread of its own, batch after batch, as `ChunkPolicy` says."""
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import structlog
 import torch
 
 from services.code2wav import metrics
-from services.code2wav.decoder import Decoder
-from services.code2wav.graphs import StepGraphs
-from services.code2wav.policy import Chunk, ChunkPolicy
+from services.code2wav.family import Decoder
+from services.code2wav.policy import ChunkPolicy, StepPlan
 from services.code2wav.stream import Event, Failed, Finished, Samples, Stream
 from services.common.engine.device import Capturer, make_current
 from services.common.engine.process import lower_engine_priority
-from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
+from services.common.rpc.errors import InternalError, StageError, Unavailable
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger()
 
 # Frames of a step that keep its intermediate results in a core's cache: see the figures in `ChunkPolicy`.
 CPU_BATCH_FRAMES = 16
@@ -26,14 +25,14 @@ CPU_BATCH_FRAMES = 16
 class DecodeEngine:
     """Decodes frames of up to `max_streams` streams at a time; streams beyond those wait for a slot in order.
 
-    A stream's first frame is decoded at once, the following in chunks as large as `ChunkPolicy` allows. Public methods
-    may be called from any thread.
+    A stream's first frames are decoded at once, the following in chunks as large as `ChunkPolicy` allows. Public
+    methods may be called from any thread.
 
     Args:
         max_frames_per_step: most frames of a stream in one step.
         lead_margin_ms: see `ChunkPolicy.transport_s`.
         threads: CPU threads of a step; 0 leaves torch's default.
-        capturer: captures the steps (`StepGraphs`), before this returns; None: steps run kernel by kernel.
+        capturer: captures the steps, before this returns; None: steps run kernel by kernel.
         on_fatal: called in the engine's thread when a step failed; every stream has then been told, and the engine
             takes no more.
     """
@@ -50,14 +49,18 @@ class DecodeEngine:
     ) -> None:
         self.spec = decoder.spec
         self.decoder = decoder
+        self._device = decoder.device
         self._states = decoder.new_states(max_streams)
         self._seconds_per_sample = 1 / self.spec.sample_rate_hz
-        on_cpu = decoder.device.type == "cpu"
+        max_frames_per_step = max(max_frames_per_step, self.spec.granularity_frames)
+        on_cpu = self._device.type == "cpu"
         batch_frames = max(CPU_BATCH_FRAMES, max_frames_per_step) if on_cpu else max_frames_per_step * max_streams
         self._decode = decoder.step
         if capturer is not None:
-            self._decode = StepGraphs(capturer, decoder, self._states, max_frames_per_step).step
-        self.policy = ChunkPolicy(max_frames_per_step, batch_frames, lead_margin_ms / 1000, capturer is not None)
+            self._decode = decoder.captured_step(capturer, self._states, max_frames_per_step)
+        self.policy = ChunkPolicy(
+            max_frames_per_step, batch_frames, lead_margin_ms / 1000, capturer is not None, self.spec.decodable
+        )
         self._threads = threads
         self._on_fatal = on_fatal
         self._changed = threading.Condition()
@@ -82,29 +85,15 @@ class DecodeEngine:
     @property
     def state_bytes(self) -> int:
         """Memory of all slots."""
-        return self._states.slot_bytes * len(self._states.frames)
-
-    def check(self, codes: torch.Tensor, field: str) -> torch.Tensor:
-        """`codes` as the engine takes them: (frames, groups) int64.
-
-        Raises:
-            InvalidInput: names `field`; another shape, a floating dtype, or a code that no codebook has.
-        """
-        groups, size = self.spec.num_code_groups, self.spec.codebook_size
-        if codes.dtype.is_floating_point:
-            raise InvalidInput(f"{field}.dtype", f"must be an integer type, not {codes.dtype}")
-        if codes.dim() != 2 or codes.shape[1] != groups:
-            raise InvalidInput(f"{field}.shape", f"must be (frames, {groups}), not {tuple(codes.shape)}")
-        codes = codes.to(torch.int64, copy=True)  # the talker may use its memory again: what was checked must stay so
-        wrong = ((codes < 0) | (codes >= size)).nonzero()
-        if len(wrong):
-            frame, group = wrong[0].tolist()
-            value = int(codes[frame, group])
-            raise InvalidInput(field, f"code {value} of frame {frame}, group {group}, must be 0 to {size - 1}")
-        return codes
+        return self._states.slot_bytes * self._states.slots
 
     def open(
-        self, emit: Callable[[Event], object], on_started: Callable[[], object] = lambda: None, pcm16: bool = False
+        self,
+        emit: Callable[[Event], object],
+        on_started: Callable[[], object] = lambda: None,
+        pcm16: bool = False,
+        voice: str = "",
+        seed: int = 0,
     ) -> Stream:
         """A new stream, in line for a slot.
 
@@ -113,11 +102,12 @@ class DecodeEngine:
                 whatever thread, under the engine's lock: must not block.
             on_started: called likewise when the stream gets its slot.
             pcm16: samples are round(x * 32768), clipped, int16.
+            voice, seed: see `States.open`.
 
         Raises:
             Unavailable: the engine has stopped or failed.
         """
-        stream = Stream(emit, on_started, pcm16)
+        stream = Stream(emit, on_started, pcm16, voice, seed)
         with self._changed:
             if self._stopped:
                 raise Unavailable(self._stopped)
@@ -127,7 +117,7 @@ class DecodeEngine:
         return stream
 
     def put(self, stream: Stream, codes: torch.Tensor) -> None:
-        """Appends frames that `check` has returned."""
+        """Appends frames that `frames.check_codes` has returned: (frames, groups) int64."""
         with self._changed:
             if not stream.ended and len(codes):
                 first = not stream.frames_ready
@@ -157,8 +147,8 @@ class DecodeEngine:
             self._thread.join()
 
     def _run(self) -> None:
-        make_current(self.decoder.device)
-        if self.decoder.device.type == "cpu":
+        make_current(self._device)
+        if self._device.type == "cpu":
             lower_engine_priority()
         if self._threads:
             torch.set_num_threads(self._threads)
@@ -170,27 +160,37 @@ class DecodeEngine:
             self._fail_all(InternalError("code2wav's engine failed; its log has the details"))
             self._on_fatal(error)
 
-    def _next_batch(self) -> tuple[Sequence[Stream], torch.Tensor] | None:
-        """Waits for frames: the streams of the next step and their codes (streams, frames, groups). None to stop."""
+    def _next_batch(self) -> tuple[Sequence[Stream], torch.Tensor | None] | None:
+        """Waits for work: the streams of the next step and their codes, (streams, frames, groups), or no codes where
+        the streams are to be flushed. None to stop."""
         with self._changed:
             while not self._stopped:
                 self._admit()
                 self._retire()
-                chunk = self.policy.choose(self._running, time.monotonic())
-                if isinstance(chunk, Chunk):
-                    streams = [self._running[i] for i in chunk.streams]
+                if held_back := [stream for stream in self._running if self._must_flush(stream)]:
+                    for stream in held_back:
+                        stream.in_step = stream.flushed = True
+                    return held_back, None
+                plan = self.policy.choose(self._running, time.monotonic())
+                if isinstance(plan, StepPlan):
+                    streams = [self._running[i] for i in plan.streams]
                     for stream in streams:
                         stream.in_step = True
-                    metrics.FRAMES_QUEUED.dec(chunk.frames * len(streams))
-                    return streams, torch.stack([stream.take(chunk.frames) for stream in streams])
-                self._changed.wait(chunk)
+                    metrics.FRAMES_QUEUED.dec(plan.frames * len(streams))
+                    return streams, torch.stack([stream.take(plan.frames) for stream in streams])
+                self._changed.wait(plan)
         return None
+
+    def _must_flush(self, stream: Stream) -> bool:
+        """Whether all frames of `stream` are decoded but look-ahead holds back the samples of the last ones."""
+        decoded_whole = stream.complete and not stream.frames_ready and stream.frames_decoded > 0
+        return decoded_whole and not stream.flushed and self.spec.lookahead_frames > 0
 
     def _admit(self) -> None:
         """Gives free slots to the streams that wait for one."""
-        while self._waiting and (slot := self._states.acquire()) is not None:
+        while self._waiting and self._states.free_slots:
             stream = self._waiting.popleft()
-            stream.slot = slot
+            stream.slot = self._states.acquire(stream.voice, stream.seed)
             self._running.append(stream)
             metrics.STREAMS_WAITING.dec()
             metrics.STREAMS_RUNNING.inc()
@@ -199,21 +199,23 @@ class DecodeEngine:
 
     def _retire(self) -> None:
         """Ends the streams that are decoded whole; admits others in their place."""
-        for stream in [s for s in self._running if s.complete and not s.frames_ready]:
+        for stream in [s for s in self._running if s.complete and not s.frames_ready and not self._must_flush(s)]:
             stream.emit(Finished(stream.frames_decoded, stream.samples_emitted, stream.waited_ms))
             self._end(stream)
         self._admit()
 
-    def _step(self, streams: Sequence[Stream], codes: torch.Tensor) -> None:
-        slots = [stream.slot for stream in streams]
-        frames, began = codes.shape[1], time.monotonic()
-        batch = self._states.batch([slot for slot in slots if slot is not None])
-        samples = [piece.float() for piece in self._decode(codes.to(self.decoder.device), batch)]
+    def _step(self, streams: Sequence[Stream], codes: torch.Tensor | None) -> None:
+        """Decodes `codes`, or flushes where there are none, and gives the streams their samples."""
+        batch = self._states.batch([stream.slot for stream in streams if stream.slot is not None])
+        frames, began = 0 if codes is None else codes.shape[1], time.monotonic()
+        decoded = self.decoder.flush(batch) if codes is None else self._decode(codes.to(self._device), batch)
+        samples = [piece.float() for piece in decoded]
         pieces = [_pcm16(piece) if s.pcm16 else piece for s, piece in zip(streams, samples, strict=True)]
         with self._changed:
             now = time.monotonic()
-            self.policy.stepped(now - began, frames * len(streams))
-            self._count_step(now - began, frames, len(streams))
+            if frames:
+                self.policy.stepped(now - began, frames * len(streams))
+                self._count_step(now - began, frames, len(streams))
             for stream, piece in zip(streams, pieces, strict=True):
                 stream.in_step = False
                 if stream.ended:  # cancelled during the step

@@ -1,7 +1,6 @@
-"""The convolutional layers of code2wav, stateful: any split of the input gives what one pass over all of it gives.
+"""The convolutional layers of a codec, stateful: any split of the input gives what one pass over all of it gives.
 
-Counterparts of transformers' Qwen3OmniMoeCausalConvNet, CausalTransConvNet, ConvNeXtBlock, SnakeBeta and
-Code2WavDecoderBlock, with the same parameter names. Tensors are (streams, channels, samples).
+Tensors are (streams, channels, samples).
 """
 
 import torch
@@ -68,7 +67,7 @@ class CausalTransposedConv(nn.Module):
 
     Computed as the matrix product that it is, of each input and the ones before it: `stride` outputs an input, with
     kernel / stride inputs behind each of them. The left trim of the reference's layer is not cut off here, so that
-    streams keep equal lengths: see `Code2WavSpec.leads`.
+    streams keep equal lengths: see `DecoderBlock`.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, layout: StateLayout) -> None:

@@ -3,7 +3,8 @@
 Pure Python; the clock is passed in, so that every decision can be tested.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -55,7 +56,7 @@ class Paced(Protocol):
 
 
 @dataclass(frozen=True)
-class Chunk:
+class StepPlan:
     """The next step: `frames` frames of each of `streams` (indices into what was given)."""
 
     frames: int
@@ -78,9 +79,10 @@ class ChunkPolicy:
     playback never has a lead, and its frames are decoded as they come. Of the due streams, those nearest to running
     dry go first; a stream that has not begun counts as dry since its first frame came.
 
-    A stream's first chunk is one frame. A step is a rectangle of frames x streams: of those that the most urgent stream
-    can be part of, the one with the most frames, as a step costs a fixed time plus a time per frame. A stream joins if
-    the step takes at least half of what it has ready: being cut into crumbs would cost more messages than it saves.
+    A stream's first chunk is one frame, or the few that the decoder takes at a time. A step is a rectangle of frames x
+    streams: of those that the most urgent stream can be part of, the one with the most frames, as a step costs a fixed
+    time plus a time per frame. A stream joins if the step takes at least half of what it has ready: being cut into
+    crumbs would cost more messages than it saves.
 
     Why chunks are large, and why on a CPU a step of more than 16 frames gains nothing and only lets others wait:
     milliseconds per frame of audio, one core with AVX-512, float32, the checkpoint of `quartet tiny`, eager:
@@ -101,6 +103,8 @@ class ChunkPolicy:
     """What to allow for the way of the samples from here to the listener's ear, beside the steps."""
     powers_of_two: bool = False
     """Whether chunks are 1, 2, 4, 8... frames, for steps that are captured per size."""
+    decodable: Callable[[int, bool], int] = lambda frames, complete: frames
+    """Of a stream's next frames, how many a step may take, given whether no more will follow: see `DecoderSpec`."""
     _step_s: float = field(default=0.0, init=False)
     _step_deviation_s: float = field(default=0.0, init=False)
     _step_frames: float = field(default=0.0, init=False)
@@ -122,8 +126,8 @@ class ChunkPolicy:
         return self.transport_s + longest_step_s + frames_ready * frame_cost_s
 
     def due_at(self, stream: Paced, margin_s: float) -> float | None:
-        """When `stream` should be decoded, as it is now; in the past or 0 for at once. None: it has no frame."""
-        if not stream.frames_ready:
+        """When `stream` should be decoded, as it is now; in the past or 0 for at once. None: it cannot be."""
+        if not self.decodable(stream.frames_ready, stream.complete):
             return None
         playback = stream.playback
         if stream.complete or stream.frames_ready >= self.max_frames or playback.runs_dry_at is None:
@@ -133,7 +137,7 @@ class ChunkPolicy:
             return 0.0  # waiting would bring no frame
         return due
 
-    def choose(self, streams: Sequence[Paced], now: float) -> Chunk | float | None:
+    def choose(self, streams: Sequence[Paced], now: float) -> StepPlan | float | None:
         """The next step; or the seconds until one is due if no frame comes; or None if only a frame can change that."""
         margin_s = self.margin_s(sum(stream.frames_ready for stream in streams))
         due, next_due = [], None
@@ -150,25 +154,34 @@ class ChunkPolicy:
         due.sort(key=lambda i: _dry_since(streams[i].playback, now))
         return self._rectangle(streams, due)
 
-    def _rectangle(self, streams: Sequence[Paced], due: list[int]) -> Chunk:
+    def _rectangle(self, streams: Sequence[Paced], due: list[int]) -> StepPlan:
         """The largest step with the first of `due` in it; of equal ones the one with the most frames a stream."""
         ready = [self._takes(streams[i]) for i in due]
-        best = Chunk(0, [])
+        best = StepPlan(0, [])
         for frames in sorted({min(ready[0], r) for r in ready}, reverse=True):
             if 2 * frames < ready[0]:
                 break
+            if not self._may_take(streams[due[0]], frames):
+                continue
             members = [i for i, r in zip(due, ready, strict=True) if frames <= r <= 2 * frames]
+            members = [i for i in members if self._may_take(streams[i], frames)]
             members = members[: max(1, self.max_batch_frames // frames)]
             if frames * len(members) > best.frames * len(best.streams):
-                best = Chunk(frames, members)
+                best = StepPlan(frames, members)
         return best
 
     def _takes(self, stream: Paced) -> int:
         """Most frames of `stream` that may be decoded now."""
         if stream.playback.runs_dry_at is None:
-            return 1
+            return next(frames for frames in itertools.count(1) if self._may_take(stream, frames))
         frames = min(stream.frames_ready, self.max_frames, self.max_batch_frames)
-        return 1 << (frames.bit_length() - 1) if self.powers_of_two else frames
+        if self.powers_of_two:
+            frames = 1 << (frames.bit_length() - 1)
+        return self.decodable(frames, stream.complete and frames == stream.frames_ready)
+
+    def _may_take(self, stream: Paced, frames: int) -> bool:
+        """Whether a step may decode exactly that many frames of `stream`."""
+        return self.decodable(frames, stream.complete and frames == stream.frames_ready) == frames
 
 
 def _dry_since(playback: Playback, now: float) -> float:

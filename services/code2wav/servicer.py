@@ -1,24 +1,25 @@
-"""gRPC side of code2wav: frames in from a talker or inline, samples out. No model code."""
+"""gRPC side of code2wav: frames in from a talker or inline, samples out."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import grpc
+import torch
 
-from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2
+from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc
 from services.code2wav.engine import DecodeEngine
+from services.code2wav.family import DecoderSpec
+from services.code2wav.frames import FrameWindow, frames_of
 from services.code2wav.stream import Event, Failed, Samples, Stream
 from services.common.rpc.call import Admission, Call, serve_call
-from services.common.rpc.errors import InternalError, InvalidInput, Unavailable
+from services.common.rpc.errors import InvalidInput, Unavailable
 from services.common.stream.consumer import StreamConsumer
-from services.common.stream.rows import Chunk
-from services.common.stream.tensors import to_message, to_torch
+from services.common.stream.tensors import to_message
 
-CODES = stream_pb2.RowSelection(name="codes")
-# The first frames come one by one: the listener has little sound yet. Then half a frame's time (40 ms of 80) is a wait
-# that nobody hears, and of a talker that is faster than speech it brings several frames in a message.
-GATHERING = stream_pb2.Gathering(from_position=8, delay_ms=40)
+# Steps of a call's frames that are taken in before their samples have left: one that is decoded, and what comes
+# meanwhile.
+WINDOW_STEPS = 4
 
 
 class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
@@ -27,19 +28,15 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
     Args:
         admission: refuses calls while there is no engine, and those beyond the stage's limits.
         consumer: reads talkers' streams.
-        max_frames_ahead: frames of one call taken in before their samples have left. A client that does not read, or
-            reads slowly, thereby slows the talker's stream instead of filling memory.
     """
 
-    def __init__(self, admission: Admission, consumer: StreamConsumer, max_frames_ahead: int) -> None:
+    def __init__(self, admission: Admission, consumer: StreamConsumer) -> None:
         self._admission, self._consumer = admission, consumer
-        self._max_frames_ahead = max_frames_ahead
         self._engine: DecodeEngine | None = None
-        self._sample_rate_hz = 0
 
-    def bind(self, engine: DecodeEngine, sample_rate_hz: int) -> None:
+    def bind(self, engine: DecodeEngine) -> None:
         """Serves with `engine` from now on."""
-        self._engine, self._sample_rate_hz = engine, sample_rate_hz
+        self._engine = engine
 
     async def Decode(
         self, request: code2wav_pb2.DecodeRequest, context: grpc.aio.ServicerContext
@@ -56,14 +53,18 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
     ) -> AsyncGenerator[code2wav_pb2.DecodeResponse]:
         if request.sample_format not in code2wav_pb2.SampleFormat.values():
             raise InvalidInput("sample_format", f"{request.sample_format} is not a SampleFormat")
-        frames_in = _frames(engine, self._consumer, request)
-        window = FrameWindow(self._max_frames_ahead)
+        voice = _voice(engine.spec, request.voice)
+        frames_in = frames_of(engine.spec, self._consumer, request)
+        # A client that does not read, or reads slowly, thereby slows the talker's stream instead of filling memory.
+        window = FrameWindow(WINDOW_STEPS * engine.policy.max_frames)
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         stream = engine.open(
             emit=lambda event: loop.call_soon_threadsafe(events.put_nowait, event),
             on_started=call.timings.mark_started,
             pcm16=request.sample_format == code2wav_pb2.SAMPLE_FORMAT_PCM16,
+            voice=voice,
+            seed=request.seed,
         )
         feeding = asyncio.create_task(_feed(engine, stream, frames_in, window, events))
         frames_sent = 0
@@ -83,7 +84,7 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
             summary = code2wav_pb2.DecodeSummary(
                 frames=event.frames,
                 samples=event.samples,
-                sample_rate_hz=self._sample_rate_hz,
+                sample_rate_hz=engine.spec.sample_rate_hz,
                 timings=call.timings.to_message(),
                 waited_for_frames_ms=event.waited_ms,
             )
@@ -93,32 +94,10 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
             feeding.cancel()
 
 
-class FrameWindow:
-    """Counts the frames that may still be taken in."""
-
-    def __init__(self, frames: int) -> None:
-        self._free = frames
-        self._freed = asyncio.Event()
-
-    async def acquire(self, most: int) -> int:
-        """Waits until there is room, takes room for up to `most` frames and returns for how many."""
-        while not self._free:
-            self._freed.clear()
-            await self._freed.wait()
-        frames = min(self._free, most)
-        self._free -= frames
-        return frames
-
-    def release(self, frames: int) -> None:
-        """Gives room for `frames` back."""
-        self._free += frames
-        self._freed.set()
-
-
 async def _feed(
     engine: DecodeEngine,
     stream: Stream,
-    frames_in: AsyncIterator,
+    frames_in: AsyncIterator[torch.Tensor],
     window: FrameWindow,
     events: asyncio.Queue[Event],
 ) -> None:
@@ -134,48 +113,13 @@ async def _feed(
         events.put_nowait(Failed(error))
 
 
-def _frames(engine: DecodeEngine, consumer: StreamConsumer, request: code2wav_pb2.DecodeRequest) -> AsyncIterator:
-    """The request's frames, checked, as (n, groups) int64 tensors. Inline ones are checked here and now.
+def _voice(spec: DecoderSpec, asked: str) -> str:
+    """The voice to decode with.
 
     Raises:
-        InvalidInput: no input, or inline codes that are not frames.
+        InvalidInput: there is no such voice.
     """
-    match request.WhichOneof("input"):
-        case "codes":
-            return _inline(engine.check(to_torch(request.codes, "codes"), "codes"))
-        case "source":
-            return _subscribed(engine, consumer, request.source, request.request_id)
-        case _:
-            raise InvalidInput("input", "is required: set source, or codes")
-
-
-async def _inline(codes) -> AsyncIterator:
-    yield codes
-
-
-async def _subscribed(
-    engine: DecodeEngine, consumer: StreamConsumer, source: stream_pb2.StreamSource, request_id: str
-) -> AsyncIterator:
-    """The rows "codes" of a talker's stream.
-
-    Raises:
-        InvalidInput: rows that are not frames.
-        InternalError: the producer skipped or repeated a frame.
-        StageError: whatever ended the producer's stream.
-    """
-    due = 0
-    async with consumer.subscribe(source, request_id, [CODES], GATHERING, producer="talker") as messages:
-        async for message in messages:
-            if isinstance(message, stream_pb2.StreamEnd):
-                _expect(message.end_position, due, "the stream's end")
-            elif isinstance(message, Chunk):
-                for rows in message.rows:
-                    _expect(rows.first_position, due, "the next frame")
-                    codes = engine.check(rows.tensor, "source.codes")
-                    due += len(codes)
-                    yield codes
-
-
-def _expect(position: int, due: int, what: str) -> None:
-    if position != due:
-        raise InternalError(f"the talker's stream says {what} is at {position} after {due} frames")
+    if asked and asked not in spec.voices:
+        there = f"is not one of {', '.join(spec.voices)}" if spec.voices else "cannot be chosen: the codes decide it"
+        raise InvalidInput("voice", f"'{asked}' {there}")
+    return asked or next(iter(spec.voices), "")

@@ -6,11 +6,12 @@ pieces lie in one row of one tensor, its slot, so that a batch is gathered and p
 its streams stand, and is a mere view where their slots follow on each other.
 """
 
-import heapq
 import math
 from collections.abc import Sequence
 
 import torch
+
+from services.code2wav.family import States
 
 
 class StateLayout:
@@ -52,8 +53,8 @@ class Carry:
         return torch.cat([state.flatten(1) for state in self._kept], dim=1)
 
 
-class StreamStates:
-    """States of up to `slots` streams. Used by one thread. Its size is fixed when it is made.
+class CausalStates(States):
+    """States of up to `slots` streams of a causal decoder.
 
     Args:
         layout: what a slot holds.
@@ -61,14 +62,9 @@ class StreamStates:
     """
 
     def __init__(self, layout: StateLayout, slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(slots)
         self.memory = torch.zeros(slots + 1, sum(layout.sizes), dtype=dtype, device=device)
         self.frames = [0] * slots
-        self._free = list(range(slots))
-
-    @property
-    def free_slots(self) -> int:
-        """Slots that can be acquired."""
-        return len(self._free)
 
     @property
     def slot_bytes(self) -> int:
@@ -78,30 +74,22 @@ class StreamStates:
     @property
     def padding_slot(self) -> int:
         """The row that belongs to no stream."""
-        return len(self.frames)
+        return self.slots
 
-    def acquire(self) -> int | None:
-        """The lowest free slot, in the state of a stream's start, or None if all are taken."""
-        if not self._free:
-            return None
-        slot = heapq.heappop(self._free)
+    def open(self, slot: int, voice: str, seed: int) -> None:
+        """Forgets what the stream before left in `slot`."""
         self.frames[slot] = 0
         self.memory[slot].zero_()
-        return slot
 
-    def release(self, slot: int) -> None:
-        """Gives a slot back."""
-        heapq.heappush(self._free, slot)
-
-    def batch(self, slots: Sequence[int]) -> "Batch":
+    def batch(self, slots: Sequence[int]) -> "CausalBatch":
         """The states of the streams in `slots` (all different), in that order."""
-        return Batch(self, slots)
+        return CausalBatch(self, slots)
 
 
-class Batch:
+class CausalBatch:
     """States of the streams that step together."""
 
-    def __init__(self, states: StreamStates, slots: Sequence[int]) -> None:
+    def __init__(self, states: CausalStates, slots: Sequence[int]) -> None:
         self.states = states
         self.slots = list(slots)
         self.frames = [states.frames[slot] for slot in self.slots]

@@ -44,13 +44,17 @@ Event = Samples | Finished | Failed
 class Stream:
     """State of one request. Its fields belong to the engine and change under the engine's lock."""
 
-    def __init__(self, emit: Callable[[Event], object], on_started: Callable[[], object], pcm16: bool) -> None:
+    def __init__(
+        self, emit: Callable[[Event], object], on_started: Callable[[], object], pcm16: bool, voice: str, seed: int
+    ) -> None:
         self.emit = emit
         self.on_started = on_started
         self.pcm16 = pcm16
+        self.voice, self.seed = voice, seed
         self.slot: int | None = None
         self.in_step = False
         self.complete = False
+        self.flushed = False
         self.ended = False
         self.frames_decoded = 0
         self.samples_emitted = 0

@@ -1,16 +1,37 @@
-"""The transformer of code2wav, stateful: attention over a sliding window whose keys and values are carried.
+"""A codec's transformer, stateful: attention over a sliding window whose keys and values are carried.
 
-Counterpart of transformers' Qwen3OmniMoeCode2WavTransformerModel, with the same parameter names. Tensors are
-(streams, frames, hidden).
+Tensors are (streams, frames, hidden).
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from services.code2wav.spec import Code2WavSpec
 from services.code2wav.state import Carry, StateLayout
+
+
+@dataclass(frozen=True)
+class TransformerSizes:
+    """Sizes of a transformer, in channels unless said otherwise; and what else its config says.
+
+    Attributes:
+        window: positions that a frame attends to, itself included.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    attention_bias: bool
+    activation: str
+    norm_eps: float
+    rope_theta: float
+    window: int
 
 
 class RMSNorm(nn.Module):
@@ -48,22 +69,28 @@ class Step:
     """
 
     def __init__(
-        self, positions: torch.Tensor, frames: int, spec: Code2WavSpec, like: torch.Tensor, carry: Carry, settled: bool
+        self,
+        positions: torch.Tensor,
+        frames: int,
+        sizes: TransformerSizes,
+        like: torch.Tensor,
+        carry: Carry,
+        settled: bool,
     ) -> None:
         self.carry = carry
-        past = spec.window - 1
+        past = sizes.window - 1
         # Key j of a stream at frame t stands for position t - past + j: before the start there is none.
         keys = torch.arange(past + frames, device=like.device)
         distance = torch.arange(past, past + frames, device=like.device)[:, None] - keys
-        seen = ((distance >= 0) & (distance < spec.window))[None, None]
+        seen = ((distance >= 0) & (distance < sizes.window))[None, None]
         if not settled:
             seen = seen & (keys >= past - positions[:, None])[:, None, None]
         hidden = torch.full((), -torch.inf, dtype=like.dtype, device=like.device)
         self.mask = torch.where(seen, 0.0, hidden)  # (streams or 1, 1, frames, past + frames)
         # The reference's own operations, in its order: at large positions another rounding is another angle.
-        exponents = torch.arange(0, spec.head_dim, 2, device=like.device, dtype=torch.float) / spec.head_dim
+        exponents = torch.arange(0, sizes.head_dim, 2, device=like.device, dtype=torch.float) / sizes.head_dim
         queries = positions[:, None, None, None] + torch.arange(frames, device=like.device)[:, None]
-        angles = queries.float() * (1.0 / spec.rope_theta**exponents)
+        angles = queries.float() * (1.0 / sizes.rope_theta**exponents)
         angles = torch.cat([angles, angles], dim=-1)
         self.cos, self.sin = angles.cos().to(like.dtype), angles.sin().to(like.dtype)  # (streams, 1, frames, head_dim)
 
@@ -76,16 +103,16 @@ class Step:
 class Attention(nn.Module):
     """Attention of each frame to the `window` frames that end with it."""
 
-    def __init__(self, spec: Code2WavSpec, layout: StateLayout) -> None:
+    def __init__(self, sizes: TransformerSizes, layout: StateLayout) -> None:
         super().__init__()
-        queries, keys, bias = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.attention_bias
-        self.q_proj = nn.Linear(spec.hidden, queries, bias=bias)
-        self.k_proj = nn.Linear(spec.hidden, keys, bias=bias)
-        self.v_proj = nn.Linear(spec.hidden, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, spec.hidden, bias=bias)
-        self._heads, self._kv_heads, self._head_dim = spec.heads, spec.kv_heads, spec.head_dim
-        self._past = spec.window - 1
-        self._piece = layout.add((2 * spec.kv_heads, self._past, spec.head_dim))
+        queries, keys, bias = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim, sizes.attention_bias
+        self.q_proj = nn.Linear(sizes.hidden, queries, bias=bias)
+        self.k_proj = nn.Linear(sizes.hidden, keys, bias=bias)
+        self.v_proj = nn.Linear(sizes.hidden, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, sizes.hidden, bias=bias)
+        self._heads, self._kv_heads, self._head_dim = sizes.heads, sizes.kv_heads, sizes.head_dim
+        self._past = sizes.window - 1
+        self._piece = layout.add((2 * sizes.kv_heads, self._past, sizes.head_dim))
         self.register_buffer("_weight", torch.empty(0), persistent=False)
         self.register_buffer("_bias", None, persistent=False)
 
@@ -114,12 +141,12 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Gated perceptron."""
 
-    def __init__(self, spec: Code2WavSpec) -> None:
+    def __init__(self, sizes: TransformerSizes) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(spec.hidden, spec.intermediate, bias=False)
-        self.up_proj = nn.Linear(spec.hidden, spec.intermediate, bias=False)
-        self.down_proj = nn.Linear(spec.intermediate, spec.hidden, bias=False)
-        self._activation = ACT2FN[spec.activation]
+        self.gate_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
+        self.up_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
+        self.down_proj = nn.Linear(sizes.intermediate, sizes.hidden, bias=False)
+        self._activation = ACT2FN[sizes.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., hidden), kept."""
@@ -129,14 +156,14 @@ class Mlp(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention and perceptron, each normed before and scaled after."""
 
-    def __init__(self, spec: Code2WavSpec, layout: StateLayout) -> None:
+    def __init__(self, sizes: TransformerSizes, layout: StateLayout) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
-        self.self_attn = Attention(spec, layout)
-        self.self_attn_layer_scale = LayerScale(spec.hidden)
-        self.post_attention_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
-        self.mlp = Mlp(spec)
-        self.mlp_layer_scale = LayerScale(spec.hidden)
+        self.input_layernorm = RMSNorm(sizes.hidden, sizes.norm_eps)
+        self.self_attn = Attention(sizes, layout)
+        self.self_attn_layer_scale = LayerScale(sizes.hidden)
+        self.post_attention_layernorm = RMSNorm(sizes.hidden, sizes.norm_eps)
+        self.mlp = Mlp(sizes)
+        self.mlp_layer_scale = LayerScale(sizes.hidden)
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """(streams, frames, hidden), kept."""
@@ -147,15 +174,15 @@ class TransformerLayer(nn.Module):
 class Transformer(nn.Module):
     """All layers and the final norm."""
 
-    def __init__(self, spec: Code2WavSpec, layout: StateLayout) -> None:
+    def __init__(self, sizes: TransformerSizes, layout: StateLayout) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(TransformerLayer(spec, layout) for _ in range(spec.layers))
-        self.norm = RMSNorm(spec.hidden, spec.norm_eps)
-        self._spec = spec
+        self.layers = nn.ModuleList(TransformerLayer(sizes, layout) for _ in range(sizes.layers))
+        self.norm = RMSNorm(sizes.hidden, sizes.norm_eps)
+        self._sizes = sizes
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, carry: Carry, settled: bool) -> torch.Tensor:
         """(streams, frames, hidden), kept. For `positions` and `settled` see `Step`."""
-        step = Step(positions, x.shape[1], self._spec, x, carry, settled)
+        step = Step(positions, x.shape[1], self._sizes, x, carry, settled)
         for layer in self.layers:
             x = layer(x, step)
         return self.norm(x)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from quartet.v1 import dit_pb2, thinker_pb2
+from quartet.v1 import dit_pb2, media_pb2
 from services.common.rpc.errors import InvalidInput
 from services.common.rpc.messages import read_bytes
 from services.dit.config import PipelineSettings
@@ -31,7 +31,7 @@ async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limi
         media.append((MASK_FIELD, start.mask))
     size_bytes = 0
     for field, each in media:
-        if each.kind != thinker_pb2.MEDIA_KIND_IMAGE:
+        if each.kind != media_pb2.MEDIA_KIND_IMAGE:
             raise InvalidInput(field, "must be of MEDIA_KIND_IMAGE")
         if not each.data and not each.size_bytes:
             raise InvalidInput(field, "is empty")

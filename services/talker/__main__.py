@@ -35,7 +35,7 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
 
     def describe(engine: TalkerEngine) -> server_info_pb2.GetServerInfoResponse:
         model = engine.runner.model
-        rows, info = talker_info(engine, engine.runner.positions, stage.hub.transport_kinds)
+        rows, info = talker_info(engine, engine.runner.positions)
         return stage.server.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
 
     await stage.serve(

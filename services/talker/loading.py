@@ -21,7 +21,8 @@ def load_model(model: str, device: torch.device, dtype: torch.dtype | None = Non
     Raises:
         ValueError: tensors are missing, unexpected or of the wrong shape.
     """
-    checkpoint = Checkpoint(model, lambda name: name.startswith(_PREFIX) or name == _TEXT_EMBEDDINGS)
+    checkpoint = Checkpoint(model)
+    checkpoint.select(lambda name: name.startswith(_PREFIX) or name == _TEXT_EMBEDDINGS)
     talker = empty_model(read_spec(checkpoint.folder), device, dtype or checkpoint.stored_dtype(_STORED_DTYPE_OF))
     places = _published(talker)
     embeddings = None

@@ -207,11 +207,11 @@ class _Talk:
 
 
 def talker_info(
-    engine: TalkerEngine, positions: int, transports: list[stream_pb2.Transport]
+    engine: TalkerEngine, positions: int
 ) -> tuple[list[server_info_pb2.RowsInfo], server_info_pb2.TalkerInfo]:
     """What ServerInfo says of this talker."""
     spec = engine.spec
-    rows = [server_info_pb2.RowsInfo(name=CODES, width=spec.num_code_groups, transports=transports)]
+    rows = [server_info_pb2.RowsInfo(name=CODES)]
     info = server_info_pb2.TalkerInfo(
         speakers=list(spec.speakers), num_code_groups=spec.num_code_groups, max_context_positions=positions
     )

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from quartet.v1 import thinker_pb2
+from quartet.v1 import media_pb2, thinker_pb2
 from services.common.rpc.errors import InvalidInput
 from services.common.rpc.messages import read_bytes
 from services.thinker.config import ThinkerSettings
@@ -13,9 +13,9 @@ from services.thinker.tools import Mode, ToolChoice
 
 _ROLES = ("system", "user", "assistant", "tool")
 _KINDS: dict[int, MediaKind] = {
-    thinker_pb2.MEDIA_KIND_IMAGE: "image",
-    thinker_pb2.MEDIA_KIND_AUDIO: "audio",
-    thinker_pb2.MEDIA_KIND_VIDEO: "video",
+    media_pb2.MEDIA_KIND_IMAGE: "image",
+    media_pb2.MEDIA_KIND_AUDIO: "audio",
+    media_pb2.MEDIA_KIND_VIDEO: "video",
 }
 _MODES: dict[int, Mode] = {
     thinker_pb2.ToolChoice.MODE_UNSPECIFIED: "auto",
@@ -109,7 +109,7 @@ def _role(field: str, role: str) -> str:
     return role
 
 
-def _media_of(start: thinker_pb2.GenerateStart) -> list[tuple[str, thinker_pb2.Media]]:
+def _media_of(start: thinker_pb2.GenerateStart) -> list[tuple[str, media_pb2.Media]]:
     return [
         (part.media.field or f"messages[{i}].content[{j}]", part.media)
         for i, message in enumerate(start.messages)

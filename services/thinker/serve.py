@@ -9,7 +9,6 @@ from services.thinker.capture import offered_rows
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Message
 from services.thinker.engine import ThinkerEngine
-from services.thinker.plugin.rows import ROPE_POSITIONS, hidden_states
 from services.thinker.preprocess import Preprocessor
 from services.thinker.sampling import sampling_params
 from services.thinker.servicer import ThinkerServicer
@@ -64,14 +63,10 @@ async def _end_with(engine: ThinkerEngine, stage: Stage) -> None:
 
 def _server_info(stage: Stage, engine: ThinkerEngine) -> server_info_pb2.GetServerInfoResponse:
     checkpoint = engine.checkpoint
-    widths = {hidden_states(layer): checkpoint.hidden_size for layer in engine.kept_layers} | {ROPE_POSITIONS: 3}
     return stage.server.describe(
         engine.dtype,
         engine.device,
-        rows=[
-            server_info_pb2.RowsInfo(name=name, width=widths.get(name, 1), transports=stage.hub.transport_kinds)
-            for name in offered_rows(engine.kept_layers)
-        ],
+        rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.kept_layers)],
         thinker=server_info_pb2.ThinkerInfo(
             max_context_tokens=engine.max_context_tokens,
             accept_hidden_layer=checkpoint.accept_hidden_layer,

@@ -186,10 +186,10 @@ class TestPublishedSizes:
         from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-        from services.code2wav.decoder import Decoder
+        from services.families.qwen3_omni.code2wav import Qwen3OmniDecoder
 
         with torch.device("meta"):
-            ours, reference = Decoder(CODE2WAV), Qwen3OmniMoeCode2Wav(Qwen3OmniMoeCode2WavConfig())
+            ours, reference = Qwen3OmniDecoder(CODE2WAV), Qwen3OmniMoeCode2Wav(Qwen3OmniMoeCode2WavConfig())
         assert _parameters(ours) == _parameters(reference)
 
 

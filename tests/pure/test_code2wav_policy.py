@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.code2wav.policy import Chunk, ChunkPolicy, Playback
+from services.code2wav.policy import ChunkPolicy, Playback, StepPlan
 
 FRAME_S = 0.08
 TRANSPORT_S = 0.1
@@ -57,7 +57,7 @@ def test_a_step_without_samples_does_not_begin_playback():
 def test_the_first_chunk_is_one_frame_at_once(ready):
     stream = FakeStream()
     stream.put(ready, 7.0)
-    assert policy().choose([stream], 7.0) == Chunk(1, [0])
+    assert policy().choose([stream], 7.0) == StepPlan(1, [0])
 
 
 def test_nothing_to_do_without_frames():
@@ -71,19 +71,19 @@ def test_a_stream_with_a_lead_waits_until_its_margin_and_then_gets_what_there_is
     wait_s = chunks.choose([stream], 0.0)
     assert wait_s == pytest.approx(1.0 - TRANSPORT_S)
     assert chunks.choose([stream], 0.899) == pytest.approx(0.001)
-    assert chunks.choose([stream], 0.9001) == Chunk(5, [0])
+    assert chunks.choose([stream], 0.9001) == StepPlan(5, [0])
 
 
 def test_full_and_complete_streams_do_not_wait():
     full, complete = playing(16, 100.0, 0.0), playing(3, 100.0, 0.0)
     complete.complete = True
-    assert policy().choose([full], 0.0) == Chunk(16, [0])
-    assert policy().choose([complete], 0.0) == Chunk(3, [0])
+    assert policy().choose([full], 0.0) == StepPlan(16, [0])
+    assert policy().choose([complete], 0.0) == StepPlan(3, [0])
 
 
 def test_a_stream_does_not_wait_for_a_frame_that_would_come_too_late():
     slow = playing(ready=2, lead_s=0.3, now=0.0, interval_s=0.25)  # the third is due 50 ms after the margin
-    assert policy().choose([slow], 0.0) == Chunk(2, [0])
+    assert policy().choose([slow], 0.0) == StepPlan(2, [0])
 
 
 def test_the_margin_grows_with_measured_steps_and_with_what_is_queued():
@@ -99,31 +99,31 @@ def test_the_margin_grows_with_measured_steps_and_with_what_is_queued():
 
 def test_the_stream_nearest_to_running_dry_goes_first():
     streams = [playing(16, lead, 0.0) for lead in (0.9, 0.05, 0.5)]
-    assert policy().choose(streams, 0.0) == Chunk(16, [1])
+    assert policy().choose(streams, 0.0) == StepPlan(16, [1])
     dry = playing(16, 0.001, -1.0)  # silent for a second
-    assert policy().choose([*streams, dry], 0.0) == Chunk(16, [3])
+    assert policy().choose([*streams, dry], 0.0) == StepPlan(16, [3])
 
 
 def test_a_new_stream_goes_before_those_with_a_lead_and_after_those_that_are_dry_for_longer():
     new, dry = FakeStream(), playing(4, 0.001, -1.0)
     new.put(1, -0.5)
-    assert policy().choose([playing(16, 0.05, 0.0), new], 0.0) == Chunk(1, [1])
-    assert policy().choose([new, dry], 0.0) == Chunk(4, [1])
+    assert policy().choose([playing(16, 0.05, 0.0), new], 0.0) == StepPlan(1, [1])
+    assert policy().choose([new, dry], 0.0) == StepPlan(4, [1])
 
 
 def test_a_step_is_the_largest_rectangle_with_the_most_urgent_stream():
     streams = [playing(ready, 0.01 * (i + 1), 0.0) for i, ready in enumerate([5, 4, 4, 1])]
-    assert policy().choose(streams, 0.0) == Chunk(4, [0, 1, 2])
-    assert policy(max_batch_frames=8).choose(streams, 0.0) == Chunk(4, [0, 1])
+    assert policy().choose(streams, 0.0) == StepPlan(4, [0, 1, 2])
+    assert policy(max_batch_frames=8).choose(streams, 0.0) == StepPlan(4, [0, 1])
     # The others wait rather than be cut into single frames.
-    assert policy().choose([playing(1, 0.01, 0.0), playing(9, 0.02, 0.0)], 0.0) == Chunk(1, [0])
+    assert policy().choose([playing(1, 0.01, 0.0), playing(9, 0.02, 0.0)], 0.0) == StepPlan(1, [0])
 
 
 def test_new_streams_begin_together():
     streams = [FakeStream() for _ in range(20)]
     for stream in streams:
         stream.put(3, 0.0)
-    assert policy().choose(streams, 0.0) == Chunk(1, list(range(16)))
+    assert policy().choose(streams, 0.0) == StepPlan(1, list(range(16)))
 
 
 @dataclass
@@ -149,7 +149,7 @@ def simulate(chunks: ChunkPolicy, arrivals: list[list[float]], complete: bool = 
             streams[i].put(1, at)
             streams[i].complete = complete and last
         choice = chunks.choose(streams, now)
-        if isinstance(choice, Chunk):
+        if isinstance(choice, StepPlan):
             took_s = STEP_S + STEP_FRAME_S * choice.frames * len(choice.streams)
             now += took_s
             run.busy_s += took_s

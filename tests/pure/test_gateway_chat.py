@@ -268,7 +268,7 @@ async def test_a_lost_stage_ends_the_request_and_comes_back(gateway, stage):
     for script in gateway.scripts.values():
         script.hold = False
     await gateway.stages.start(stage)
-    await gateway.until(lambda: gateway.app.state.gateway.stages.ready)
+    await gateway.until(lambda: gateway.app.state.gateway.pipeline.ready)
     assert (await gateway.chat(SPEAK)).status_code == 200
 
 

@@ -137,7 +137,7 @@ async def test_a_refusal_that_comes_by_the_talker_is_in_the_names_of_the_stage_t
 
 async def test_a_stage_that_does_not_serve_is_named_without_its_address(gateway):
     await gateway.stages.servers["thinker"].stop(grace=None)
-    await gateway.until(lambda: not gateway.app.state.gateway.stages.ready)
+    await gateway.until(lambda: not gateway.app.state.gateway.pipeline.ready)
     response, line = await logged(gateway, ASK)
     await gateway.stages.start("thinker")
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")

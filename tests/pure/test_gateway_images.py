@@ -300,7 +300,7 @@ async def test_numbers_that_are_none(refusing, member, param, number):
 
 @pytest.mark.parametrize(("file_format", "most"), [("webp", 16_383), ("jpeg", 65_500)])
 async def test_sizes_that_a_format_has_not(gateway, monkeypatch, file_format, most):
-    stage = gateway.app.state.gateway.stages.output("image")
+    stage = gateway.app.state.gateway.pipeline.output("image")
     large = server_info_pb2.GetServerInfoResponse()
     large.CopyFrom(stage.info)
     large.dit.max_pixels = 2**24
@@ -448,7 +448,7 @@ async def test_a_lost_stage_is_down_until_it_is_back(gateway):
     assert (await gateway.http.get("/ready")).status_code == 503
     script.hold = False
     await gateway.stages.start("dit")
-    await gateway.until(lambda: gateway.app.state.gateway.stages.ready)
+    await gateway.until(lambda: gateway.app.state.gateway.pipeline.ready)
     assert (await gateway.http.post(GENERATE, json=ASK)).status_code == 200
 
 
@@ -620,9 +620,9 @@ async def test_what_the_server_does_not_make(tmp_path):
     async with running() as gateway:
         response = await gateway.http.post(GENERATE, json=ASK)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
-        assert "this server makes: text, audio" in response.json()["error"]["message"]
+        assert "this server makes: text, speech" in response.json()["error"]["message"]
     async with running(DIT, jobs_dir=tmp_path) as gateway:
-        stage = gateway.app.state.gateway.stages.output("image")
+        stage = gateway.app.state.gateway.pipeline.output("image")
         del stage.info.dit.tasks[1]
         response = await gateway.http.post(EDIT, data=ASK, files={"image": png()})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "model")

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.pipeline.addresses import endpoints
-from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.config import Outputs, PipelineConfig, load_pipeline
+from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.yaml_source import YamlError
 
 SHIPPED = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
@@ -25,7 +26,7 @@ stages:
     source: b
 outputs:
   text: a
-  audio: c
+  speech: c
 """
 
 
@@ -47,7 +48,7 @@ def test_the_shipped_file_is_valid():
 def test_a_good_file(load):
     config = load(GOOD, {"b": "other:9"})
     assert config.thinker.sampling.temperature == 0.5
-    assert config.talker_name == "b"
+    assert config.answer == ["a", "b", "c"]
     assert config.talker.address == "other:9"
 
 
@@ -83,12 +84,20 @@ def test_text_only(load):
         ("10.0.0.1:1", "['a:1', 'a:1']", 4, "twice"),
         ("temperature: 0.5", "temperature: 5", 5, "stages.a.sampling.temperature"),
         ("temperature: 0.5", "temprature: 5", 5, "stages.a.sampling.temprature: unknown key"),
-        ("  audio: c\n", "  audio: d\n", 16, "no stage 'd'"),
-        ("  audio: c\n", "  audio: b\n", 16, "comes from a code2wav, but 'b' is a talker"),
-        ("  audio: c\n", "  smell: c\n", 16, "outputs.smell: unknown key"),
-        ("  audio: c\n", "", 6, "no output needs this stage"),
-        ("  text: a\n", "", 15, "outputs.audio: needs outputs.text"),
-        ("outputs:\n  text: a\n  audio: c\n", "outputs: {}\n", 14, "outputs: name at least one of text, audio, image"),
+        ("  speech: c\n", "  speech: d\n", 16, "no stage 'd'"),
+        ("  speech: c\n", "  speech: b\n", 16, "comes from a code2wav, but 'b' is a talker"),
+        ("  speech: c\n", "  smell: c\n", 16, "outputs.smell: unknown key"),
+        ("  speech: c\n", "", 6, "no output needs this stage"),
+        ("  speech: c\n", "  audio: c\n", 16, "outputs.audio: what a code2wav makes is called speech now"),
+        ("  speech: c\n", "  speech: c\n  sound: d\n", 17, "outputs.sound: is called audio now"),
+        ("  speech: c\n", "  audio: b\n", 16, "outputs.audio: comes from a dit, but 'b' is a talker"),
+        ("  text: a\n", "", 15, "outputs.speech: needs outputs.text"),
+        (
+            "outputs:\n  text: a\n  speech: c\n",
+            "outputs: {}\n",
+            14,
+            "outputs: name at least one of text, speech, ",
+        ),
         ("  text: a\n", "  text: a\n  image: a\n", 16, "outputs.image: comes from a dit, but 'a' is a thinker"),
         ("kind: code2wav\n", "kind: dit\n", 13, "stages.c.source: a dit reads from an encoder, but 'b' is a talker"),
         ("kind: code2wav\n", "kind: encoder\n", 13, "stages.c.source: unknown key"),
@@ -134,6 +143,23 @@ def test_a_thinker_and_a_dit(load):
     config = load(GOOD.replace("outputs:\n", f"{dit}outputs:\n  image: d\n"))
     assert config.outputs.image == "d"
     assert config.main_name == "a"
+
+
+def test_a_pipeline_that_begins_with_a_talker(load):
+    config = load(
+        "stages: {t: {kind: talker, address: 'h:1'}, c: {kind: code2wav, address: 'h:2', source: t}}\n"
+        "outputs: {speech: c}"
+    )
+    assert config.answer == ["t", "c"]
+    assert config.main_name == "t"
+    assert config.thinker is None
+
+
+def test_the_table_of_kinds_is_that_of_the_pipeline_file():
+    schema = PipelineConfig.model_json_schema()["properties"]["stages"]["additionalProperties"]
+    assert schema["discriminator"]["mapping"].keys() == KINDS.keys()
+    assert set(Outputs.model_fields) == {output for kind in KINDS.values() for output in kind.makes}
+    assert {read for kind in KINDS.values() for read in kind.reads} <= KINDS.keys()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "stages: []\noutputs: {text: a}", "stages: {}\noutputs: {text: a}"])

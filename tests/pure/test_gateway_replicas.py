@@ -6,11 +6,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from gateway.pipeline import identity
+from gateway.pipeline import compatibility
+from gateway.pipeline.addresses import resolve_host
 from gateway.pipeline.config import ThinkerStage, load_pipeline
 from gateway.pipeline.dit import generate
-from gateway.pipeline.resolve import resolve_host
-from gateway.pipeline.stages import Stage, Stages
+from gateway.pipeline.pipeline import Pipeline
+from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import Unavailable
 from tests.support.gateway_stack import SPEECH
@@ -54,7 +55,7 @@ async def named():
             stack.push_async_callback(group.servers["thinker"].stop, None)
         others = await stack.enter_async_context(scripted_stages("talker", "code2wav"))
         pipeline = load_pipeline(SPEECH, {"thinker": f"dns:///{NAME}:{port}"} | others.addresses)
-        stages = await stack.enter_async_context(Stages(pipeline, INTERVAL_S, 1.0, 0.1, resolver=names))
+        stages = await stack.enter_async_context(Pipeline(pipeline, INTERVAL_S, 1.0, 0.1, resolver=names))
         await until(lambda: stages.ready)
         yield Routed([first, second], stages), names
 
@@ -71,11 +72,11 @@ async def test_a_new_replica_takes_traffic_within_five_seconds_of_being_ready():
         assert await _ask_several(system) == [12, 0]
         await system.groups[1].set_health("thinker", False)
         names.addresses = ["127.0.0.1", "127.0.0.2"]
-        await until(lambda: len(system.stages.thinker.replicas) == 2)
+        await until(lambda: len(system.stages.by_name["thinker"].replicas) == 2)
         await asyncio.sleep(4 * INTERVAL_S)
         assert await _ask_several(system) == [12, 0]
         await system.groups[1].set_health("thinker", True)
-        await until(lambda: all(r.serving for r in system.stages.thinker.replicas.values()), 5)
+        await until(lambda: all(r.serving for r in system.stages.by_name["thinker"].replicas.values()), 5)
         assert min(await _ask_several(system)) > 0
 
 
@@ -85,13 +86,13 @@ async def test_a_replica_that_is_gone_from_the_name_gets_none_and_finishes_what_
         asking = asyncio.create_task(system.ask(speech=False))
         assert await system.holder("thinker") is system.groups[0]
         names.addresses = ["127.0.0.2"]
-        await until(lambda: [a.split(":")[0] for a in system.stages.thinker.replicas] == ["127.0.0.2"])
+        await until(lambda: [a.split(":")[0] for a in system.stages.by_name["thinker"].replicas] == ["127.0.0.2"])
         await until(lambda: system.stages.ready)
         system.release()
         assert await asking
         assert await _ask_several(system) == [0, 12]
         names.addresses = ["127.0.0.1", "127.0.0.2"]  # and back
-        await until(lambda: sum(r.serving for r in system.stages.thinker.replicas.values()) == 2)
+        await until(lambda: sum(r.serving for r in system.stages.by_name["thinker"].replicas.values()) == 2)
         assert min(await _ask_several(system)) > 0
 
 
@@ -101,7 +102,7 @@ async def test_replicas_stay_when_the_name_server_fails():
         await until(lambda: names.asked > asked + 3)
         assert await _ask_several(system) == [12, 0]
         names.fails, names.addresses = False, ["127.0.0.2"]
-        await until(lambda: "127.0.0.2" in next(iter(system.stages.thinker.replicas)))
+        await until(lambda: "127.0.0.2" in next(iter(system.stages.by_name["thinker"].replicas)))
 
 
 async def test_a_name_that_never_resolves_is_named():
@@ -141,7 +142,7 @@ async def test_a_replica_of_another_config_is_refused(field, says):
         address = stranger.addresses["talker"]
         setattr(stranger.infos["talker"].info, field, "other")
         await _restart(stranger, "talker")
-        replica = system.stages.talker.replicas[address]
+        replica = system.stages.by_name["talker"].replicas[address]
         await until(lambda: replica.healthy)
         await until(lambda: not replica.serving)
         assert "refused" in replica.state
@@ -156,7 +157,7 @@ async def test_a_replica_of_another_config_is_refused(field, says):
 
 async def test_a_stage_changes_over_when_the_last_of_the_old_ones_has_left(monkeypatch):
     async with routed(2) as system:
-        talker = system.stages.talker
+        talker = system.stages.by_name["talker"]
         old, new = (talker.replicas[group.addresses["talker"]] for group in system.groups)
         _identify(system.groups[1], config_digest="new")
         await _restart(system.groups[1], "talker")
@@ -171,7 +172,7 @@ async def test_a_stage_changes_over_when_the_last_of_the_old_ones_has_left(monke
         await until(lambda: old.serving)
         assert new.refusal
         # ... one that stays away does not
-        monkeypatch.setattr(identity, "HOLD_S", 0.3)
+        monkeypatch.setattr(compatibility, "HOLD_S", 0.3)
         await system.groups[0].servers["talker"].stop(None)
         await until(lambda: new.serving)
         assert talker.info.config_digest == "new"
@@ -188,12 +189,12 @@ async def test_a_reader_of_another_checkpoint_is_refused_until_its_source_has_th
         await until(lambda: system.stages.ready)
         group.infos["talker"].info.checkpoint_digest = "two"
         await _restart(group, "talker")
-        await until(lambda: "which it reads from" in system.stages.talker.state)
-        assert "stage thinker" in system.stages.talker.state
+        await until(lambda: "which it reads from" in system.stages.by_name["talker"].state)
+        assert "stage thinker" in system.stages.by_name["talker"].state
         assert not system.stages.ready
         group.infos["thinker"].info.checkpoint_digest = "two"
         await _restart(group, "thinker")
-        await until(lambda: system.stages.talker.serving)
+        await until(lambda: system.stages.by_name["talker"].serving)
 
 
 @asynccontextmanager
@@ -205,7 +206,7 @@ async def painters(file: str = "dit.yaml", kinds: tuple[str, ...] = ("dit",)):
             group.infos["dit"].info.dit.needs_source = "encoder" in kinds
         addresses = {kind: [group.addresses[kind] for group in groups] for kind in kinds}
         pipeline = load_pipeline(SPEECH.with_name(file), addresses)
-        stages = await stack.enter_async_context(Stages(pipeline, INTERVAL_S, 1.0))
+        stages = await stack.enter_async_context(Pipeline(pipeline, INTERVAL_S, 1.0))
         await until(lambda: all(r["state"] == "SERVING" for kind in kinds for r in stages.replicas[kind]))
         yield Routed(groups, stages), stages.output("image")
 

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from gateway.pipeline.affinity import prefix_key
-from gateway.pipeline.choose import by_key, by_load
-from gateway.pipeline.job import Finished, Job, PromptRead, StageFailure, TextDelta
+from gateway.pipeline.balance import power_of_two, prompt_key, rendezvous
+from gateway.pipeline.job import Finished, PromptRead, StageFailure, TextDelta
 from gateway.pipeline.route import Lease
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, talker_pb2, talker_pb2_grpc, thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.errors import QueueFull, StageLost, Unavailable
@@ -27,60 +26,59 @@ class Candidate:
 def test_a_key_keeps_its_replica_when_others_come_and_go():
     replicas = [Candidate(f"10.0.0.{i}:50051") for i in range(5)]
     keys = [bytes([i]) for i in range(200)]
-    before = {key: by_key(key, replicas) for key in keys}
+    before = {key: rendezvous(key, replicas) for key in keys}
     assert {replica.address for replica in before.values()} == {replica.address for replica in replicas}
     for key in keys:
-        fewer = by_key(key, replicas[:-1])
+        fewer = rendezvous(key, replicas[:-1])
         assert fewer is before[key] or before[key] is replicas[-1]
 
 
 def test_a_key_leaves_a_replica_that_is_much_more_loaded():
     replicas = [Candidate("a:1"), Candidate("b:1"), Candidate("c:1")]
-    first = by_key(b"k", replicas)
+    first = rendezvous(b"k", replicas)
     first.load = 1
-    assert by_key(b"k", replicas) is first
+    assert rendezvous(b"k", replicas) is first
     first.load = 2
-    second = by_key(b"k", replicas)
+    second = rendezvous(b"k", replicas)
     assert second is not first
-    assert by_key(b"k", replicas, max_imbalance=3) is first
+    assert rendezvous(b"k", replicas, max_imbalance=3) is first
 
 
 def test_the_less_loaded_of_two_and_of_equals_the_one_idle_for_longer():
     a, b = Candidate("a:1", 3), Candidate("b:1", 2)
-    assert by_load([a, b]) is b
+    assert power_of_two([a, b]) is b
     a.load, b.last_chosen = 2, 1
-    assert by_load([a, b]) is a
+    assert power_of_two([a, b]) is a
     many = [Candidate(f"{i}:1", i) for i in range(8)]
-    assert all(by_load(many) is not many[-1] for _ in range(100))
+    assert all(power_of_two(many) is not many[-1] for _ in range(100))
 
 
-def _conversation(*turns: tuple[str, str]) -> Job:
+def _conversation(*turns: tuple[str, str]) -> thinker_pb2.GenerateStart:
     start = thinker_pb2.GenerateStart()
     for role, text in turns:
         start.messages.add(role=role).content.add(text=text)
-    return Job(start)
+    return start
 
 
 def test_all_turns_of_a_conversation_have_one_key():
     first = [("system", "Be kind."), ("user", "Hello")]
-    key = prefix_key(_conversation(*first))
-    assert prefix_key(_conversation(*first, ("assistant", "Hi"), ("user", "And now?"))) == key
-    assert prefix_key(_conversation(("system", "Be brief."), first[1])) != key
-    assert prefix_key(_conversation(first[0], ("user", "Hallo"))) != key
+    key = prompt_key(_conversation(*first), [])
+    assert prompt_key(_conversation(*first, ("assistant", "Hi"), ("user", "And now?")), []) == key
+    assert prompt_key(_conversation(("system", "Be brief."), first[1]), []) != key
+    assert prompt_key(_conversation(first[0], ("user", "Hallo")), []) != key
     tools = _conversation(*first)
-    tools.start.tools.add(name="lamp")
-    assert prefix_key(tools) != key
+    tools.tools.add(name="lamp")
+    assert prompt_key(tools, []) != key
 
 
 def test_files_are_part_of_the_key_however_they_are_sent():
     keys = set()
     for file in (b"a" * 100_000, b"b" * 100_000):
         late, inline = _conversation(("user", "See:")), _conversation(("user", "See:"))
-        late.start.messages[0].content.add().media.size_bytes = len(file)
-        late.late_media.append(file)
-        inline.start.messages[0].content.add().media.data = file
-        keys.add(prefix_key(inline))
-        assert prefix_key(late) in keys
+        late.messages[0].content.add().media.size_bytes = len(file)
+        inline.messages[0].content.add().media.data = file
+        keys.add(prompt_key(inline, []))
+        assert prompt_key(late, [file]) in keys
     assert len(keys) == 2
 
 
@@ -88,7 +86,7 @@ async def _occupy(system: Routed, group: int, calls: int) -> list:
     """Requests of another gateway, at one replica of each stage."""
     opened = []
     for kind in KINDS:
-        replica = getattr(system.stages, kind).replicas[system.groups[group].addresses[kind]]
+        replica = system.stages.by_name[kind].replicas[system.groups[group].addresses[kind]]
         for i in range(calls):
             if kind == "thinker":
                 start = thinker_pb2.GenerateRequest(start=thinker_pb2.GenerateStart(request_id=f"other-{i}"))
@@ -107,7 +105,7 @@ async def test_load_of_others_is_seen_and_evened_out():
         system.hold(dict.fromkeys(KINDS, 0))
         others = await _occupy(system, 0, 6)
         for kind in KINDS:
-            await until(lambda kind=kind: max(r.load for r in getattr(system.stages, kind).replicas.values()) == 6)
+            await until(lambda kind=kind: max(r.load for r in system.stages.by_name[kind].replicas.values()) == 6)
         asking = [asyncio.create_task(system.ask("the same for all")) for _ in range(8)]
         await until(lambda: all(sum(system.running(kind)) == 14 for kind in KINDS))
         for kind in KINDS:
@@ -178,7 +176,7 @@ async def test_a_draining_replica_gets_none():
         drained = system.groups[0]
         for kind in KINDS:
             await drained.set_health(kind, False)
-        replicas = [getattr(system.stages, kind).replicas[drained.addresses[kind]] for kind in KINDS]
+        replicas = [system.stages.by_name[kind].replicas[drained.addresses[kind]] for kind in KINDS]
         await until(lambda: not any(replica.serving for replica in replicas))
         for i in range(6):
             await system.ask(f"{i}")
@@ -218,11 +216,11 @@ async def test_a_request_whose_replica_is_killed_before_output_is_tried_again_on
         assert [sum(system.asked(name)) for name in KINDS] == [2, 2, 2]
         streams = {request.output_stream_id for group in system.groups for request in group.scripts["thinker"].requests}
         assert len(streams) == 2
-        lost = getattr(system.stages, kind).replicas[holders[kind].addresses[kind]]
+        lost = system.stages.by_name[kind].replicas[holders[kind].addresses[kind]]
         assert not lost.serving
         for name in KINDS:
             await until(lambda name=name: sum(system.running(name)) == 0)
-            assert all(replica.in_flight == 0 for replica in getattr(system.stages, name).replicas.values())
+            assert all(replica.in_flight == 0 for replica in system.stages.by_name[name].replicas.values())
 
 
 async def test_a_thinker_that_only_the_talker_found_lost_is_not_tried_again():
@@ -327,6 +325,8 @@ async def test_operators_see_replicas_and_choices():
 async def test_a_replica_that_is_unplugged_is_dropped_without_a_request():
     async with routed(2) as system:
         await system.groups[0].servers["talker"].stop(grace=None)
-        await until(lambda: not system.stages.talker.replicas[system.groups[0].addresses["talker"]].serving, 1)
+        await until(
+            lambda: not system.stages.by_name["talker"].replicas[system.groups[0].addresses["talker"]].serving, 1
+        )
         assert system.stages.ready
         assert "UNAVAILABLE" in system.stages.replicas["talker"][0]["state"]

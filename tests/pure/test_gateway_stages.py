@@ -7,7 +7,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.pipeline.config import ThinkerStage
-from gateway.pipeline.stages import LATE_CHECKS, Stage
+from gateway.pipeline.replica import LATE_CHECKS
+from gateway.pipeline.stage import Stage
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc
 from services.common.rpc import channels
 from tests.support.streaming import CHANNELS

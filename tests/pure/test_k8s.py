@@ -10,7 +10,7 @@ import yaml
 from tests.support.k8s_breaks import BREAKS, break_it
 from tests.support.k8s_checks import amount, problems
 from tests.support.k8s_objects import PORTS, ROOT, Cluster, Object, pod_of
-from tests.support.kustomize import WITH_TLS, build, with_components
+from tests.support.kustomize import WITH_TLS, build, copy_deployment, with_components
 
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("cpu-demo", "single-gpu", "scaled")
@@ -110,7 +110,7 @@ def test_one_gpu_counts_as_many_as_stages_want(rendered):
 
 
 def test_every_process_rolls_when_its_settings_change(rendered, tmp_path):
-    _copy(tmp_path)
+    copy_deployment(tmp_path)
     file = tmp_path / "gateway/pipelines/qwen3-omni.yaml"
     file.write_text(file.read_text() + "\n# changed\n")
     changed = Cluster(build(tmp_path / "deploy/k8s/overlays/cpu-demo"))

@@ -84,10 +84,10 @@ def test_all_metrics_are_in_the_documentation():
 
 
 def test_prometheus_scrapes_every_stage():
-    from gateway.pipeline.stages import SERVICE
+    from gateway.pipeline.kinds import KINDS
 
     jobs = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
-    assert {job["job_name"] for job in jobs} == {"gateway", *SERVICE}
+    assert {job["job_name"] for job in jobs} == {"gateway", *KINDS}
     for job in jobs:
         (found,) = job["dns_sd_configs"]
         assert found["names"] == [job["job_name"]]

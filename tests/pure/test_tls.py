@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from cli.certificates import Authority
 from cli.main import app
 from gateway.pipeline.config import TalkerStage
-from gateway.pipeline.stages import SERVICE, Stage
+from gateway.pipeline.kinds import KINDS
+from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2_grpc
 from services.common.rpc import probe, tls
@@ -44,7 +45,7 @@ class Info(server_info_pb2_grpc.ServerInfoServiceServicer):
 async def serving(server_credentials: grpc.ServerCredentials) -> AsyncIterator[tuple[str, StreamHub]]:
     """Address and streams of a server that says it is a talker, and SERVING."""
     server, servicer, hub = grpc.aio.server(options=SERVER_OPTIONS), health.aio.HealthServicer(), StreamHub()
-    for service in ("", SERVICE["talker"]):
+    for service in ("", KINDS["talker"].service):
         await servicer.set(service, SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(Info(), server)

@@ -117,7 +117,7 @@ async def test_a_running_gateway_and_a_stage_that_goes():
         assert ": ready" in shown
         assert "TTFT p50" in shown
         await gateway.stages.servers["talker"].stop(grace=None)
-        await gateway.until(lambda: not gateway.app.state.gateway.stages.ready)
+        await gateway.until(lambda: not gateway.app.state.gateway.pipeline.ready)
         await watch.look()
         assert text(watch).count("SERVING") == 2
         assert "not ready" in text(watch)

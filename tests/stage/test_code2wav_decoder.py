@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from services.code2wav.decoder import Decoder, load_decoder
-from services.code2wav.state import StreamStates
+from services.code2wav.causal import CausalDecoder
+from services.code2wav.family import Decoder, States, load_decoder
 from tests.support.code2wav_reference import load_reference, whole_decode
 
 # In float32 the reference's own eager and sdpa attention differ by 2e-5 from each other and from float64 on these
@@ -24,10 +24,10 @@ CHECKPOINTS = ["tiny_checkpoint", "small_checkpoint"]
 def random_codes(decoder: Decoder, frames: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     spec = decoder.spec
-    return torch.randint(spec.codebook_size, (frames, spec.num_code_groups), generator=generator)
+    return torch.randint(spec.codebook_sizes[0], (frames, spec.num_code_groups), generator=generator)
 
 
-def decode(decoder: Decoder, states: StreamStates, slot: int, codes: torch.Tensor, split: list[int]) -> torch.Tensor:
+def decode(decoder: Decoder, states: States, slot: int, codes: torch.Tensor, split: list[int]) -> torch.Tensor:
     pieces = [decoder.step(part[None], states.batch([slot]))[0] for part in codes.split(split)]
     return torch.cat(pieces)
 
@@ -60,7 +60,8 @@ def decoder(checkpoint: Path) -> Decoder:
 )
 def test_any_split_equals_one_whole_decode(checkpoint, dtype, attention, tolerance):
     decoder = load_decoder(str(checkpoint), dtype, "cpu")
-    frames = 4 * decoder.spec.window + 12
+    assert isinstance(decoder, CausalDecoder)
+    frames = 4 * decoder.window_frames + 12
     codes = random_codes(decoder, frames, seed=1)
     expected = whole_decode(load_reference(checkpoint, attention).to(getattr(torch, dtype)), codes)
     assert len(expected) == frames * decoder.spec.samples_per_frame - decoder.spec.trimmed_samples
@@ -134,7 +135,7 @@ def test_sizes_come_from_the_config(tiny_checkpoint, tmp_path, rates, ratios, wi
     whole.save_pretrained(tmp_path)
 
     decoder = load_decoder(str(tmp_path), device="cpu")
-    assert decoder.code_embedding.weight.dtype is torch.float64  # as stored
+    assert decoder.dtype is torch.float64  # as stored
     frames = 60
     codes = random_codes(decoder, frames, seed=5)
     expected = whole_decode(reference, codes)

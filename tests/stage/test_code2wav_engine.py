@@ -10,8 +10,9 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
-from services.code2wav.decoder import Decoder, load_decoder
 from services.code2wav.engine import DecodeEngine
+from services.code2wav.family import Decoder, load_decoder
+from services.code2wav.frames import check_codes
 from services.code2wav.stream import Event, Failed, Finished, Samples
 from services.common.rpc.errors import InternalError, InvalidInput, Unavailable
 
@@ -33,7 +34,7 @@ def engine(decoder) -> Iterator[DecodeEngine]:
 
 def random_codes(engine: DecodeEngine, frames: int, seed: int) -> torch.Tensor:
     shape = (frames, engine.spec.num_code_groups)
-    return torch.randint(engine.spec.codebook_size, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(engine.spec.codebook_sizes[0], shape, generator=torch.Generator().manual_seed(seed))
 
 
 def whole(decoder: Decoder, codes: torch.Tensor) -> torch.Tensor:
@@ -178,13 +179,13 @@ def test_a_thousand_cancelled_streams_leak_no_slot(engine):
 )
 def test_codes_that_are_not_frames_are_refused(engine, change, message):
     with pytest.raises(InvalidInput, match=message):
-        engine.check(change(random_codes(engine, 5, 7)), "codes")
+        check_codes(engine.spec, change(random_codes(engine, 5, 7)), "codes")
 
 
 def test_what_was_checked_is_the_engines_own(engine):
     """A talker's memory may be written to anew while a step that was cancelled still runs."""
     codes = torch.zeros(2, engine.spec.num_code_groups, dtype=torch.int64)
-    checked = engine.check(codes, "codes")
+    checked = check_codes(engine.spec, codes, "codes")
     codes.fill_(10**6)
     assert not checked.any()
 
@@ -192,7 +193,7 @@ def test_what_was_checked_is_the_engines_own(engine):
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
 def test_any_integer_dtype_is_taken(engine, dtype):
     codes = random_codes(engine, 5, 8)
-    assert torch.equal(engine.check(codes.to(dtype), "codes"), codes)
+    assert torch.equal(check_codes(engine.spec, codes.to(dtype), "codes"), codes)
 
 
 def test_a_failed_step_fails_every_stream_and_the_engine_says_so(tiny_checkpoint):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.code2wav.decoder import Decoder, load_decoder
 from services.code2wav.engine import DecodeEngine
+from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.stream import Event, Finished, Samples
 from services.common.engine.process import keep_freed_memory
 from tests.support.code2wav_reference import load_reference, whole_decode
@@ -34,7 +34,7 @@ class Case:
         reference = load_reference(checkpoint)
         spec, generator = self.decoder.spec, torch.Generator().manual_seed(1)
         shape = (STREAMS, FRAMES, spec.num_code_groups)
-        self.codes = torch.randint(spec.codebook_size, shape, generator=generator)
+        self.codes = torch.randint(spec.codebook_sizes[0], shape, generator=generator)
         level = whole_decode(reference, self.codes[0, :100]).square().mean().sqrt()
         for last in (self.decoder.decoder[-1].conv, reference.decoder[-1].conv):
             last.weight.requires_grad_(False).mul_(SPEECH_LEVEL / level)

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from services.code2wav import __main__ as code2wav_main
+from services.code2wav.causal import StepGraphs
 from services.code2wav.config import Code2WavSettings
-from services.code2wav.decoder import Decoder, load_decoder
 from services.code2wav.engine import DecodeEngine
-from services.code2wav.graphs import StepGraphs
-from services.code2wav.state import StreamStates
+from services.code2wav.family import Decoder, States, load_decoder
 from services.common.engine.device import Capturer, CudaGraphs
 from services.talker import __main__ as talker_main
 from services.talker.config import TalkerSettings
@@ -24,14 +23,14 @@ NOISE = {"bfloat16": 0.15, "float16": 0.04}
 
 def random_codes(decoder: Decoder, streams: int, frames: int) -> torch.Tensor:
     shape = (streams, frames, decoder.spec.num_code_groups)
-    return torch.randint(decoder.spec.codebook_size, shape, generator=torch.Generator().manual_seed(1))
+    return torch.randint(decoder.spec.codebook_sizes[0], shape, generator=torch.Generator().manual_seed(1))
 
 
-def decode(decoder: Decoder, codes: torch.Tensor, split: list[int], step=None, states: StreamStates | None = None):
+def decode(decoder: Decoder, codes: torch.Tensor, split: list[int], step=None, states: States | None = None):
     """All samples of each stream, in steps of `split` frames."""
     states = states or decoder.new_states(len(codes))
     slots = [slot for _ in codes if (slot := states.acquire()) is not None]
-    device = decoder.code_embedding.weight.device
+    device = decoder.device
     pieces = [(step or decoder.step)(part.to(device), states.batch(slots)) for part in codes.split(split, dim=1)]
     for slot in slots:
         states.release(slot)

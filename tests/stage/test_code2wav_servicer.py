@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2, stream_pb2_grpc
-from services.code2wav.config import Code2WavSettings
-from services.code2wav.decoder import Decoder, load_decoder
 from services.code2wav.engine import DecodeEngine
-from services.code2wav.servicer import Code2WavServicer, FrameWindow
+from services.code2wav.family import Decoder, load_decoder
+from services.code2wav.frames import FrameWindow
+from services.code2wav.servicer import Code2WavServicer
 from services.code2wav.stream import Event, Finished, Samples
 from services.common.rpc import channels
 from services.common.rpc.call import Admission
@@ -26,7 +26,6 @@ from tests.support.streaming import CHANNELS, CONSUMER
 
 GUARD_S = 30.0
 TOLERANCE = 1e-4
-MAX_FRAMES_AHEAD = 12
 SAMPLE_RATE_HZ = 24000
 
 
@@ -62,8 +61,8 @@ class Service:
 async def service(decoder) -> AsyncIterator[Service]:
     engine, hub, admission = DecodeEngine(decoder, 2, 4), StreamHub(), Admission(2, 1)
     admission.open()
-    servicer = Code2WavServicer(admission, CONSUMER, MAX_FRAMES_AHEAD)
-    servicer.bind(engine, SAMPLE_RATE_HZ)
+    servicer = Code2WavServicer(admission, CONSUMER)
+    servicer.bind(engine)
     server, talker = (grpc.aio.server(options=channels.SERVER_OPTIONS) for _ in range(2))
     code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(servicer, server)
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "test"), talker)
@@ -79,7 +78,7 @@ async def service(decoder) -> AsyncIterator[Service]:
 
 def random_codes(decoder: Decoder, frames: int, seed: int) -> torch.Tensor:
     shape = (frames, decoder.spec.num_code_groups)
-    codes = torch.randint(decoder.spec.codebook_size, shape, generator=torch.Generator().manual_seed(seed))
+    codes = torch.randint(decoder.spec.codebook_sizes[0], shape, generator=torch.Generator().manual_seed(seed))
     return codes.to(torch.int32)
 
 
@@ -171,7 +170,7 @@ async def test_no_frames_give_no_audio(decoder, service, inline):
 async def test_bad_requests_are_refused_while_another_streams_on(decoder, service):
     codes = random_codes(decoder, 6, 4)
     wrong = codes.clone()
-    wrong[2, 1] = decoder.spec.codebook_size
+    wrong[2, 1] = decoder.spec.codebook_sizes[0]
     good = service.call(source=service.source("good"))
     with service.hub.open("good", ["codes"]) as stream:
         stream.start(0)
@@ -277,7 +276,7 @@ async def test_requests_beyond_slots_wait_and_beyond_the_queue_are_refused(decod
 
 
 async def test_a_client_that_does_not_read_bounds_what_is_decoded(decoder, service):
-    """Beyond what gRPC's own window holds, the engine decodes MAX_FRAMES_AHEAD frames, not all of them."""
+    """Beyond what gRPC's own window holds, the engine decodes a few steps' frames, not all of them."""
     frames = 4000  # 30 MiB of samples
     call = service.call(codes=to_message(random_codes(decoder, frames, 9)))
     async with asyncio.timeout(GUARD_S):
@@ -296,7 +295,7 @@ async def test_a_client_that_does_not_read_bounds_what_is_decoded(decoder, servi
 async def test_a_window_smaller_than_a_chunk_and_a_slow_client_come_to_an_end(decoder):
     """The policy may wait for more frames than the window lets in: the lead runs out, so it never waits for ever."""
     engine = DecodeEngine(decoder, 1, max_frames_per_step=50, lead_margin_ms=0.0)
-    window = FrameWindow(MAX_FRAMES_AHEAD)
+    window = FrameWindow(12)
     codes = random_codes(decoder, 40, 10).to(torch.int64)
     events: asyncio.Queue[Event] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -321,8 +320,3 @@ async def test_a_window_smaller_than_a_chunk_and_a_slow_client_come_to_an_end(de
     assert isinstance(event, Finished)
     assert event.frames == len(codes)
     engine.stop()
-
-
-def test_settings_that_could_only_wait_are_refused():
-    with pytest.raises(SystemExit, match="max_frames_ahead 8 must be at least max_frames_per_step 16"):
-        Code2WavSettings.load(["--model", "x", "--max-frames-ahead", "8", "--max-frames-per-step", "16"])

@@ -18,9 +18,9 @@ from quartet.v1 import (
     dit_pb2_grpc,
     encoder_pb2,
     encoder_pb2_grpc,
+    media_pb2,
     stream_pb2,
     stream_pb2_grpc,
-    thinker_pb2,
 )
 from services.common.rpc import channels
 from services.common.rpc.call import Admission
@@ -113,7 +113,7 @@ def start_of(family: str, **fields: Any) -> dit_pb2.DitStart:
     if family in TAKES_IMAGE:
         file = io.BytesIO()
         Image.linear_gradient("L").resize((64, 64)).convert("RGB").save(file, "PNG")
-        start.images.add(kind=thinker_pb2.MEDIA_KIND_IMAGE, data=file.getvalue())
+        start.images.add(kind=media_pb2.MEDIA_KIND_IMAGE, data=file.getvalue())
     for key, value in fields.items():
         setattr(start, key, value)
     return start

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from quartet.v1 import dit_pb2, dit_pb2_grpc, thinker_pb2
+from quartet.v1 import dit_pb2, dit_pb2_grpc, media_pb2
 from services.common.rpc import channels
 from services.common.rpc.call import Admission
 from services.common.rpc.errors import InvalidInput, QueueFull
@@ -46,7 +46,7 @@ class Service:
         defaults = {"request_id": "r", "prompt": "a red fox", "seed": 7, "num_inference_steps": 4}
         await call.write(dit_pb2.DitServiceGenerateRequest(start=dit_pb2.DitStart(**{**defaults, **fields})))
         for data in media:
-            await call.write(dit_pb2.DitServiceGenerateRequest(media=thinker_pb2.MediaChunk(data=data)))
+            await call.write(dit_pb2.DitServiceGenerateRequest(media=media_pb2.MediaChunk(data=data)))
         return call
 
     async def responses(self, media: Sequence[bytes] = (), **fields: Any) -> list[Response]:
@@ -106,8 +106,8 @@ def png(size: tuple[int, int] = (64, 64), mode: str = "RGB", colour: Any = "oran
     return file.getvalue()
 
 
-def media(data: bytes = b"", **fields: Any) -> thinker_pb2.Media:
-    return thinker_pb2.Media(**{"kind": thinker_pb2.MEDIA_KIND_IMAGE, "data": data, **fields})
+def media(data: bytes = b"", **fields: Any) -> media_pb2.Media:
+    return media_pb2.Media(**{"kind": media_pb2.MEDIA_KIND_IMAGE, "data": data, **fields})
 
 
 async def test_the_course_of_a_request(service: Service, dit: Bench) -> None:
@@ -187,7 +187,7 @@ PNG_BOMB = png((20_000, 20_000), "1", 1)
         ({"images": [media(png((2, 64)))]}, [], "images[0]"),
         ({"images": [media(png((4, 4000)))]}, [], "images[0]"),
         ({"images": [media(png((1000, 999)))], "mask": media(png((1000, 999)))}, [], "mask"),
-        ({"images": [media(png(), kind=thinker_pb2.MEDIA_KIND_AUDIO)]}, [], "images[0]"),
+        ({"images": [media(png(), kind=media_pb2.MEDIA_KIND_AUDIO)]}, [], "images[0]"),
         ({"images": [media()]}, [], "images[0]"),
         ({"images": [media(size_bytes=300_000)]}, [], "images[0]"),
         ({"images": [media(size_bytes=100)]}, [b"x" * 50], "images[0]"),

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from gateway.openai.videos import explain
 from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.stages import Stage
+from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from gateway.videos.jobs import Limits, VideoJobs
 from gateway.videos.store import StoreError, VideoStore

@@ -18,7 +18,7 @@ import grpc
 import psutil
 import pytest
 
-from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
+from quartet.v1 import media_pb2, server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.errors import ContextTooLong, InvalidInput, StageError, Unavailable
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.rows import Chunk
@@ -60,7 +60,7 @@ class Client:
         async def requests() -> AsyncIterator[thinker_pb2.GenerateRequest]:
             yield thinker_pb2.GenerateRequest(start=start)
             for chunk in chunks:
-                yield thinker_pb2.GenerateRequest(media=thinker_pb2.MediaChunk(data=chunk))
+                yield thinker_pb2.GenerateRequest(media=media_pb2.MediaChunk(data=chunk))
 
         answer = Answer()
         try:
@@ -83,7 +83,7 @@ def text(value: str) -> thinker_pb2.ContentPart:
 
 
 def media(kind: int, data: bytes, **fields: Any) -> thinker_pb2.ContentPart:
-    return thinker_pb2.ContentPart(media=thinker_pb2.Media(kind=kind, data=data, **fields))  # pyright: ignore
+    return thinker_pb2.ContentPart(media=media_pb2.Media(kind=kind, data=data, **fields))  # pyright: ignore
 
 
 @contextlib.asynccontextmanager
@@ -160,11 +160,11 @@ async def test_an_answer_is_streamed_token_by_token(client: Client) -> None:
 
 async def test_media_are_counted_and_may_come_in_chunks(client: Client) -> None:
     sound = wav(1.2)
-    parts = media(thinker_pb2.MEDIA_KIND_IMAGE, png()), media(thinker_pb2.MEDIA_KIND_AUDIO, sound), "what?"
+    parts = media(media_pb2.MEDIA_KIND_IMAGE, png()), media(media_pb2.MEDIA_KIND_AUDIO, sound), "what?"
     inline = await client.generate(client.start(*parts, sampling={"max_tokens": 6}))
     assert inline.prompt.image_tokens > 0
     assert inline.prompt.audio_tokens > 0
-    late = media(thinker_pb2.MEDIA_KIND_AUDIO, b"", size_bytes=len(sound))
+    late = media(media_pb2.MEDIA_KIND_AUDIO, b"", size_bytes=len(sound))
     start = client.start(parts[0], late, "what?", sampling={"max_tokens": 6})
     chunked = await client.generate(start, (sound[:1000], sound[1000:]))
     assert chunked.token_ids == inline.token_ids
@@ -242,7 +242,7 @@ async def test_structure_and_forced_tool_calls(client: Client) -> None:
     assert called.summary.finish_reason == thinker_pb2.FINISH_REASON_TOOL_CALLS
 
 
-IMAGE, AUDIO = thinker_pb2.MEDIA_KIND_IMAGE, thinker_pb2.MEDIA_KIND_AUDIO
+IMAGE, AUDIO = media_pb2.MEDIA_KIND_IMAGE, media_pb2.MEDIA_KIND_AUDIO
 BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "no messages": ("messages", {"messages": []}),
     "role": ("messages[0].role", {"messages": [thinker_pb2.ChatMessage(role="boss")]}),

@@ -63,7 +63,7 @@ class Running:
             await script.reset()
         gateway = self.app.state.gateway
         await self.until(lambda: gateway.admission.in_flight == 0)
-        await self.until(lambda: gateway.stages.ready)
+        await self.until(lambda: gateway.pipeline.ready)
 
 
 def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
@@ -101,7 +101,7 @@ async def running(pipeline: Path = SPEECH, **settings):
         app = create_app(loaded, load_pipeline(pipeline, stages.addresses))
         async with serving(app) as url:
             gateway = Running(app, stages, url)
-            await gateway.until(lambda: app.state.gateway.stages.ready)
+            await gateway.until(lambda: app.state.gateway.pipeline.ready)
             try:
                 yield gateway
             finally:

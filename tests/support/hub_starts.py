@@ -15,7 +15,7 @@ import httpx
 import torch
 from huggingface_hub import constants
 
-from services.code2wav.decoder import load_decoder
+from services.code2wav.family import load_decoder
 from services.common.rpc.digest import checkpoint_digest
 from services.talker.loading import load_model
 from services.thinker.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import yaml
 
-from gateway.pipeline.stages import SERVICE
+from gateway.pipeline.kinds import KINDS
 from gateway.settings import GatewaySettings
 from services.code2wav.config import Code2WavSettings
 from services.common.rpc.settings import Settings
@@ -21,7 +21,7 @@ Object = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 USER = 10001
 PORTS = {"thinker": 50051, "talker": 50052, "code2wav": 50053, "dit": 50054, "gateway": 8000}
-SERVICES = SERVICE  # full names of the stages' gRPC services
+SERVICES = {kind.name: kind.service for kind in KINDS.values()}  # full names of the stages' gRPC services
 
 
 def settings_classes() -> dict[str, type[Settings]]:

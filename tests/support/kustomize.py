@@ -161,10 +161,15 @@ WITH_TLS = [("cpu-demo", ["keys", "tls"]), ("single-gpu", ["tls"]), ("scaled", [
 """(overlay, components) of a user that adds mutual TLS."""
 
 
+def copy_deployment(root: Path) -> None:
+    """What the overlays are made of."""
+    for folder in ("deploy", "gateway/pipelines"):
+        shutil.copytree(ROOT / folder, root / folder)
+
+
 def with_components(tmp_path: Path, overlay: str, components: list[str]) -> Path:
     """An overlay of a user's own: `overlay`, and `components` added to it."""
-    for folder in ("deploy", "gateway/pipelines"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
+    copy_deployment(tmp_path)
     own = tmp_path / "deploy/k8s/overlays/own"
     own.mkdir()
     added = [f"../../components/{name}" for name in components]

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.job import Event, Job, Speech
+from gateway.pipeline.job import Event, Job
+from gateway.pipeline.job import speech as spoken
+from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.run import run
-from gateway.pipeline.stages import Stages
 from quartet.v1 import talker_pb2, thinker_pb2
 from tests.support.gateway_stack import SPEECH
 from tests.support.scripted_stages import ScriptedStages, scripted_stages
@@ -26,7 +27,7 @@ class Routed:
         stages: the gateway's view.
     """
 
-    def __init__(self, groups: list[ScriptedStages], stages: Stages) -> None:
+    def __init__(self, groups: list[ScriptedStages], stages: Pipeline) -> None:
         self.groups, self.stages = groups, stages
 
     def running(self, kind: str) -> list[int]:
@@ -60,12 +61,13 @@ class Routed:
 
     async def ask(self, text: str = "Hello", speech: bool = True, media: Sequence[bytes] = ()) -> list[Event]:
         """The events of one answer."""
-        start = thinker_pb2.GenerateStart(request_id=uuid.uuid4().hex)
+        start = thinker_pb2.GenerateStart()
         message = start.messages.add(role="user")
         message.content.add(text=text)
         for file in media:
             message.content.add().media.size_bytes = len(file)
-        job = Job(start, list(media), Speech("", talker_pb2.TalkerSampling()) if speech else None)
+        starts = {"thinker": start} | (spoken(talker_pb2.SpeakRequest()) if speech else {})
+        job = Job(uuid.uuid4().hex, starts, list(media))
         async with aclosing(run(self.stages, [job], 20)) as events:
             return [event async for _, event in events]
 
@@ -83,8 +85,8 @@ async def routed(count: int, interval_s: float = INTERVAL_S, **options) -> Async
     async with AsyncExitStack() as stack:
         groups = [await stack.enter_async_context(scripted_stages()) for _ in range(count)]
         addresses = {kind: [group.addresses[kind] for group in groups] for kind in KINDS}
-        stages = Stages(load_pipeline(SPEECH, addresses), interval_s, 1.0, **options)
+        stages = Pipeline(load_pipeline(SPEECH, addresses), interval_s, 1.0, **options)
         await stack.enter_async_context(stages)
-        every = [replica for kind in KINDS for replica in getattr(stages, kind).replicas.values()]
+        every = [replica for kind in KINDS for replica in stages.by_name[kind].replicas.values()]
         await until(lambda: all(replica.serving for replica in every))
         yield Routed(groups, stages)

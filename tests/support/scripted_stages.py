@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from gateway.pipeline.stages import SERVICE
+from gateway.pipeline.kinds import KINDS
 from quartet.v1 import (
     code2wav_pb2,
     code2wav_pb2_grpc,
@@ -313,7 +313,7 @@ class ScriptedStages:
             code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(Code2Wav(script), server)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
         health_servicer = self.health[stage] = health.aio.HealthServicer()
-        await health_servicer.set(SERVICE[stage], health_pb2.HealthCheckResponse.SERVING)
+        await health_servicer.set(KINDS[stage].service, health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         address = self.addresses.get(stage, "127.0.0.1:0")
         port = server.add_insecure_port(address)
@@ -323,7 +323,7 @@ class ScriptedStages:
     async def set_health(self, stage: str, serving: bool) -> None:
         """What its health service says from now on."""
         status = health_pb2.HealthCheckResponse
-        await self.health[stage].set(SERVICE[stage], status.SERVING if serving else status.NOT_SERVING)
+        await self.health[stage].set(KINDS[stage].service, status.SERVING if serving else status.NOT_SERVING)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import numpy as np
 from quartet.v1 import (
     code2wav_pb2,
     code2wav_pb2_grpc,
+    media_pb2,
     stream_pb2,
     talker_pb2,
     talker_pb2_grpc,
@@ -20,9 +21,9 @@ from services.common.stream.tensors import to_message, to_torch
 from tests.support.streaming import CHANNELS
 
 MEDIA_KINDS = {
-    "image": thinker_pb2.MEDIA_KIND_IMAGE,
-    "audio": thinker_pb2.MEDIA_KIND_AUDIO,
-    "video": thinker_pb2.MEDIA_KIND_VIDEO,
+    "image": media_pb2.MEDIA_KIND_IMAGE,
+    "audio": media_pb2.MEDIA_KIND_AUDIO,
+    "video": media_pb2.MEDIA_KIND_VIDEO,
 }
 
 
@@ -46,7 +47,7 @@ def messages(*turns: tuple[str, str | Sequence[str | tuple[str, bytes]]]) -> lis
             if isinstance(part, str):
                 message.content.add(text=part)
             else:
-                message.content.add(media=thinker_pb2.Media(kind=MEDIA_KINDS[part[0]], data=part[1]))
+                message.content.add(media=media_pb2.Media(kind=MEDIA_KINDS[part[0]], data=part[1]))
         result.append(message)
     return result
 

@@ -8,7 +8,7 @@ import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from gateway.pipeline.stages import SERVICE
+from gateway.pipeline.kinds import KINDS
 from quartet.v1 import (
     code2wav_pb2_grpc,
     server_info_pb2_grpc,
@@ -115,7 +115,7 @@ class TracedStages(ScriptedStages):
         stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(servicer.hub, stage), server)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
         servicer_of_health = health.aio.HealthServicer()
-        await servicer_of_health.set(SERVICE[stage], health_pb2.HealthCheckResponse.SERVING)
+        await servicer_of_health.set(KINDS[stage].service, health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer_of_health, server)
         self.addresses[stage] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()

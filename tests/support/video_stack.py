@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.stages import SERVICE
+from gateway.pipeline.kinds import KINDS
 from gateway.settings import GatewaySettings
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2, server_info_pb2_grpc, tensor_pb2
 from services.common.rpc import channels
@@ -141,7 +141,7 @@ async def scripted_dit(info: server_info_pb2.DitInfo) -> AsyncIterator[ScriptedD
     dit_pb2_grpc.add_DitServiceServicer_to_server(stage, server)
     server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(stage, server)
     health_servicer = health.aio.HealthServicer()
-    await health_servicer.set(SERVICE["dit"], health_pb2.HealthCheckResponse.SERVING)
+    await health_servicer.set(KINDS["dit"].service, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     stage.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -205,7 +205,7 @@ async def gateway_before(stage: ScriptedDit, jobs_dir: Path, **settings) -> Asyn
     app = create_app(loaded, load_pipeline(PIPELINE, {"dit": stage.address}))
     async with serving(app) as url:
         client = Client(url, stage)
-        await client.until(lambda: app.state.gateway.stages.ready)
+        await client.until(lambda: app.state.gateway.pipeline.ready)
         try:
             yield client
         finally:

@@ -13,9 +13,9 @@ from google.protobuf.message import Message
 
 from cli.supervisor import PIPELINE
 from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.job import AudioDelta, Finished, Job, Speech
+from gateway.pipeline.job import AudioDelta, Finished, Job, speech
+from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.run import run
-from gateway.pipeline.stages import Stages
 from quartet.v1 import talker_pb2, tensor_pb2, thinker_pb2
 from services.common.rpc import channels
 
@@ -78,13 +78,13 @@ async def test_the_gateways_pipeline_receives_no_hidden_state_and_no_codec_tenso
 
     monkeypatch.setattr(channels, "channel", recorded)
     start = thinker_pb2.GenerateStart(
-        request_id=uuid.uuid4().hex,
         messages=[thinker_pb2.ChatMessage(role="user", content=[thinker_pb2.ContentPart(text="Sing of the sea.")])],
         sampling=thinker_pb2.SamplingParameters(temperature=0, max_tokens=16),
     )
-    job = Job(start, speech=Speech("", talker_pb2.TalkerSampling(seed=3, max_frames=16)))
+    speak = talker_pb2.SpeakRequest(sampling=talker_pb2.TalkerSampling(seed=3, max_frames=16))
+    job = Job(uuid.uuid4().hex, {"thinker": start, **speech(speak)})
     samples, finished = 0, None
-    async with Stages(load_pipeline(PIPELINE, stack.addresses), 0.1, 5) as stages:
+    async with Pipeline(load_pipeline(PIPELINE, stack.addresses), 0.1, 5) as stages:
         while not stages.ready:
             await asyncio.sleep(0.05)
         async with aclosing(run(stages, [job], 60)) as events:

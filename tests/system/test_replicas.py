@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.job import Finished, Job, Speech, StageFailure
+from gateway.pipeline.job import Finished, Job, StageFailure, speech
+from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.run import run
-from gateway.pipeline.stages import Stages
 from quartet.v1 import talker_pb2, thinker_pb2
 from services.common.rpc.errors import Unavailable
 from tests.support.stack import free_port
@@ -50,7 +50,7 @@ class Clients:
         failures: why others failed.
     """
 
-    def __init__(self, stages: Stages) -> None:
+    def __init__(self, stages: Pipeline) -> None:
         self.answers, self.failures = 0, []
         self._stages = stages
         self._stop = False
@@ -70,12 +70,12 @@ class Clients:
     async def _ask_on(self, number: int) -> None:
         while not self._stop:
             start = thinker_pb2.GenerateStart(
-                request_id=uuid.uuid4().hex,
                 messages=[thinker_pb2.ChatMessage(role="user")],
                 sampling=thinker_pb2.SamplingParameters(temperature=0, max_tokens=8),
             )
             start.messages[0].content.add(text=f"Client {number} asks.")
-            job = Job(start, speech=Speech("", talker_pb2.TalkerSampling(seed=1, max_frames=8)))
+            speak = talker_pb2.SpeakRequest(sampling=talker_pb2.TalkerSampling(seed=1, max_frames=8))
+            job = Job(uuid.uuid4().hex, {"thinker": start, **speech(speak)})
             try:
                 async with aclosing(run(self._stages, [job], 60)) as events:
                     last = [event async for _, event in events][-1]
@@ -90,8 +90,8 @@ async def test_stages_are_replaced_under_load_and_no_request_fails(stack, tiny_c
     seconds = [Second(stage, tiny_checkpoint) for stage in ("talker", "code2wav")]
     addresses = stack.addresses | {second.stage: [stack.addresses[second.stage], second.address] for second in seconds}
     try:
-        async with Stages(load_pipeline(PIPELINE, addresses), 0.25, 1.0) as stages:
-            replicas = {second: getattr(stages, second.stage).replicas[second.address] for second in seconds}
+        async with Pipeline(load_pipeline(PIPELINE, addresses), 0.25, 1.0) as stages:
+            replicas = {second: stages.by_name[second.stage].replicas[second.address] for second in seconds}
 
             async def until(serving: bool, *awaited: Second) -> None:
                 async with asyncio.timeout(90):

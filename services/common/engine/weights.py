@@ -4,7 +4,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,35 @@ def local_folder(model: str, wanted: Callable[[str], bool], files: Sequence[str]
     Raises:
         ValueError: there is no such checkpoint, or what is missing of it cannot be fetched.
     """
+    return _with_weights(model, _with_files(model, files), wanted)
+
+
+def _with_files(model: str, files: Sequence[str]) -> Path:
+    """The directory of a checkpoint, with `files` and the index of its weights in it."""
     if Path(model).is_dir():
         return Path(model)
-    try:
-        folder = Path(snapshot_download(model, allow_patterns=[*files, INDEX_FILE], tqdm_class=_progress()))
-        missing = [name for name in _weight_files(folder, wanted) if not (folder / name).is_file()]
-        if missing:
-            log.info("fetching weights", model=model, files=missing)
+    with _hub_errors(model):
+        return Path(snapshot_download(model, allow_patterns=[*files, INDEX_FILE], tqdm_class=_progress()))
+
+
+def _with_weights(model: str, folder: Path, wanted: Callable[[str], bool]) -> Path:
+    """`folder` of `_with_files`, with the files that hold wanted tensors in it."""
+    if Path(model).is_dir():
+        return folder
+    missing = [name for name in _weight_files(folder, wanted) if not (folder / name).is_file()]
+    if missing:
+        log.info("fetching weights", model=model, files=missing)
+        with _hub_errors(model):
             snapshot_download(model, revision=folder.name, allow_patterns=missing, tqdm_class=_progress())
+    return folder
+
+
+@contextmanager
+def _hub_errors(model: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, httpx.HTTPError, HFValidationError) as error:
         raise ValueError(f"{model} is neither a directory nor a model that the hub has: {error}") from None
-    return folder
 
 
 class _LoggedProgress(tqdm):
@@ -78,29 +96,37 @@ def _weight_files(folder: Path, wanted: Callable[[str], bool]) -> list[str]:
 
 
 class Checkpoint:
-    """A checkpoint's config files and those of its safetensors files that hold wanted tensors.
+    """A checkpoint's config files and, once `select` has said which, those of its safetensors files that a stage needs.
 
     Args:
         model: a directory, or the id of a repository on the hub, of which only the files needed are fetched.
-        wanted: says of a tensor's name whether it is read.
 
     Raises:
-        ValueError: there is no such checkpoint, or no wanted tensor in it.
+        ValueError: there is no such checkpoint.
     """
 
-    def __init__(self, model: str, wanted: Callable[[str], bool]) -> None:
-        self.folder = local_folder(model, wanted)
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.folder = _with_files(model, CONFIG_FILES)
         if not (self.folder / CONFIG_FILE).is_file():
             raise ValueError(f"{self.folder / CONFIG_FILE} does not exist")
         self._files: dict[str, Path] = {}
         """Wanted tensor name -> file."""
+
+    def select(self, wanted: Callable[[str], bool]) -> None:
+        """Fetches the files that hold wanted tensors. `wanted` says of a tensor's name whether it is read.
+
+        Raises:
+            ValueError: a file is missing, or there is no wanted tensor.
+        """
+        _with_weights(self.model, self.folder, wanted)
         for path in (self.folder / name for name in _weight_files(self.folder, wanted)):
             if not path.is_file():
                 raise ValueError(f"{path} does not exist")
             with safe_open(path, framework="pt") as file:
                 self._files |= {name: path for name in file.keys() if wanted(name)}  # noqa: SIM118, not a dict
         if not self._files:
-            raise ValueError(f"{model} has none of the tensors this stage needs")
+            raise ValueError(f"{self.model} has none of the tensors this stage needs")
 
     def stored_dtype(self, name: str) -> torch.dtype:
         """Dtype that the tensor `name` is stored in."""

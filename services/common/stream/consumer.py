@@ -100,23 +100,16 @@ class StreamConsumer:
             StageLost: the producer cannot be reached within `CONNECT_TIMEOUT_S`, or broke off before the end.
             StageError: whatever ended the producer's request.
         """
-        for field in ("address", "stream_id"):
-            if not getattr(source, field):
-                raise InvalidInput(f"source.{field}", "is required")
-        stub = stream_pb2_grpc.TensorStreamServiceStub(self.channels.channel(source.address, source.server_name))
-        call = stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True)
+        call, transports = self._call(source), self.transports
         credit = CreditWriter(call, due_chunks=CREDITS // 2)
-        transports = self.transports
         receiver = UcxReceiver(transports.ucx) if transports.ucx else None
         try:
             subscription = stream_pb2.Subscription(
-                stream_id=source.stream_id,
-                request_id=request_id,
-                rows=rows,
-                initial_credits=CREDITS,
-                capabilities=transports.capabilities,
-                gathering=gathering,
+                stream_id=source.stream_id, request_id=request_id, rows=rows, initial_credits=CREDITS
             )
+            subscription.capabilities.CopyFrom(transports.capabilities)
+            if gathering:
+                subscription.gathering.CopyFrom(gathering)
             if receiver:
                 subscription.capabilities.ucx.CopyFrom(receiver.offer)
             chunks = ChunkReader(transports.directory, receiver, credit, ResponseReader(call))
@@ -128,6 +121,13 @@ class StreamConsumer:
             if receiver:
                 receiver.close()
         credit.finish()
+
+    def _call(self, source: stream_pb2.StreamSource) -> grpc.aio.StreamStreamCall:
+        for field in ("address", "stream_id"):
+            if not getattr(source, field):
+                raise InvalidInput(f"source.{field}", "is required")
+        stub = stream_pb2_grpc.TensorStreamServiceStub(self.channels.channel(source.address, source.server_name))
+        return stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True)
 
 
 async def _messages(

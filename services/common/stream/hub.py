@@ -91,11 +91,6 @@ class StreamHub:
         if self._streams.get(stream.stream_id) is stream:
             del self._streams[stream.stream_id]
 
-    @property
-    def transport_kinds(self) -> list[stream_pb2.Transport]:
-        """Ways that tensors may go from here, as messages name them."""
-        return [stream_pb2.TRANSPORT_INLINE, *(each.kind for each in self.transports)]
-
     async def drain(self) -> None:
         """Returns when no consumer is being served."""
         await self._idle.wait()

@@ -2,25 +2,40 @@
 
 import asyncio
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message as ProtoMessage
 
 from gateway.gateway import Gateway
 from gateway.media.check import check
 from gateway.media.fetch import MediaError, decode_base64
-from gateway.openai.content import AssistantMessage, InputAudioPart, Message, RefusalPart, TextPart, UserPart
+from gateway.openai.content import (
+    AssistantMessage,
+    InputAudioPart,
+    Message,
+    RefusalPart,
+    TextPart,
+    UserMessage,
+    UserPart,
+)
 from gateway.openai.errors import ApiError, invalid
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
-from gateway.pipeline.job import Job, Speech
-from quartet.v1 import thinker_pb2
+from gateway.pipeline import job
+from gateway.pipeline.job import Job
+from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.channels import MAX_MESSAGE_BYTES
 
 _MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is beyond follows in chunks
 _PARALLEL_FETCHES = 8
+# Members that say how text is written; those that say how it is sampled are not read where none is.
+_FOR_WRITERS = ("tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
 _KINDS = {
-    "image": thinker_pb2.MEDIA_KIND_IMAGE,
-    "audio": thinker_pb2.MEDIA_KIND_AUDIO,
-    "video": thinker_pb2.MEDIA_KIND_VIDEO,
+    "image": media_pb2.MEDIA_KIND_IMAGE,
+    "audio": media_pb2.MEDIA_KIND_AUDIO,
+    "video": media_pb2.MEDIA_KIND_VIDEO,
 }
 _TOOL_CHOICES = {
     "auto": thinker_pb2.ToolChoice.MODE_AUTO,
@@ -34,7 +49,7 @@ _TOOL_CHOICES = {
 class Pending:
     """A media part whose file is still to be had. `field` is the part's place in the request."""
 
-    message: thinker_pb2.Media
+    message: media_pb2.Media
     part: UserPart
     kind: str
     field: str
@@ -46,19 +61,81 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
     Raises:
         ApiError: 400 naming the field at fault.
     """
-    settings, pipeline = gateway.settings, gateway.pipeline
-    if "image" in (request.modalities or ()):
-        raise invalid("modalities", "this model makes no pictures")
+    config = gateway.pipeline.config
+    _check(gateway, request)
+    if config.thinker is None:
+        starts, media = job.speech(_speak(gateway, request, text=text_to_speak(request))), []
+    else:
+        start, media = await _generate(gateway, request)
+        starts = {"thinker": start} | (job.speech(_speak(gateway, request)) if request.speaks else {})
+    return [
+        _nth(starts, media, request_id if request.n in (None, 1) else f"{request_id}-{i}", i)
+        for i in range(request.n or 1)
+    ]
+
+
+def _nth(starts: Mapping[str, ProtoMessage], media: list[bytes], request_id: str, index: int) -> Job:
+    """The job of answer `index`, whose seeds are as many further."""
+    copies: dict[str, Any] = {}
+    for kind, start in starts.items():
+        copies[kind] = type(start)()
+        copies[kind].CopyFrom(start)
+    for kind in copies.keys() & {"thinker", "talker"}:
+        if copies[kind].sampling.HasField("seed"):
+            copies[kind].sampling.seed += index
+    return Job(request_id, copies, media)
+
+
+def _check(gateway: Gateway, request: ChatCompletionRequest) -> None:
+    """Raises ApiError: 400, the request contradicts itself, or this server cannot answer it so."""
+    outputs, modalities = gateway.pipeline.config.outputs, request.modalities
+    if "image" in (modalities or ()):
+        raise invalid("modalities", "this model makes no images")
     if request.quartet.dit is not None:
-        raise invalid("quartet.dit", "this model makes no pictures")
+        raise invalid("quartet.dit", "this model makes no images")
+    if outputs.text is None:
+        if not request.speaks:
+            raise invalid("modalities", 'this model speaks the text it is sent: use ["audio"] or ["text", "audio"]')
+        refuse_members(request, _FOR_WRITERS, "this model speaks the text it is sent; leave it out")
+    elif modalities is not None and "text" not in modalities:
+        raise invalid("modalities", 'speech always comes with its text: use ["text"] or ["text", "audio"]')
     if conflict := request.conflict():
         raise invalid(*conflict)
-    if request.speaks and pipeline.outputs.audio is None:
+    if request.speaks and outputs.speech is None:
         raise invalid("modalities", "this server writes text only")
-    if (request.n or 1) > settings.max_choices:
-        raise invalid("n", f"at most {settings.max_choices} answers a request")
-    speaker = _speaker(gateway, request)
+    if (request.n or 1) > gateway.settings.max_choices:
+        raise invalid("n", f"at most {gateway.settings.max_choices} answers a request")
 
+
+def refuse_members(request: ChatCompletionRequest, members: Iterable[str], reason: str) -> None:
+    """Raises ApiError: 400 naming the first of `members` that says anything."""
+    for name in members:
+        if getattr(request, name):
+            raise invalid(name, reason)
+
+
+def last_user_message(request: ChatCompletionRequest, why: str) -> tuple[int, UserMessage]:
+    """The user's last message, and its index. Raises ApiError: 400, there is none; `why` says what it is for."""
+    for index, message in reversed(list(enumerate(request.messages))):
+        if isinstance(message, UserMessage):
+            return index, message
+    raise invalid("messages", f"one of them must be the user's: {why}")
+
+
+def text_to_speak(request: ChatCompletionRequest) -> str:
+    """The text of the user's last message. Raises ApiError: 400 naming what is no text."""
+    index, message = last_user_message(request, "it says what is spoken")
+    texts = []
+    for j, part in enumerate(message.content):
+        if not isinstance(part, TextPart):
+            raise invalid(f"messages[{index}].content[{j}]", "this model speaks text only")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[thinker_pb2.GenerateStart, list[bytes]]:
+    """What the thinker gets, and the files that follow it."""
+    _speaker(gateway, request)  # an unknown voice is refused whether or not it is to be heard
     start = thinker_pb2.GenerateStart(use_audio_in_video=request.use_audio_in_video)
     pending: list[Pending] = []
     for i, message in enumerate(request.messages):
@@ -70,31 +147,22 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
     late_media = await _attach_media(gateway, pending)
     if start.ByteSize() > _MAX_START_BYTES:
         raise invalid("messages", "more text than a request can have", "context_length_exceeded")
+    return start, late_media
 
-    jobs = []
-    for i in range(request.n or 1):
-        copy = thinker_pb2.GenerateStart()
-        copy.CopyFrom(start)
-        copy.request_id = request_id if request.n in (None, 1) else f"{request_id}-{i}"
-        if copy.sampling.HasField("seed"):
-            copy.sampling.seed += i
-        speech = None
-        if request.speaks:
-            assert pipeline.talker is not None
-            talker = request.quartet.talker.to_message(pipeline.talker.sampling)
-            if not talker.HasField("seed") and request.seed is not None:
-                talker.seed = request.seed
-            if talker.HasField("seed"):
-                talker.seed += i
-            speech = Speech(speaker, talker)
-        jobs.append(Job(copy, late_media, speech))
-    return jobs
+
+def _speak(gateway: Gateway, request: ChatCompletionRequest, text: str | None = None) -> talker_pb2.SpeakRequest:
+    """What the talker gets. `text` is None where a thinker writes it."""
+    assert gateway.pipeline.config.talker is not None
+    sampling = request.quartet.talker.to_message(gateway.pipeline.config.talker.sampling)
+    if not sampling.HasField("seed") and request.seed is not None:
+        sampling.seed = request.seed
+    return talker_pb2.SpeakRequest(speaker=_speaker(gateway, request), sampling=sampling, text=text)
 
 
 def _speaker(gateway: Gateway, request: ChatCompletionRequest) -> str:
     """The voice as the talker spells it; "" for its default."""
     voice = request.audio.voice if request.audio else None
-    voices = gateway.stages.voices
+    voices = gateway.pipeline.voices
     if voice is None or not voices:
         return voice or ""
     match = next((known for known in voices if known.lower() == voice.lower()), None)
@@ -115,10 +183,10 @@ def _fill_message(
         elif isinstance(part, RefusalPart):
             result.content.add(text=part.refusal)
         elif isinstance(message, AssistantMessage):
-            raise invalid(field, "this model reads pictures in the user's messages only")
+            raise invalid(field, "this model reads images in the user's messages only")
         else:
             kind = "audio" if isinstance(part, InputAudioPart) else part.type.removesuffix("_url")
-            media = result.content.add(media=thinker_pb2.Media(kind=_KINDS[kind], field=field)).media
+            media = result.content.add(media=media_pb2.Media(kind=_KINDS[kind], field=field)).media
             pending.append(Pending(media, part, kind, field))
     if isinstance(message, AssistantMessage):
         if message.audio and not message.content:
@@ -136,8 +204,8 @@ def _fill_message(
 
 
 def _fill_sampling(message: thinker_pb2.SamplingParameters, request: ChatCompletionRequest, gateway: Gateway) -> None:
-    assert gateway.pipeline.thinker is not None, "a chat was asked of a pipeline without text"
-    request.fill(message, gateway.pipeline.thinker.sampling)
+    assert gateway.pipeline.config.thinker is not None, "text was asked of a pipeline without a thinker"
+    request.fill(message, gateway.pipeline.config.thinker.sampling)
     if request.max_completion_tokens is not None:
         message.max_tokens = request.max_completion_tokens
     message.stop.extend(request.stop or ())

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from gateway.pipeline.replicas import Replica
+from gateway.pipeline.replica import Replica
 from quartet.v1 import server_info_pb2
 
 # A replica that is down says for so long what the others have to be: it may only be restarting.
@@ -17,7 +17,7 @@ def identity(info: server_info_pb2.GetServerInfoResponse) -> Identity:
     return info.model, info.config_digest
 
 
-def refuse_strangers(replicas: Sequence[Replica], before: Identity | None, source: Replica | None) -> Identity | None:
+def mark_incompatible(replicas: Sequence[Replica], before: Identity | None, source: Replica | None) -> Identity | None:
     """Sets each replica's `refusal`, and returns the identity that the stage has from now on.
 
     Args:

@@ -11,6 +11,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.pipeline import metrics
+from gateway.pipeline.kinds import KINDS
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2
 from services.common.rpc.channels import Channels
 from services.common.rpc.errors import (
@@ -22,14 +23,6 @@ from services.common.rpc.errors import (
     Unavailable,
 )
 from services.common.rpc.status import from_rpc_error, said_by_stage
-
-SERVICE = {
-    "thinker": "quartet.v1.ThinkerService",
-    "talker": "quartet.v1.TalkerService",
-    "code2wav": "quartet.v1.Code2WavService",
-    "dit": "quartet.v1.DitService",
-    "encoder": "quartet.v1.EncoderService",
-}
 
 # Health checks in a row without an answer before a replica that was serving counts as down: a busy machine may be late.
 # One whose connection is refused or reset is down at once.
@@ -147,7 +140,7 @@ class Replica:
             if not said_by_stage(error):
                 self._losses += 1
                 self._set_health(f"lost: {error.details()}")
-        if reason.origin not in SERVICE:  # what a stage writes there is not for clients either
+        if reason.origin not in KINDS:  # what a stage writes there is not for clients either
             reason.origin = self.kind
         return self._in_our_words(reason)
 
@@ -180,7 +173,7 @@ class Replica:
         """Asks for its health, its load and, where it may have changed, its identity."""
         was_healthy, info, losses = self.healthy, self.info, self._losses
         try:
-            request = health_pb2.HealthCheckRequest(service=SERVICE[self.kind])
+            request = health_pb2.HealthCheckRequest(service=KINDS[self.kind].service)
             stub = health_pb2_grpc.HealthStub(self.channel)
             response = await stub.Check(request, timeout=timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
             health = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)

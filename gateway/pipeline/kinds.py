@@ -1,0 +1,138 @@
+"""The kinds of stages: what each reads, what it makes, and how it is called. One table for all who ask."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import grpc
+
+from quartet.v1 import (
+    code2wav_pb2_grpc,
+    dit_pb2,
+    dit_pb2_grpc,
+    encoder_pb2,
+    encoder_pb2_grpc,
+    media_pb2,
+    talker_pb2_grpc,
+    thinker_pb2,
+    thinker_pb2_grpc,
+)
+from services.common.telemetry import tracing
+
+Output = Literal["text", "speech", "image", "video", "audio"]
+
+_MEDIA_CHUNK_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class StageKind:
+    """A kind of stage.
+
+    Attributes:
+        name: in pipeline files, metrics and logs.
+        service: full name of its gRPC service.
+        stub: client of that service.
+        method: the call of it that serves a request.
+        streamed_request: type of the call's requests where there are several, the start message and then files; None
+            where the start message is the only one.
+        reads: kinds that its `source` may name.
+        needs_source: whether it always has a source.
+        makes: the outputs that can come from it.
+        is_model: whether clients ask for its model by name.
+        is_diffusion: whether its checkpoint is one of diffusers.
+        shares_checkpoint: whether its checkpoint must be that of its source.
+        caches_prompts: whether a replica that has read the beginning of a prompt is faster with the rest.
+    """
+
+    name: str
+    service: str
+    stub: Callable[[grpc.aio.Channel], Any]
+    method: str
+    streamed_request: Callable[..., Any] | None = None
+    reads: tuple[str, ...] = ()
+    needs_source: bool = False
+    makes: tuple[Output, ...] = ()
+    is_model: bool = False
+    is_diffusion: bool = False
+    shares_checkpoint: bool = False
+    caches_prompts: bool = False
+
+    def call(self, channel: grpc.aio.Channel, start: Any, media: Sequence[bytes], timeout_s: float) -> Any:
+        """The call that serves a request.
+
+        Args:
+            channel: to the replica.
+            start: the start message.
+            media: files of `start` whose data it has not, in their order.
+            timeout_s: longest that the call may take.
+        """
+        requests = start if self.streamed_request is None else _in_messages(self.streamed_request, start, media)
+        return getattr(self.stub(channel), self.method)(requests, timeout=timeout_s, metadata=tracing.metadata())
+
+
+async def _in_messages(request: Callable[..., Any], start: Any, media: Sequence[bytes]) -> AsyncIterator[Any]:
+    """`start`, then the files, as messages that `request` makes."""
+    yield request(start=start)
+    for file in media:
+        for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
+            yield request(media=media_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        StageKind(
+            "thinker",
+            "quartet.v1.ThinkerService",
+            thinker_pb2_grpc.ThinkerServiceStub,
+            "Generate",
+            thinker_pb2.GenerateRequest,
+            makes=("text",),
+            is_model=True,
+            caches_prompts=True,
+        ),
+        StageKind(
+            "talker",
+            "quartet.v1.TalkerService",
+            talker_pb2_grpc.TalkerServiceStub,
+            "Speak",
+            reads=("thinker",),
+            is_model=True,
+            shares_checkpoint=True,
+        ),
+        StageKind(
+            "code2wav",
+            "quartet.v1.Code2WavService",
+            code2wav_pb2_grpc.Code2WavServiceStub,
+            "Decode",
+            reads=("talker",),
+            needs_source=True,
+            makes=("speech",),
+            shares_checkpoint=True,
+        ),
+        StageKind(
+            "dit",
+            "quartet.v1.DitService",
+            dit_pb2_grpc.DitServiceStub,
+            "Generate",
+            dit_pb2.DitServiceGenerateRequest,
+            reads=("encoder",),
+            makes=("image", "video", "audio"),
+            is_model=True,
+            is_diffusion=True,
+        ),
+        StageKind(
+            "encoder",
+            "quartet.v1.EncoderService",
+            encoder_pb2_grpc.EncoderServiceStub,
+            "Encode",
+            encoder_pb2.EncodeRequest,
+            is_diffusion=True,
+        ),
+    )
+}
+
+
+def maker(output: Output) -> StageKind:
+    """The kind that makes `output`."""
+    return next(kind for kind in KINDS.values() if output in kind.makes)

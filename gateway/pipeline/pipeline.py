@@ -1,0 +1,107 @@
+"""The stages of a pipeline, as the gateway knows them."""
+
+import asyncio
+from typing import Any
+
+from gateway.pipeline.addresses import Resolver, resolve_host
+from gateway.pipeline.balance import MAX_IMBALANCE
+from gateway.pipeline.config import PipelineConfig
+from gateway.pipeline.kinds import Output
+from gateway.pipeline.stage import Stage
+from services.common.rpc.channels import Channels
+
+
+class Pipeline:
+    """All stages of a pipeline. Use as `async with Pipeline(...)`: watches them meanwhile.
+
+    Args:
+        config: the pipeline.
+        interval_s: between two health checks of a replica.
+        timeout_s: of a health check.
+        resolve_s: between two look-ups of a name.
+        max_imbalance: see `balance.rendezvous`.
+        resolver: looks up the names among the stages' addresses.
+        channels: to the stages; None: connections in the clear.
+
+    Attributes:
+        by_name: the stages, by their names in the pipeline file.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        interval_s: float,
+        timeout_s: float,
+        resolve_s: float = 1.0,
+        max_imbalance: int = MAX_IMBALANCE,
+        resolver: Resolver = resolve_host,
+        channels: Channels | None = None,
+    ) -> None:
+        self.config = config
+        self._timing = resolve_s, interval_s, timeout_s
+        self._max_imbalance, self._resolver = max_imbalance, resolver
+        self._channels = channels or Channels()
+        self.by_name: dict[str, Stage] = {}
+        self._watches: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Pipeline":
+        for name, config in self.config.stages.items():
+            self.by_name[name] = Stage(name, config, self._resolver, self._max_imbalance, self._channels)
+        for name in self.config.stages:
+            if (source := self.config.source(name)) is not None:
+                self.by_name[name].source = self.by_name[source]
+                self.by_name[source].readers.append(self.by_name[name])
+        self._watches = [asyncio.create_task(stage.watch(*self._timing)) for stage in self.by_name.values()]
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        await self._channels.close_all()
+
+    def output(self, output: Output) -> Stage | None:
+        """The stage whose model clients ask for when they want `output`, if the pipeline has that output."""
+        return self.by_name[self.config.model_stage(output)] if output in self.config.made else None
+
+    @property
+    def main(self) -> Stage:
+        """The stage that the pipeline's `model` names."""
+        return self.by_name[self.config.main_name]
+
+    @property
+    def with_models(self) -> list[Stage]:
+        """The stages whose models clients ask for by name, the main one first."""
+        return [self.by_name[name] for name in dict.fromkeys(map(self.config.model_stage, self.config.made))]
+
+    @property
+    def answer(self) -> list[Stage]:
+        """The stages that an answer comes through, spoken if the pipeline speaks, the first first."""
+        return [self.by_name[name] for name in self.config.answer]
+
+    def info(self, kind: str) -> Any | None:
+        """What the answer's stage of `kind` says of that kind: ThinkerInfo, TalkerInfo or Code2WavInfo. None while it
+        was never reached, or without one."""
+        found = next((stage for stage in self.answer if stage.kind == kind), None)
+        return getattr(found.info, kind) if found and found.info else None
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Each stage's state."""
+        return {name: stage.state for name, stage in self.by_name.items()}
+
+    @property
+    def replicas(self) -> dict[str, list[dict[str, Any]]]:
+        """Each stage's replicas, for people and programs that watch."""
+        return {name: stage.describe_replicas() for name, stage in self.by_name.items()}
+
+    @property
+    def ready(self) -> bool:
+        """Whether every stage serves."""
+        return all(stage.serving for stage in self.by_name.values())
+
+    @property
+    def voices(self) -> list[str]:
+        """Voices of the talker; empty while it was never reached, or without one."""
+        talker = self.info("talker")
+        return list(talker.speakers) if talker else []
