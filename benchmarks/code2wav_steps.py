@@ -7,8 +7,8 @@ import time
 
 import torch
 
-from services.code2wav.allocator import keep_freed_memory
 from services.code2wav.family import Decoder, load_decoder
+from services.common.engine.process import keep_freed_memory
 
 FRAMES, STREAMS = (1, 2, 4, 8, 16, 25), (1, 8, 32)
 SECONDS_EACH = 0.5

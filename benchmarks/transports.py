@@ -25,7 +25,7 @@ import uvloop
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
-from services.common.stream.consumer import set_consumer_transports, subscribe
+from services.common.stream.consumer import ConsumerTransports, StreamConsumer
 from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.service import TensorStreamServicer
@@ -146,6 +146,7 @@ class Consumer:
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._address, self._streams = pipe, pipe.recv(), 0
         self.ucx = UcxWorker()
+        self.streams = StreamConsumer(channels.Channels())
 
     async def latency(self, size_bytes: int, count: int) -> list[float]:
         """Seconds from put to the last byte, of tensors sent one at a time."""
@@ -172,7 +173,7 @@ class Consumer:
         stream_id, got = f"s{self._streams}", 0
         self._pipe.send((stream_id, size_bytes, count, in_turn))
         source = stream_pb2.StreamSource(address=self._address, stream_id=stream_id)
-        async with subscribe(source, stream_id, []) as messages:
+        async with self.streams.subscribe(source, stream_id, []) as messages:
             async for message in messages:
                 if not isinstance(message, Chunk):
                     continue
@@ -231,7 +232,8 @@ async def beside_a_loop(peer: Callable[[int], Result], size_bytes: int) -> Resul
 
 async def measure(consumer: Consumer, directory: str, transport: str, size_bytes: int) -> Result:
     """One transport at one size."""
-    set_consumer_transports(["inline", transport], directory, consumer.ucx if transport == "ucx" else None)
+    ucx = consumer.ucx if transport == "ucx" else None
+    consumer.streams.transports = ConsumerTransports.of(["inline", transport], Path(directory), ucx)
     seconds = await consumer.latency(size_bytes, max(5, min(200, 32 * MIB // size_bytes)))
     count = max(4, min(2000, RATE_BYTES[transport] // size_bytes))
     rate, here, there = await consumer.rate(size_bytes, count)

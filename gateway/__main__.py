@@ -11,7 +11,7 @@ from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from gateway.strict import YamlError
 from gateway.video_store import StoreError, VideoStore
-from services.common.rpc import channels, tls
+from services.common.rpc import tls
 from services.common.telemetry import logs, tracing
 
 
@@ -21,10 +21,9 @@ def main() -> None:
     logs.configure(settings.log_level, "gateway")
     try:
         pipeline = load_pipeline(settings.pipeline, settings.stage)
-        app = create_app(settings, pipeline)
+        app = create_app(settings, pipeline, tls.load(settings))
     except YamlError as error:
         sys.exit(str(error))
-    channels.use(tls.load(settings))
     tracing.configure("gateway")
     structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
     if pipeline.outputs.video is not None:

@@ -21,6 +21,8 @@ from gateway.settings import GatewaySettings
 from gateway.video_jobs import Limits, VideoJobs
 from gateway.video_store import VideoStore
 from services.common.engine.process import freeze_heap
+from services.common.rpc.channels import Channels
+from services.common.rpc.tls import Credentials
 
 router = APIRouter(tags=["operations"])
 
@@ -50,8 +52,13 @@ async def metrics() -> Response:
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
-def create_app(settings: GatewaySettings, pipeline: PipelineConfig) -> FastAPI:
+def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials: Credentials | None = None) -> FastAPI:
     """The gateway of `pipeline`. Its stages are watched between the app's startup and shutdown.
+
+    Args:
+        settings: of the gateway.
+        pipeline: its stages and outputs.
+        credentials: who the gateway is to the stages; None: connections in the clear.
 
     Raises:
         YamlError: the file of API keys cannot be used.
@@ -62,7 +69,7 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with (
             keys or nullcontext(),
-            Gateway(settings, pipeline) as app.state.gateway,
+            Gateway(settings, pipeline, Channels(credentials)) as app.state.gateway,
             _videos(settings, pipeline) as app.state.videos,
         ):
             freeze_heap()

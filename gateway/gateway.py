@@ -13,6 +13,7 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from services.common.rpc.call import Admission
+from services.common.rpc.channels import Channels
 
 _MAX_TRANSCRIPTS = 10_000
 
@@ -20,7 +21,7 @@ _MAX_TRANSCRIPTS = 10_000
 class Gateway:
     """The pipeline's stages and the gateway's own state. Use as `async with`: the stages are watched meanwhile."""
 
-    def __init__(self, settings: GatewaySettings, config: PipelineConfig) -> None:
+    def __init__(self, settings: GatewaySettings, config: PipelineConfig, channels: Channels) -> None:
         self.settings = settings
         self.pipeline = Pipeline(
             config,
@@ -28,6 +29,7 @@ class Gateway:
             settings.health_timeout_s,
             settings.resolve_interval_s,
             settings.affinity_max_imbalance,
+            channels=channels,
         )
         self.fetcher = Fetcher(settings)
         self.transcripts = Transcripts(settings.audio_ttl_s)

@@ -8,7 +8,7 @@ from gateway.pipeline.balance import MAX_IMBALANCE
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.stage import Stage
-from services.common.rpc import channels
+from services.common.rpc.channels import Channels
 
 
 class Pipeline:
@@ -21,6 +21,7 @@ class Pipeline:
         resolve_s: between two look-ups of a name.
         max_imbalance: see `balance.rendezvous`.
         resolver: looks up the names among the stages' addresses.
+        channels: to the stages; None: connections in the clear.
 
     Attributes:
         by_name: the stages, by their names in the pipeline file.
@@ -34,16 +35,18 @@ class Pipeline:
         resolve_s: float = 1.0,
         max_imbalance: int = MAX_IMBALANCE,
         resolver: Resolver = resolve_host,
+        channels: Channels | None = None,
     ) -> None:
         self.config = config
         self._timing = resolve_s, interval_s, timeout_s
         self._max_imbalance, self._resolver = max_imbalance, resolver
+        self._channels = channels or Channels()
         self.by_name: dict[str, Stage] = {}
         self._watches: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Pipeline":
         for name, config in self.config.stages.items():
-            self.by_name[name] = Stage(name, config, self._resolver, self._max_imbalance)
+            self.by_name[name] = Stage(name, config, self._resolver, self._max_imbalance, self._channels)
         for name in self.config.stages:
             if (source := self.config.source(name)) is not None:
                 self.by_name[name].source = self.by_name[source]
@@ -55,7 +58,7 @@ class Pipeline:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
-        await channels.close_all()
+        await self._channels.close_all()
 
     def output(self, output: Output) -> Stage | None:
         """The stage whose model clients ask for when they want `output`, if the pipeline has that output."""

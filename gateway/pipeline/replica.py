@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gateway import metrics
 from gateway.pipeline.kinds import KINDS
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2
-from services.common.rpc import channels
+from services.common.rpc.channels import Channels
 from services.common.rpc.errors import (
     DeadlineExceeded,
     NotFound,
@@ -47,6 +47,7 @@ class Replica:
         stage: name of the stage.
         kind: of the stage.
         address: "ip:port", by which other stages reach it too.
+        channels: of this gateway.
         server_name: that its certificate must have, with TLS; "" is the address's host.
         on_change: told when its health or identity has changed.
 
@@ -66,6 +67,7 @@ class Replica:
         stage: str,
         kind: str,
         address: str,
+        channels: Channels,
         server_name: str = "",
         on_change: Callable[["Replica"], None] = lambda replica: None,
     ) -> None:
@@ -76,7 +78,7 @@ class Replica:
         self.down_since: float | None = time.monotonic()
         self.running = self.queued = self.in_flight = self.faults = self.last_chosen = 0
         self._of_others = self._losses = 0
-        self._on_change = on_change
+        self._channels, self._on_change = channels, on_change
         self._check_now = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -85,7 +87,7 @@ class Replica:
     @property
     def channel(self) -> grpc.aio.Channel:
         """The channel for a call that begins now."""
-        return channels.channel(self.address, self.server_name)
+        return self._channels.channel(self.address, self.server_name)
 
     def source(self, stream_id: str) -> stream_pb2.StreamSource:
         """By which another stage pulls the stream `stream_id` from it."""
@@ -185,7 +187,7 @@ class Replica:
             if was_healthy and self._late < LATE_CHECKS:
                 return
             health = f"{error.code().name} at {self.address}"
-            if channels.are_secure():  # what is wrong with a certificate is said nowhere else
+            if self._channels.are_secure:  # what is wrong with a certificate is said nowhere else
                 health += f" ({(error.details() or '').rpartition('last error: ')[2]})"
         else:
             self._late = 0

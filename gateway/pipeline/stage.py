@@ -14,7 +14,7 @@ from gateway.pipeline.config import StageConfig
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.replica import Replica
 from quartet.v1 import server_info_pb2
-from services.common.rpc import channels
+from services.common.rpc.channels import Channels
 from services.common.rpc.errors import Unavailable
 
 # A replica that is down says for so long what the others have to be: it may only be restarting.
@@ -91,6 +91,7 @@ class Stage:
         config: of the stage.
         resolver: looks up the names among its addresses.
         max_imbalance: see `balance.rendezvous`.
+        channels: of this gateway; None: connections in the clear.
 
     Attributes:
         replicas: by address, those that the stage's addresses name now.
@@ -105,13 +106,14 @@ class Stage:
         config: StageConfig,
         resolver: Resolver = resolve_host,
         max_imbalance: int = balance.MAX_IMBALANCE,
+        channels: Channels | None = None,
     ) -> None:
         self.name, self.kind = name, config.kind
         self.replicas: dict[str, Replica] = {}
         self.info: server_info_pb2.GetServerInfoResponse | None = None
         self.source: Stage | None = None
         self.readers: list[Stage] = []
-        self._max_imbalance = max_imbalance
+        self._max_imbalance, self._channels = max_imbalance, channels or Channels()
         self._identity: Identity | None = None
         self._leaving: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -212,7 +214,7 @@ class Stage:
             replica, task = self._leaving.pop(address)
             task.cancel()
         else:
-            replica = Replica(self.name, self.kind, address, server_name, lambda _: self._changed())
+            replica = Replica(self.name, self.kind, address, self._channels, server_name, lambda _: self._changed())
         self.replicas[address] = replica
         if self._timing is not None:
             log.info("replica added", name=self.name, address=address)
@@ -230,7 +232,7 @@ class Stage:
         await replica.idle()
         del self._leaving[replica.address]
         metrics.forget_replica(self.name, replica.address)
-        await channels.close(replica.address)
+        await self._channels.close(replica.address)
 
     def _start_watch(self, address: str) -> None:
         assert self._timing is not None

@@ -8,7 +8,6 @@ import structlog
 import torch
 
 from quartet.v1 import code2wav_pb2_grpc, server_info_pb2
-from services.code2wav.allocator import keep_freed_memory
 from services.code2wav.config import Code2WavSettings
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.execution import decide
@@ -16,7 +15,8 @@ from services.code2wav.family import DecoderSpec, load_decoder
 from services.code2wav.servicer import Code2WavServicer
 from services.code2wav.stream import Event, Failed, Samples
 from services.common.engine.execution import Accelerator, log_choices
-from services.common.rpc.server import StageServer, main
+from services.common.engine.process import keep_freed_memory
+from services.common.stage import Stage, main
 
 SERVICE = "quartet.v1.Code2WavService"
 WARM_UP_TIMEOUT_S = 120.0
@@ -24,26 +24,21 @@ WARM_UP_TIMEOUT_S = 120.0
 log = structlog.get_logger()
 
 
-async def serve(settings: Code2WavSettings) -> None:
+async def serve(stage: Stage, settings: Code2WavSettings) -> None:
     """Runs the stage until it is told to stop."""
-    server = StageServer(settings, "code2wav", SERVICE, streams=False)
-    servicer = Code2WavServicer(server.admission)
-    code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(servicer, server.grpc)
-    loop = asyncio.get_running_loop()
+    servicer = Code2WavServicer(stage.admission, stage.consumer)
+    code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(servicer, stage.grpc)
 
-    def load() -> tuple[DecodeEngine, server_info_pb2.GetServerInfoResponse]:
-        engine = start_engine(settings, lambda error: loop.call_soon_threadsafe(server.fatal, error))
-        log.info("state is reserved", slots=settings.max_running_requests, state_bytes=engine.state_bytes)
-        warm_up(engine, settings.max_frames_per_step + 1)
+    def describe(engine: DecodeEngine) -> server_info_pb2.GetServerInfoResponse:
         info = code2wav_info(engine.spec)
-        return engine, server.describe(str(engine.decoder.dtype), str(engine.decoder.device), code2wav=info)
+        return stage.server.describe(str(engine.decoder.dtype), str(engine.decoder.device), code2wav=info)
 
-    async def start() -> server_info_pb2.GetServerInfoResponse:
-        engine, info = await asyncio.to_thread(load)
-        servicer.use(engine)
-        return info
-
-    await server.run(start)
+    await stage.serve(
+        load=lambda: asyncio.to_thread(start_engine, settings, stage.fatal),
+        warm_up=lambda engine: asyncio.to_thread(warm_up, engine, settings.max_frames_per_step + 1),
+        describe=describe,
+        bind=lambda engine, info: servicer.bind(engine),
+    )
 
 
 def start_engine(
@@ -58,7 +53,7 @@ def start_engine(
     decoder = load_decoder(settings.model, settings.dtype, settings.device)
     execution = decide(settings.enforce_eager, Accelerator.of(decoder.device))
     log_choices(execution.choices)
-    return DecodeEngine(
+    engine = DecodeEngine(
         decoder,
         max_streams=settings.max_running_requests,
         max_frames_per_step=settings.max_frames_per_step,
@@ -67,6 +62,8 @@ def start_engine(
         capturer=execution.capturer(decoder.device),
         on_fatal=on_fatal,
     )
+    log.info("state is reserved", slots=settings.max_running_requests, state_bytes=engine.state_bytes)
+    return engine
 
 
 def warm_up(engine: DecodeEngine, frames: int) -> None:
@@ -108,4 +105,4 @@ def code2wav_info(spec: DecoderSpec) -> server_info_pb2.Code2WavInfo:
 if __name__ == "__main__":
     loaded = Code2WavSettings.load()
     keep_freed_memory()
-    main(loaded, "code2wav", lambda: serve(loaded))
+    main(loaded, "code2wav", SERVICE, serve, streams=False)

@@ -8,7 +8,7 @@ import torch
 from quartet.v1 import code2wav_pb2, stream_pb2
 from services.code2wav.family import DecoderSpec
 from services.common.rpc.errors import InternalError, InvalidInput
-from services.common.stream.consumer import subscribe
+from services.common.stream.consumer import StreamConsumer
 from services.common.stream.rows import Chunk
 from services.common.stream.tensors import to_torch
 
@@ -66,7 +66,9 @@ class FrameWindow:
         self._freed.set()
 
 
-def frames_of(spec: DecoderSpec, request: code2wav_pb2.DecodeRequest) -> AsyncIterator[torch.Tensor]:
+def frames_of(
+    spec: DecoderSpec, consumer: StreamConsumer, request: code2wav_pb2.DecodeRequest
+) -> AsyncIterator[torch.Tensor]:
     """The request's frames, checked, as (n, groups) int64 tensors. Inline ones are checked here and now.
 
     Raises:
@@ -76,7 +78,7 @@ def frames_of(spec: DecoderSpec, request: code2wav_pb2.DecodeRequest) -> AsyncIt
         case "codes":
             return _inline(check_codes(spec, to_torch(request.codes, "codes"), "codes"))
         case "source":
-            return _subscribed(spec, request.source, request.request_id)
+            return _subscribed(spec, consumer, request.source, request.request_id)
         case _:
             raise InvalidInput("input", "is required: set source, or codes")
 
@@ -86,7 +88,7 @@ async def _inline(codes: torch.Tensor) -> AsyncIterator[torch.Tensor]:
 
 
 async def _subscribed(
-    spec: DecoderSpec, source: stream_pb2.StreamSource, request_id: str
+    spec: DecoderSpec, consumer: StreamConsumer, source: stream_pb2.StreamSource, request_id: str
 ) -> AsyncIterator[torch.Tensor]:
     """The rows "codes" of a talker's stream.
 
@@ -96,7 +98,7 @@ async def _subscribed(
         StageError: whatever ended the producer's stream.
     """
     due = 0
-    async with subscribe(source, request_id, [CODES], gathering(spec), producer="talker") as messages:
+    async with consumer.subscribe(source, request_id, [CODES], gathering(spec), producer="talker") as messages:
         async for message in messages:
             if isinstance(message, stream_pb2.StreamEnd):
                 _expect(message.end_position, due, "the stream's end")

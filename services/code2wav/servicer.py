@@ -14,6 +14,7 @@ from services.code2wav.frames import FrameWindow, frames_of
 from services.code2wav.stream import Event, Failed, Samples, Stream
 from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput, Unavailable
+from services.common.stream.consumer import StreamConsumer
 from services.common.stream.tensors import to_message
 
 # Steps of a call's frames that are taken in before their samples have left: one that is decoded, and what comes
@@ -22,17 +23,18 @@ WINDOW_STEPS = 4
 
 
 class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
-    """`quartet.v1.Code2WavService` on an engine, which `use` sets once it is loaded.
+    """`quartet.v1.Code2WavService` on an engine, which `bind` sets once it is loaded.
 
     Args:
         admission: refuses calls while there is no engine, and those beyond the stage's limits.
+        consumer: reads talkers' streams.
     """
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    def __init__(self, admission: Admission, consumer: StreamConsumer) -> None:
+        self._admission, self._consumer = admission, consumer
         self._engine: DecodeEngine | None = None
 
-    def use(self, engine: DecodeEngine) -> None:
+    def bind(self, engine: DecodeEngine) -> None:
         """Serves with `engine` from now on."""
         self._engine = engine
 
@@ -52,7 +54,7 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
         if request.sample_format not in code2wav_pb2.SampleFormat.values():
             raise InvalidInput("sample_format", f"{request.sample_format} is not a SampleFormat")
         voice = _voice(engine.spec, request.voice)
-        frames_in = frames_of(engine.spec, request)
+        frames_in = frames_of(engine.spec, self._consumer, request)
         # A client that does not read, or reads slowly, thereby slows the talker's stream instead of filling memory.
         window = FrameWindow(WINDOW_STEPS * engine.policy.max_frames)
         events: asyncio.Queue[Event] = asyncio.Queue()

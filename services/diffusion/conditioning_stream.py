@@ -7,7 +7,7 @@ import torch
 
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InvalidInput
-from services.common.stream.consumer import subscribe
+from services.common.stream.consumer import StreamConsumer
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
 from services.diffusion.conditioning import Conditioning, count_tensors, pack, unpack
@@ -34,7 +34,9 @@ def send_conditioning(
     return count, size_bytes
 
 
-async def read_conditioning(start: dit_pb2.DitStart, device: torch.device) -> list[Conditioning]:
+async def read_conditioning(
+    consumer: StreamConsumer, start: dit_pb2.DitStart, device: torch.device
+) -> list[Conditioning]:
     """One for each of the request's outputs, on `device`.
 
     Raises:
@@ -42,7 +44,7 @@ async def read_conditioning(start: dit_pb2.DitStart, device: torch.device) -> li
         StageError: whatever ended it.
     """
     pieces: dict[str, list[torch.Tensor]] = {}
-    async with subscribe(start.source, start.request_id, [], producer="encoder") as messages:
+    async with consumer.subscribe(start.source, start.request_id, [], producer="encoder") as messages:
         async for message in messages:
             if isinstance(message, Chunk):
                 for row in message.rows:

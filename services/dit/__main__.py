@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
 from services.common.engine.process import keep_freed_memory
-from services.common.rpc.server import StageServer, main
+from services.common.stage import Stage, main
 from services.diffusion.model_info import dit_info, warm_up_side
 from services.diffusion.request import check, resolve
 from services.dit.config import DitSettings
@@ -30,27 +30,18 @@ WARM_UP_STEPS = 2
 log = structlog.get_logger()
 
 
-async def serve(settings: DitSettings) -> None:
+async def serve(stage: Stage, settings: DitSettings) -> None:
     """Runs the stage until it is told to stop."""
-    server = StageServer(settings, "dit", SERVICE, streams=False)
-    servicer = DitServicer(server.admission, settings)
-    dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, server.grpc)
-    loop = asyncio.get_running_loop()
-
-    def load() -> tuple[DitEngine, server_info_pb2.GetServerInfoResponse]:
-        engine = start_engine(settings, lambda error: loop.call_soon_threadsafe(server.fatal, error))
-        info = describe(engine.models, settings)
-        log.info("loaded", pipeline=info.pipeline, tasks=[dit_pb2.DitTask.Name(task) for task in info.tasks])
-        if not info.needs_source:  # else there is nothing to warm up with: prompts come encoded
-            warm_up(engine, info)
-        return engine, server.describe(str(engine.models.dtype), str(engine.models.device), dit=info)
-
-    async def start() -> server_info_pb2.GetServerInfoResponse:
-        engine, info = await asyncio.to_thread(load)
-        servicer.use(engine, info.dit)
-        return info
-
-    await server.run(start)
+    servicer = DitServicer(stage.admission, stage.consumer, settings)
+    dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, stage.grpc)
+    await stage.serve(
+        load=lambda: asyncio.to_thread(start_engine, settings, stage.fatal),
+        warm_up=lambda engine: asyncio.to_thread(warm_up, engine, describe(engine.models, settings)),
+        describe=lambda engine: stage.server.describe(
+            str(engine.models.dtype), str(engine.models.device), dit=describe(engine.models, settings)
+        ),
+        bind=lambda engine, info: servicer.bind(engine, info.dit),
+    )
 
 
 def start_engine(settings: DitSettings, on_fatal: Callable[[Exception], object] = lambda error: None) -> DitEngine:
@@ -81,13 +72,17 @@ def describe(models: Models, settings: DitSettings) -> server_info_pb2.DitInfo:
 
 
 def warm_up(engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
-    """Makes one small output; blocks until that is done.
+    """Makes one small output, unless prompts come encoded; blocks until that is done.
 
     Raises:
         StageError: it failed.
         TimeoutError: it did not come back.
     """
     from PIL import Image
+
+    log.info("loaded", pipeline=info.pipeline, tasks=[dit_pb2.DitTask.Name(task) for task in info.tasks])
+    if info.needs_source:
+        return
 
     side = warm_up_side(info)
     start = dit_pb2.DitStart(prompt="warm-up", seed=0, width=side, height=side, num_inference_steps=WARM_UP_STEPS)
@@ -117,4 +112,4 @@ if __name__ == "__main__":
     for library in (diffusers_logging, transformers_logging):
         library.disable_progress_bar()  # logs are lines here
         library.set_verbosity_error()
-    main(loaded, "dit", lambda: serve(loaded))
+    main(loaded, "dit", SERVICE, serve, streams=False)

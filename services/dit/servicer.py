@@ -11,6 +11,8 @@ import torch
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
 from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput
+from services.common.rpc.messages import first_start
+from services.common.stream.consumer import StreamConsumer
 from services.common.stream.tensors import MAX_INLINE_BYTES, to_message
 from services.diffusion.conditioning_stream import read_conditioning
 from services.diffusion.images import decode_files, read_files
@@ -24,25 +26,25 @@ Response = dit_pb2.DitServiceGenerateResponse
 
 
 class DitServicer(dit_pb2_grpc.DitServiceServicer):
-    """Serves requests by an engine, which `use` sets once it is loaded."""
+    """Serves requests by an engine, which `bind` sets once it is loaded."""
 
-    def __init__(self, admission: Admission, settings: DitSettings) -> None:
-        self._admission, self._settings = admission, settings
+    def __init__(self, admission: Admission, consumer: StreamConsumer, settings: DitSettings) -> None:
+        self._admission, self._consumer, self._settings = admission, consumer, settings
         self._engine: DitEngine
         self._info: server_info_pb2.DitInfo
 
-    def use(self, engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
+    def bind(self, engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
         """The engine, before `admission` opens, and what it takes."""
         self._engine, self._info = engine, info
 
     async def Generate(self, request_iterator: Requests, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
-        first = await anext(request_iterator, None)
-        start = first.start if first is not None and first.WhichOneof("message") == "start" else None
-        async with serve_call("dit", start.request_id if start else "", context, self._admission) as call:
-            assert start is not None  # without one there was no request_id
-            async with aclosing(self._serve(start, request_iterator, call)) as responses:
-                async for response in responses:
-                    yield response
+        start = await first_start(request_iterator, context)
+        async with (
+            serve_call("dit", start.request_id, context, self._admission) as call,
+            aclosing(self._serve(start, request_iterator, call)) as responses,
+        ):
+            async for response in responses:
+                yield response
 
     async def _serve(self, start: dit_pb2.DitStart, requests: Requests, call: Call) -> AsyncGenerator[Response, None]:
         plan = await self._resolve(start, requests)
@@ -90,7 +92,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         files = await read_files(start, requests, self._settings)
         models, given = self._engine.models, []
         if self._info.needs_source:
-            given = await read_conditioning(start, models.device)
+            given = await read_conditioning(self._consumer, start, models.device)
 
         def decode_and_resolve() -> GenerationPlan:
             return resolve(start, task, *decode_files(files, self._settings), models, self._info, given)

@@ -7,7 +7,7 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from quartet.v1 import dit_pb2, encoder_pb2_grpc, server_info_pb2
-from services.common.rpc.server import StageServer, main
+from services.common.stage import Stage, main
 from services.diffusion.model_info import dit_info, warm_up_side
 from services.diffusion.request import resolve
 from services.encoder.config import EncoderSettings
@@ -19,23 +19,24 @@ SERVICE = "quartet.v1.EncoderService"
 log = structlog.get_logger()
 
 
-async def serve(settings: EncoderSettings) -> None:
+async def serve(stage: Stage, settings: EncoderSettings) -> None:
     """Runs the stage until it is told to stop."""
-    server = StageServer(settings, "encoder", SERVICE)
-    servicer = EncoderServicer(server.admission, server.hub, settings)
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server.grpc)
+    servicer = EncoderServicer(stage.admission, stage.hub, settings)
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, stage.grpc)
 
-    async def start() -> server_info_pb2.GetServerInfoResponse:
-        engine = await asyncio.to_thread(EncoderEngine, settings)
-        await warm_up(engine, settings)
-        servicer.use(engine)
+    def describe(engine: EncoderEngine) -> server_info_pb2.GetServerInfoResponse:
         info = server_info_pb2.EncoderInfo(
             pipeline=type(engine.models.pipeline).__name__, models=engine.names, needs_seed=engine.draws_prior_tokens
         )
         log.info("loaded", pipeline=info.pipeline, models=list(info.models))
-        return server.describe(str(engine.dtype), str(engine.models.device), encoder=info)
+        return stage.server.describe(str(engine.dtype), str(engine.models.device), encoder=info)
 
-    await server.run(start)
+    await stage.serve(
+        load=lambda: asyncio.to_thread(EncoderEngine, settings),
+        warm_up=lambda engine: warm_up(engine, settings),
+        describe=describe,
+        bind=lambda engine, info: servicer.bind(engine),
+    )
 
 
 async def warm_up(engine: EncoderEngine, settings: EncoderSettings) -> None:
@@ -58,4 +59,4 @@ if __name__ == "__main__":
     for library in (diffusers_logging, transformers_logging):
         library.disable_progress_bar()  # logs are lines here
         library.set_verbosity_error()
-    main(loaded, "encoder", lambda: serve(loaded))
+    main(loaded, "encoder", SERVICE, serve)

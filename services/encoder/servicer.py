@@ -8,6 +8,7 @@ import grpc
 from quartet.v1 import encoder_pb2, encoder_pb2_grpc
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.errors import InvalidInput
+from services.common.rpc.messages import first_start
 from services.common.stream.hub import StreamHub
 from services.diffusion.conditioning_stream import send_conditioning
 from services.diffusion.images import decode_files, read_files
@@ -18,13 +19,13 @@ from services.encoder.engine import EncoderEngine
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
-    """Serves requests by an engine, which `use` sets once it is loaded."""
+    """Serves requests by an engine, which `bind` sets once it is loaded."""
 
     def __init__(self, admission: Admission, hub: StreamHub, settings: EncoderSettings) -> None:
         self._admission, self._hub, self._settings = admission, hub, settings
         self._engine: EncoderEngine
 
-    def use(self, engine: EncoderEngine) -> None:
+    def bind(self, engine: EncoderEngine) -> None:
         """The engine, before `admission` opens."""
         self._engine = engine
         self._info = dit_info(engine.models, self._settings)
@@ -32,10 +33,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def Encode(
         self, request_iterator: AsyncIterator[encoder_pb2.EncodeRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[encoder_pb2.EncodeResponse]:
-        first = await anext(request_iterator, None)
-        start = first.start if first is not None and first.WhichOneof("message") == "start" else None
-        async with serve_call("encoder", start.request.request_id if start else "", context, self._admission) as call:
-            assert start is not None  # without one there was no request_id
+        start = await first_start(request_iterator, context)
+        async with serve_call("encoder", start.request.request_id, context, self._admission) as call:
             if not start.output_stream_id:
                 raise InvalidInput("output_stream_id", "is required")
             with self._hub.open(start.output_stream_id, []) as output:

@@ -8,7 +8,7 @@ import torch
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
 from services.common.engine.device import disable_cudnn_attention, engine_device, make_current
 from services.common.engine.execution import Accelerator, log_choices
-from services.common.rpc import server
+from services.common.stage import Stage, main
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
 from services.talker.execution import decide
@@ -19,34 +19,36 @@ from services.talker.sampling import resolve
 from services.talker.servicer import TalkerServicer, talker_info
 from services.talker.speech import SpeechRequest
 
+SERVICE = "quartet.v1.TalkerService"
 _WARM_UP_ROWS = 11  # no more than the least `max_context_positions` less a frame
 
 
-async def serve(settings: TalkerSettings) -> None:
-    """Serves until SIGTERM."""
-    stage = server.StageServer(settings, "talker", "quartet.v1.TalkerService")
-    engines: list[TalkerEngine] = []
-
-    async def start() -> server_info_pb2.GetServerInfoResponse:
-        family, engine = await start_engine(settings, stage.fatal)
-        engines.append(engine)
-        await _warm_up(engine)
-        model = engine.runner.model
-        servicer.bind(engine, family)
-        rows, info = talker_info(model.spec, engine.runner.positions)
-        return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
-
-    servicer = TalkerServicer(stage.admission, stage.hub)
+async def serve(stage: Stage, settings: TalkerSettings) -> None:
+    """Runs the stage until it is told to stop."""
+    servicer = TalkerServicer(stage.admission, stage.hub, stage.consumer)
     talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, stage.grpc)
-    try:
-        await stage.run(start)
-    finally:
-        for engine in engines:
-            engine.close()
+
+    async def load() -> tuple[TalkerFamily, TalkerEngine]:
+        family, engine = await start_engine(settings, stage.fatal)
+        stage.resources.callback(engine.close)
+        return family, engine
+
+    def describe(loaded: tuple[TalkerFamily, TalkerEngine]) -> server_info_pb2.GetServerInfoResponse:
+        _, engine = loaded
+        model = engine.runner.model
+        rows, info = talker_info(model.spec, engine.runner.positions)
+        return stage.server.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
+
+    await stage.serve(
+        load=load,
+        warm_up=lambda loaded: warm_up(loaded[1]),
+        describe=describe,
+        bind=lambda loaded, info: servicer.bind(loaded[1], loaded[0]),
+    )
 
 
 async def start_engine(
-    settings: TalkerSettings, on_failure: Callable[[BaseException], None] = lambda error: None
+    settings: TalkerSettings, on_fatal: Callable[[BaseException], None] = lambda error: None
 ) -> tuple[TalkerFamily, TalkerEngine]:
     """The engine of this stage, loaded as `settings` say, and what it runs; not warmed up.
 
@@ -55,7 +57,7 @@ async def start_engine(
             another shape.
     """
     family, runner = await asyncio.to_thread(_load, settings)
-    return family, TalkerEngine(runner, settings.prefill_chunk_positions, settings.max_frames_ahead, on_failure)
+    return family, TalkerEngine(runner, settings.prefill_chunk_positions, settings.max_frames_ahead, on_fatal)
 
 
 def _load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
@@ -72,7 +74,7 @@ def _load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
     return family, TalkerRunner(model, slots, positions, execution.capturer(device), execution.compiled_predictor)
 
 
-async def _warm_up(engine: TalkerEngine) -> None:
+async def warm_up(engine: TalkerEngine) -> None:
     """Speaks two frames after a prompt of any text, greedily."""
     spec = engine.spec
     rows = _WARM_UP_ROWS
@@ -89,5 +91,4 @@ async def _warm_up(engine: TalkerEngine) -> None:
 
 
 if __name__ == "__main__":
-    loaded = TalkerSettings.load()
-    server.main(loaded, "talker", lambda: serve(loaded))
+    main(TalkerSettings.load(), "talker", SERVICE, serve)

@@ -10,7 +10,7 @@ import grpc
 from quartet.v1 import server_info_pb2, stream_pb2, talker_pb2, talker_pb2_grpc
 from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput
-from services.common.stream.consumer import StreamMessage, subscribe
+from services.common.stream.consumer import StreamConsumer, StreamMessage
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
@@ -30,8 +30,8 @@ _ENDS = {"stop": talker_pb2.SPEECH_END_STOP, "length": talker_pb2.SPEECH_END_LEN
 class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
     """Admits requests to `admission`, and once it has an engine serves them with it."""
 
-    def __init__(self, admission: Admission, hub: StreamHub) -> None:
-        self._admission, self._hub = admission, hub
+    def __init__(self, admission: Admission, hub: StreamHub, consumer: StreamConsumer) -> None:
+        self._admission, self._hub, self._consumer = admission, hub, consumer
         self._engine: TalkerEngine
         self._family: TalkerFamily
 
@@ -78,7 +78,7 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
     async def _speak(
         self, request: talker_pb2.SpeakRequest, session: "SpeakSession", output: OutputStream | None
     ) -> AsyncGenerator[talker_pb2.SpeakResponse, None]:
-        reading = asyncio.create_task(session.read(request))
+        reading = asyncio.create_task(session.read(request, self._consumer))
         try:
             speech = await session.started
             if speech is None:
@@ -119,7 +119,7 @@ class SpeakSession:
         self._waited_for_start_ms = 0.0
         self._speech: Speech | None = None
 
-    async def read(self, request: talker_pb2.SpeakRequest) -> None:
+    async def read(self, request: talker_pb2.SpeakRequest, consumer: StreamConsumer) -> None:
         """Reads the input to its end. An error ends the speech with it."""
         try:
             match request.WhichOneof("input"):
@@ -127,7 +127,7 @@ class SpeakSession:
                     self._read_text(request.text)
                 case "source":
                     thinker = self._thinker_input("source")
-                    await self._read_source(request, thinker)
+                    await self._read_source(request, thinker, consumer)
                     self._end_of_input(thinker)
                 case "inline":
                     thinker = self._thinker_input("inline")
@@ -152,8 +152,11 @@ class SpeakSession:
         else:
             self.started.set_result(None)
 
-    async def _read_source(self, request: talker_pb2.SpeakRequest, thinker: ThinkerInput) -> None:
-        async with subscribe(request.source, request.request_id, thinker.wanted, producer="thinker") as messages:
+    async def _read_source(
+        self, request: talker_pb2.SpeakRequest, thinker: ThinkerInput, consumer: StreamConsumer
+    ) -> None:
+        subscribed = consumer.subscribe(request.source, request.request_id, thinker.wanted, producer="thinker")
+        async with subscribed as messages:
             async for message in messages:
                 self._read_message(message, thinker)
                 del message  # the thinker waits for its memory, and the next message may be long in coming

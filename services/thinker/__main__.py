@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from services.common.rpc.server import main
+from services.common.stage import main
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
 
@@ -15,6 +15,6 @@ if __name__ == "__main__":
     environment.configure_logs()
     __spec__ = find_spec("services.thinker.spawned")  # runs in vLLM's processes, where a __main__.py would not
 
-    from services.thinker.serve import STAGE, serve
+    from services.thinker.serve import SERVICE_NAME, serve
 
-    main(settings, STAGE, lambda: serve(settings))
+    main(settings, "thinker", SERVICE_NAME, serve)

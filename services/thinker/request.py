@@ -26,19 +26,6 @@ _MODES: dict[int, Mode] = {
 }
 
 
-async def read_start(requests: AsyncIterator[thinker_pb2.GenerateRequest]) -> thinker_pb2.GenerateStart:
-    """The first message.
-
-    Raises:
-        InvalidInput: it is no start.
-    """
-    async for request in requests:
-        if request.WhichOneof("message") == "start":
-            return request.start
-        break
-    raise InvalidInput("message", "the first message must be start")
-
-
 async def read_conversation(
     start: thinker_pb2.GenerateStart,
     tools: list[dict[str, Any]],

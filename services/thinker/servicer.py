@@ -9,8 +9,7 @@ import grpc
 
 from quartet.v1 import stream_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.call import Admission, Call, serve_call
-from services.common.rpc.errors import InvalidInput
-from services.common.rpc.status import abort
+from services.common.rpc.messages import first_start
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.thinker.config import ThinkerSettings
@@ -19,7 +18,7 @@ from services.thinker.engine import Step, ThinkerEngine
 from services.thinker.family import ToolCallMarkers
 from services.thinker.output import DeltaWriter, RowForwarder, offered_rows
 from services.thinker.preprocess import Preprocessor
-from services.thinker.request import read_conversation, read_start, read_tools
+from services.thinker.request import read_conversation, read_tools
 from services.thinker.sampling import sampling_params
 from services.thinker.tools import ToolCallParser
 
@@ -47,11 +46,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
     async def Generate(
         self, request_iterator: AsyncIterator[thinker_pb2.GenerateRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[thinker_pb2.GenerateResponse]:
-        try:
-            start = await read_start(request_iterator)
-        except InvalidInput as error:
-            await abort(context, error)
-            return
+        start = await first_start(request_iterator, context)
         async with serve_call(STAGE, start.request_id, context, self._admission) as call:
             stream = nullcontext()
             if start.output_stream_id:

@@ -41,10 +41,10 @@ IDLE = """
 import asyncio, sys, time
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from services.common.rpc.channels import channel
+from services.common.rpc.channels import Channels
 
 async def main():
-    watch = health_pb2_grpc.HealthStub(channel(sys.argv[1])).Watch(health_pb2.HealthCheckRequest())
+    watch = health_pb2_grpc.HealthStub(Channels().channel(sys.argv[1])).Watch(health_pb2.HealthCheckRequest())
     await watch.read()
     print("watching", flush=True)
     sys.stdin.readline()

@@ -9,6 +9,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from services.common.rpc import channels
+from tests.support.streaming import CHANNELS
 
 FASTER = 50  # times
 IDLE_S = 5.0  # gRPC sends one ping a second at most, and a server bears three that come too early
@@ -31,7 +32,7 @@ async def serving(options) -> AsyncIterator[int]:
     try:
         yield port
     finally:
-        await channels.close_all()
+        await CHANNELS.close_all()
         await server.stop(None)
 
 
@@ -53,14 +54,14 @@ async def far(port: int) -> AsyncIterator[int]:
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
-        await channels.close_all()
+        await CHANNELS.close_all()
         await asyncio.wait(relays, timeout=10)
 
 
 async def test_a_stream_that_is_idle_for_long_is_not_taken_for_abuse(monkeypatch):
     monkeypatch.setattr(channels, "_CLIENT_OPTIONS", faster(channels._CLIENT_OPTIONS))
     async with serving(faster(channels.SERVER_OPTIONS)) as port:
-        watch = health_pb2_grpc.HealthStub(channels.channel(f"127.0.0.1:{port}")).Watch(health_pb2.HealthCheckRequest())
+        watch = health_pb2_grpc.HealthStub(CHANNELS.channel(f"127.0.0.1:{port}")).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(TimeoutError):  # nothing but pings; a connection that is closed raises AioRpcError
             async with asyncio.timeout(IDLE_S):
@@ -69,6 +70,6 @@ async def test_a_stream_that_is_idle_for_long_is_not_taken_for_abuse(monkeypatch
 
 async def test_a_far_peer_is_reached():
     async with serving(channels.SERVER_OPTIONS) as port, far(port) as far_port:
-        check = health_pb2_grpc.HealthStub(channels.channel(f"127.0.0.1:{far_port}")).Check
+        check = health_pb2_grpc.HealthStub(CHANNELS.channel(f"127.0.0.1:{far_port}")).Check
         answer = await check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=10)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING

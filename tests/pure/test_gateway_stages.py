@@ -11,6 +11,7 @@ from gateway.pipeline.replica import LATE_CHECKS
 from gateway.pipeline.stage import Stage
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc
 from services.common.rpc import channels
+from tests.support.streaming import CHANNELS
 
 
 class LateHealth(health_pb2_grpc.HealthServicer):
@@ -40,7 +41,7 @@ async def served():
     await server.start()
     yield health, server, Stage("thinker", ThinkerStage(kind="thinker", address=f"127.0.0.1:{port}"))
     await server.stop(None)
-    await channels.close_all()
+    await CHANNELS.close_all()
 
 
 async def test_a_stage_that_answers_late_serves_on_until_it_is_late_too_often(served):

@@ -11,10 +11,11 @@ from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
 from services.common.rpc.call import Admission
 from services.common.rpc.errors import QueueFull, Unavailable
-from services.common.stream.consumer import CREDITS, subscribe
+from services.common.stream.consumer import CREDITS
 from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Rows
 from services.common.stream.service import TensorStreamServicer
+from tests.support.streaming import subscribe
 
 
 def value(name: str, **labels: str) -> float:

@@ -8,13 +8,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
-from services.common.rpc import channels
 from services.common.rpc.errors import InvalidInput
-from services.common.stream.consumer import subscribe
 from services.common.stream.rows import Rows
 from services.common.stream.shared_memory import open_shared_memory
 from services.talker.config import TalkerSettings
-from tests.support.shm_support import BOTH, MIB, arena_directory, edge, metric, read_all, reading, same, source, tensors
+from tests.support.shm_support import BOTH, MIB, arena_directory, edge, metric, read_all, same, source, tensors
+from tests.support.streaming import CHANNELS, reading, subscribe
 
 NAME = "quartet-" + "0123456789abcdef" * 2  # of no arena; each worker collects the same
 
@@ -81,7 +80,7 @@ async def test_a_producer_that_lies_is_found_out(directory: Path, field: str, ar
         assert found.value.field == field
     finally:
         await server.stop(None)
-        await channels.close_all()
+        await CHANNELS.close_all()
 
 
 def test_settings_turn_it_off(directory: Path):

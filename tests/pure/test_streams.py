@@ -11,11 +11,12 @@ import torch
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
 from services.common.rpc.errors import AlreadyExists, InvalidInput, QueueFull, RequestCancelled, StageLost
-from services.common.stream.consumer import CREDITS, subscribe
+from services.common.stream.consumer import CREDITS
 from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Rows
 from services.common.stream.service import TensorStreamServicer
 from services.common.stream.tensors import to_message, to_torch
+from tests.support.streaming import CHANNELS, subscribe
 
 
 @contextlib.asynccontextmanager
@@ -28,7 +29,7 @@ async def serving() -> AsyncIterator[tuple[StreamHub, str, grpc.aio.Server]]:
         yield hub, address, server
     finally:
         await server.stop(None)
-        await channels.close_all()
+        await CHANNELS.close_all()
 
 
 def source(address: str, stream_id: str = "s") -> stream_pb2.StreamSource:
@@ -79,7 +80,7 @@ async def test_rows_arrive_whole_in_pieces_and_only_those_asked_for():
 
 async def test_a_consumer_that_stops_reading_gets_no_more_than_its_credit():
     async with serving() as (hub, address, _):
-        stub = stream_pb2_grpc.TensorStreamServiceStub(channels.channel(address))
+        stub = stream_pb2_grpc.TensorStreamServiceStub(CHANNELS.channel(address))
         call = stub.Subscribe()
         first = stream_pb2.Subscription(stream_id="s", request_id="r", initial_credits=3)
         first.capabilities.max_chunk_bytes = 1024
@@ -98,7 +99,7 @@ async def test_a_consumer_that_stops_reading_gets_no_more_than_its_credit():
 
 async def test_rows_that_were_not_asked_for_need_no_credit():
     async with serving() as (hub, address, _):
-        call = stream_pb2_grpc.TensorStreamServiceStub(channels.channel(address)).Subscribe()
+        call = stream_pb2_grpc.TensorStreamServiceStub(CHANNELS.channel(address)).Subscribe()
         first = stream_pb2.Subscription(stream_id="s", request_id="r", initial_credits=1)
         first.rows.add(name="hidden_states.0")
         await call.write(stream_pb2.SubscribeRequest(subscription=first))
@@ -116,7 +117,7 @@ async def test_rows_that_were_not_asked_for_need_no_credit():
 
 async def test_a_grant_of_nothing_ends_even_a_finished_stream():
     async with serving() as (hub, address, _):
-        call = stream_pb2_grpc.TensorStreamServiceStub(channels.channel(address)).Subscribe()
+        call = stream_pb2_grpc.TensorStreamServiceStub(CHANNELS.channel(address)).Subscribe()
         first = stream_pb2.Subscription(stream_id="s", request_id="r", initial_credits=1)
         first.capabilities.max_chunk_bytes = 1024
         await call.write(stream_pb2.SubscribeRequest(subscription=first))

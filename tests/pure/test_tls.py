@@ -21,8 +21,9 @@ from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2_grpc
-from services.common.rpc import channels, probe, tls
-from services.common.stream.consumer import subscribe
+from services.common.rpc import probe, tls
+from services.common.rpc.channels import SERVER_OPTIONS, Channels
+from services.common.stream.consumer import StreamConsumer
 from services.common.stream.hub import StreamHub
 from services.common.stream.service import TensorStreamServicer
 from services.talker.config import TalkerSettings
@@ -43,7 +44,7 @@ class Info(server_info_pb2_grpc.ServerInfoServiceServicer):
 @contextlib.asynccontextmanager
 async def serving(server_credentials: grpc.ServerCredentials) -> AsyncIterator[tuple[str, StreamHub]]:
     """Address and streams of a server that says it is a talker, and SERVING."""
-    server, servicer, hub = grpc.aio.server(options=channels.SERVER_OPTIONS), health.aio.HealthServicer(), StreamHub()
+    server, servicer, hub = grpc.aio.server(options=SERVER_OPTIONS), health.aio.HealthServicer(), StreamHub()
     for service in ("", KINDS["talker"].service):
         await servicer.set(service, SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -54,13 +55,21 @@ async def serving(server_credentials: grpc.ServerCredentials) -> AsyncIterator[t
     try:
         yield address, hub
     finally:
-        channels.use(None)
-        await channels.close_all()
         await server.stop(None)
 
 
-async def ask(address: str, server_name: str = "") -> str:
-    """What a health check by this process's channel comes to: SERVING, or why there is no connection."""
+@contextlib.asynccontextmanager
+async def calling(who: tls.Credentials | None) -> AsyncIterator[Channels]:
+    """Channels of a process with these credentials."""
+    channels = Channels(who)
+    try:
+        yield channels
+    finally:
+        await channels.close_all()
+
+
+async def ask(channels: Channels, address: str, server_name: str = "") -> str:
+    """What a health check by one of `channels` comes to: SERVING, or why there is no connection."""
     stub = health_pb2_grpc.HealthStub(channels.channel(address, server_name))
     try:
         answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
@@ -72,20 +81,16 @@ async def ask(address: str, server_name: str = "") -> str:
 async def test_only_who_has_a_certificate_of_the_ca_is_let_in(tmp_path: Path):
     ours, others = make(tmp_path / "ours", "talker", "gateway"), make(tmp_path / "others", "gateway")
     async with serving(credentials(ours, "talker").for_server()) as (address, _):
-        channels.use(credentials(ours, "gateway"))
-        assert await ask(address) == "SERVING"
-        await channels.close_all()
-
-        channels.use(None)
-        assert (await ask(address)).startswith("UNAVAILABLE")  # in the clear
-        await channels.close_all()
+        async with calling(credentials(ours, "gateway")) as channels:
+            assert await ask(channels, address) == "SERVING"
+        async with calling(None) as channels:
+            assert (await ask(channels, address)).startswith("UNAVAILABLE")  # in the clear
 
         # a stranger that trusts our CA: the server must be the one that refuses
         stranger = others / "gateway"
         (stranger / "ca.crt").write_bytes((ours / "ca.crt").read_bytes())
-        channels.use(credentials(others, "gateway"))
-        assert (await ask(address)).startswith("UNAVAILABLE")
-        await channels.close_all()
+        async with calling(credentials(others, "gateway")) as channels:
+            assert (await ask(channels, address)).startswith("UNAVAILABLE")
 
         authorities = (ours / "ca.crt").read_bytes()
         async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authorities)) as nobody:
@@ -98,9 +103,9 @@ async def test_a_server_of_another_ca_is_refused(tmp_path: Path):
     ours, others = make(tmp_path / "ours", "gateway"), make(tmp_path / "others", "talker")
     # it would let us in: we must be the ones that refuse
     (others / "talker/ca.crt").write_bytes((ours / "ca.crt").read_bytes())
-    async with serving(credentials(others, "talker").for_server()) as (address, _):
-        channels.use(credentials(ours, "gateway"))
-        assert "CERTIFICATE_VERIFY_FAILED" in await ask(address)
+    server = credentials(others, "talker").for_server()
+    async with serving(server) as (address, _), calling(credentials(ours, "gateway")) as channels:
+        assert "CERTIFICATE_VERIFY_FAILED" in await ask(channels, address)
 
 
 async def test_an_expired_certificate_is_refused_by_peers(tmp_path: Path):
@@ -110,9 +115,8 @@ async def test_an_expired_certificate_is_refused_by_peers(tmp_path: Path):
     pair = (home / "tls.key").read_bytes(), (home / "tls.crt").read_bytes()
     # not by our Credentials, which would not have begun with it: it is one that expired since
     server = grpc.ssl_server_credentials([pair], (home / "ca.crt").read_bytes(), True)
-    async with serving(server) as (address, _):
-        channels.use(credentials(directory, "gateway"))
-        assert "CERTIFICATE_VERIFY_FAILED" in await ask(address)
+    async with serving(server) as (address, _), calling(credentials(directory, "gateway")) as channels:
+        assert "CERTIFICATE_VERIFY_FAILED" in await ask(channels, address)
 
 
 async def test_the_name_is_the_one_by_which_the_stage_is_known(tmp_path: Path):
@@ -121,13 +125,12 @@ async def test_the_name_is_the_one_by_which_the_stage_is_known(tmp_path: Path):
     (directory / "talker/tls.crt").write_bytes(talker[0])
     (directory / "talker/tls.key").write_bytes(talker[1])
     async with serving(credentials(directory, "talker").for_server()) as (address, _):
-        channels.use(credentials(directory, "gateway"))
-        assert "Verification Check failed" in await ask(address)  # 127.0.0.1 is not in the certificate
-        assert await ask(address, "talker") == "SERVING"
-        assert "Verification Check failed" in await ask(address, "thinker")
-        await channels.close_all()
-        channels.use(credentials(directory, "gateway", server_name="talker"))
-        assert await ask(address, "thinker") == "SERVING"  # the setting goes first
+        async with calling(credentials(directory, "gateway")) as channels:
+            assert "Verification Check failed" in await ask(channels, address)  # 127.0.0.1 is not in the certificate
+            assert await ask(channels, address, "talker") == "SERVING"
+            assert "Verification Check failed" in await ask(channels, address, "thinker")
+        async with calling(credentials(directory, "gateway", server_name="talker")) as channels:
+            assert await ask(channels, address, "thinker") == "SERVING"  # the setting goes first
 
 
 async def test_replicas_found_by_name_show_a_certificate_for_that_name(tmp_path: Path):
@@ -142,10 +145,11 @@ async def test_replicas_found_by_name_show_a_certificate_for_that_name(tmp_path:
         assert host == "talker.test"
         return ["127.0.0.1"]
 
-    async with serving(credentials(directory, "talker").for_server()) as (address, hub):
-        channels.use(credentials(directory, "gateway"))
+    server = credentials(directory, "talker").for_server()
+    async with serving(server) as (address, hub), calling(credentials(directory, "gateway")) as channels:
         port = address.rpartition(":")[2]
-        stage = Stage("talker", TalkerStage(kind="talker", address=f"dns:///talker.test:{port}", source="x"), resolve)
+        config = TalkerStage(kind="talker", address=f"dns:///talker.test:{port}", source="x")
+        stage = Stage("talker", config, resolve, channels=channels)
         watching = asyncio.create_task(stage.watch(10, 0.05, 5))
         async with asyncio.timeout(10):
             while not stage.serving:
@@ -156,13 +160,13 @@ async def test_replicas_found_by_name_show_a_certificate_for_that_name(tmp_path:
         with hub.open("frames", ["codes"]) as stream:
             stream.start(0)
             stream.finish(0)
-            async with subscribe(source, "r", []) as messages:
+            async with StreamConsumer(channels).subscribe(source, "r", []) as messages:
                 received = [type(message).__name__ async for message in messages]
         assert received == ["StreamHeader", "StreamEnd"]
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
-        literal = Stage("talker", TalkerStage(kind="talker", address=address, source="x"))
+        literal = Stage("talker", TalkerStage(kind="talker", address=address, source="x"), channels=channels)
         await literal.check(5)
         assert not literal.serving
         assert "Verification Check failed" in literal.state  # what /ready says
@@ -197,17 +201,19 @@ async def far_away(address: str, delay_s: float) -> AsyncIterator[str]:
 async def test_a_stage_that_is_far_away_is_reached_at_the_first_attempt(tmp_path: Path):
     """TLS goes to and fro more often than gRPC alone before a connection stands."""
     directory = make(tmp_path, "talker", "gateway")
-    async with serving(credentials(directory, "talker").for_server()) as (address, _), far_away(address, 0.15) as slow:
-        channels.use(credentials(directory, "gateway"))
-        assert await ask(slow) == "SERVING"
-        await channels.close_all()
+    async with (
+        serving(credentials(directory, "talker").for_server()) as (address, _),
+        far_away(address, 0.15) as slow,
+        calling(credentials(directory, "gateway")) as channels,
+    ):
+        assert await ask(channels, slow) == "SERVING"
 
 
 async def test_new_files_are_used_without_a_failed_call(tmp_path: Path):
     """Server and client change their certificates under load; a stream from before goes on."""
     directory = make(tmp_path, "talker", "gateway")
-    async with serving(credentials(directory, "talker").for_server()) as (address, _):
-        channels.use(credentials(directory, "gateway"))
+    server = credentials(directory, "talker").for_server()
+    async with serving(server) as (address, _), calling(credentials(directory, "gateway")) as channels:
         before = channels.channel(address)
         stream = health_pb2_grpc.HealthStub(before).Watch(health_pb2.HealthCheckRequest())
         assert (await stream.read()).status == SERVING
@@ -218,10 +224,10 @@ async def test_new_files_are_used_without_a_failed_call(tmp_path: Path):
         calls, end = 0, time.monotonic() + 10
         while channels.channel(address) is before:
             assert time.monotonic() < end, "the new certificate was not noticed"
-            assert await ask(address) == "SERVING"
+            assert await ask(channels, address) == "SERVING"
             calls += 1
         for _ in range(100):
-            assert await ask(address) == "SERVING"
+            assert await ask(channels, address) == "SERVING"
         assert calls > 0
         assert await asyncio.to_thread(shown, address, directory, "gateway") == serial(directory, "talker") != first
         assert not stream.done()
@@ -232,14 +238,13 @@ async def test_a_wrong_new_file_is_logged_once_and_not_used(tmp_path: Path, monk
     monkeypatch.setattr(tls, "CHECK_INTERVAL_S", 0.0)
     directory = make(tmp_path, "talker", "gateway")
     used = credentials(directory, "talker")
-    async with serving(used.for_server()) as (address, _):
-        channels.use(credentials(directory, "gateway"))
+    async with serving(used.for_server()) as (address, _), calling(credentials(directory, "gateway")) as channels:
         before = used.identity
         with structlog.testing.capture_logs() as logs:
             issue(directory, "talker", -timedelta(minutes=1))
             for _ in range(3):
                 assert used.identity is before
-            assert await ask(address) == "SERVING"
+            assert await ask(channels, address) == "SERVING"
         [line] = [line for line in logs if line["log_level"] == "error"]
         assert "expired at" in line["error"]
         make(directory, "talker")

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.code2wav.allocator import keep_freed_memory
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.stream import Event, Finished, Samples
+from services.common.engine.process import keep_freed_memory
 from tests.support.code2wav_reference import load_reference, whole_decode
 
 SIZES = [

@@ -22,6 +22,7 @@ from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Rows
 from services.common.stream.service import TensorStreamServicer
 from services.common.stream.tensors import to_message, to_torch
+from tests.support.streaming import CHANNELS, CONSUMER
 
 GUARD_S = 30.0
 TOLERANCE = 1e-4
@@ -47,7 +48,7 @@ class Service:
 
     def call(self, **request) -> grpc.aio.UnaryStreamCall:
         request = code2wav_pb2.DecodeRequest(**{"request_id": "r", **request})
-        return code2wav_pb2_grpc.Code2WavServiceStub(channels.channel(self.address)).Decode(request)
+        return code2wav_pb2_grpc.Code2WavServiceStub(CHANNELS.channel(self.address)).Decode(request)
 
     def source(self, stream_id: str = "s") -> stream_pb2.StreamSource:
         return stream_pb2.StreamSource(address=self.talker, stream_id=stream_id)
@@ -60,8 +61,8 @@ class Service:
 async def service(decoder) -> AsyncIterator[Service]:
     engine, hub, admission = DecodeEngine(decoder, 2, 4), StreamHub(), Admission(2, 1)
     admission.open()
-    servicer = Code2WavServicer(admission)
-    servicer.use(engine)
+    servicer = Code2WavServicer(admission, CONSUMER)
+    servicer.bind(engine)
     server, talker = (grpc.aio.server(options=channels.SERVER_OPTIONS) for _ in range(2))
     code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(servicer, server)
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "test"), talker)
@@ -71,7 +72,7 @@ async def service(decoder) -> AsyncIterator[Service]:
     yield Service(engine, admission, addresses[0], hub, addresses[1])
     for s in (server, talker):
         await s.stop(None)
-    await channels.close_all()
+    await CHANNELS.close_all()
     engine.stop()
 
 

@@ -38,7 +38,8 @@ from services.encoder.servicer import EncoderServicer
 from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench
 from tests.support.families import SYSTEMS
-from tests.support.shm_support import MIB, arena_directory, reading
+from tests.support.shm_support import MIB, arena_directory
+from tests.support.streaming import CHANNELS, CONSUMER, reading
 
 GUARD_S = 60.0
 TAKES_IMAGE = ("qwen-image-edit", "wan-i2v")
@@ -64,7 +65,7 @@ class Pair:
         async def requests() -> AsyncIterator[encoder_pb2.EncodeRequest]:
             yield encoder_pb2.EncodeRequest(start=encoder_pb2.EncodeStart(request=start, output_stream_id=stream_id))
 
-        return encoder_pb2_grpc.EncoderServiceStub(channels.channel(self.encoder)).Encode(requests())
+        return encoder_pb2_grpc.EncoderServiceStub(CHANNELS.channel(self.encoder)).Encode(requests())
 
     def generate(self, start: dit_pb2.DitStart, stream_id: str) -> Any:
         sourced = dit_pb2.DitStart()
@@ -74,7 +75,7 @@ class Pair:
         async def requests() -> AsyncIterator[dit_pb2.DitServiceGenerateRequest]:
             yield dit_pb2.DitServiceGenerateRequest(start=sourced)
 
-        return dit_pb2_grpc.DitServiceStub(channels.channel(self.dit)).Generate(requests())
+        return dit_pb2_grpc.DitServiceStub(CHANNELS.channel(self.dit)).Generate(requests())
 
 
 @asynccontextmanager
@@ -84,9 +85,9 @@ async def serving(checkpoint: Path, dit: Bench, transport: SharedMemoryTransport
     hub, servers = StreamHub(), [grpc.aio.server(options=channels.SERVER_OPTIONS) for _ in range(2)]
     hub.transports += [transport] if transport else []
     encoder = EncoderServicer(admissions[0], hub, EncoderSettings(model=str(checkpoint)))
-    encoder.use(engine)
-    servicer = DitServicer(admissions[1], DitSettings(model="x"))
-    servicer.use(dit.engine, dit.info)
+    encoder.bind(engine)
+    servicer = DitServicer(admissions[1], CONSUMER, DitSettings(model="x"))
+    servicer.bind(dit.engine, dit.info)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(encoder, servers[0])
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "encoder"), servers[0])
     dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, servers[1])
@@ -97,7 +98,7 @@ async def serving(checkpoint: Path, dit: Bench, transport: SharedMemoryTransport
     yield Pair(*(f"127.0.0.1:{port}" for port in ports), admissions[0])
     for server in servers:
         await server.stop(None)
-    await channels.close_all()
+    await CHANNELS.close_all()
     engine.close()
 
 
@@ -199,7 +200,7 @@ async def test_what_goes_wrong_reaches_both(glm: Path) -> None:
                 assert error.field == field
             # no source at all
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await outputs(dit_pb2_grpc.DitServiceStub(channels.channel(pair.dit)).Generate(one(start)))
+                await outputs(dit_pb2_grpc.DitServiceStub(CHANNELS.channel(pair.dit)).Generate(one(start)))
             error = from_rpc_error(caught.value)
             assert isinstance(error, InvalidInput)
             assert error.field == "source"

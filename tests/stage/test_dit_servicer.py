@@ -22,6 +22,7 @@ from services.dit.config import DitSettings
 from services.dit.servicer import DitServicer
 from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench
+from tests.support.streaming import CHANNELS, CONSUMER
 
 GUARD_S = 60.0
 Response = dit_pb2.DitServiceGenerateResponse
@@ -42,7 +43,7 @@ class Service:
 
     async def call(self, media: Sequence[bytes] = (), **fields: Any) -> Any:
         """A call whose start has been sent, and after it `media`."""
-        call = dit_pb2_grpc.DitServiceStub(channels.channel(self.address)).Generate()
+        call = dit_pb2_grpc.DitServiceStub(CHANNELS.channel(self.address)).Generate()
         defaults = {"request_id": "r", "prompt": "a red fox", "seed": 7, "num_inference_steps": 4}
         await call.write(dit_pb2.DitServiceGenerateRequest(start=dit_pb2.DitStart(**{**defaults, **fields})))
         for data in media:
@@ -79,15 +80,17 @@ async def until(condition: Callable[[], bool]) -> None:
 async def service(dit: Bench) -> AsyncIterator[Service]:
     admission = Admission(2, 1)
     admission.open()
-    servicer = DitServicer(admission, DitSettings(model="x", max_media_bytes=200_000, max_image_pixels=1_000_000))
-    servicer.use(dit.engine, dit.info)
+    servicer = DitServicer(
+        admission, CONSUMER, DitSettings(model="x", max_media_bytes=200_000, max_image_pixels=1_000_000)
+    )
+    servicer.bind(dit.engine, dit.info)
     server = grpc.aio.server(options=channels.SERVER_OPTIONS)
     dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield Service(admission, f"127.0.0.1:{port}")
     await server.stop(None)
-    await channels.close_all()
+    await CHANNELS.close_all()
 
 
 def outputs(responses: Sequence[Response]) -> dict[int, torch.Tensor]:
@@ -214,7 +217,7 @@ async def test_progress_comes_no_more_often_than_asked_for(service: Service) -> 
 
 
 async def test_a_call_without_start(service: Service) -> None:
-    call = dit_pb2_grpc.DitServiceStub(channels.channel(service.address)).Generate()
+    call = dit_pb2_grpc.DitServiceStub(CHANNELS.channel(service.address)).Generate()
     await call.done_writing()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
@@ -236,7 +239,7 @@ async def test_a_client_that_leaves_frees_its_place(service: Service) -> None:
 
 
 async def test_the_timeout_of_a_call_ends_it(service: Service) -> None:
-    stub = dit_pb2_grpc.DitServiceStub(channels.channel(service.address))
+    stub = dit_pb2_grpc.DitServiceStub(CHANNELS.channel(service.address))
     call = stub.Generate(timeout=0.5)
     start = dit_pb2.DitStart(request_id="r", prompt="x", num_inference_steps=200, width=256, height=256)
     await call.write(dit_pb2.DitServiceGenerateRequest(start=start))

@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
-from services.common.rpc import channels
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.errors import InternalError, InvalidInput, StageError
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.consumer import subscribe
 from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.shared_memory import host_facts
@@ -34,6 +32,7 @@ from tests.support.shm_support import (
     tensors,
     until,
 )
+from tests.support.streaming import CHANNELS, subscribe
 
 
 @pytest.fixture
@@ -217,7 +216,7 @@ async def test_a_wrong_release_is_refused(directory: Path, kind: str):
         with hub.open("s", ["big"]) as stream:
             stream.start(0)
             stream.put([Rows("big", 0, tensors(1)[0])])
-            stub = stream_pb2_grpc.TensorStreamServiceStub(channels.channel(address))
+            stub = stream_pb2_grpc.TensorStreamServiceStub(CHANNELS.channel(address))
             call = stub.Subscribe()
             subscription = stream_pb2.Subscription(stream_id="s", request_id="r", initial_credits=4)
             if kind != "nothing lent":

@@ -18,7 +18,6 @@ from services.common.rpc.call import Admission
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.arena import aligned
-from services.common.stream.consumer import subscribe
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
@@ -32,7 +31,8 @@ from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer
 from tests.support.conversations import CONVERSATIONS, read_prompt_spec
 from tests.support.reference import Reference, ReferenceAnswer
-from tests.support.shm_support import arena_directory, reading
+from tests.support.shm_support import arena_directory
+from tests.support.streaming import CONSUMER, reading, subscribe
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MAX_TOKENS, MAX_FRAMES = 8, 10
@@ -106,7 +106,7 @@ async def service(tiny_checkpoint: Path):
     )
     server, hub, admission = grpc.aio.server(), StreamHub(), Admission(max_running=2, max_queued=1)
     engine = TalkerEngine(TalkerRunner(model, slots=2, positions=1024))
-    servicer = TalkerServicer(admission, hub)
+    servicer = TalkerServicer(admission, hub, CONSUMER)
     servicer.bind(engine, family)
     admission.open()
     talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, server)

@@ -21,12 +21,12 @@ import pytest_asyncio
 from quartet.v1 import media_pb2, server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.errors import ContextTooLong, InvalidInput, StageError, Unavailable
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.consumer import subscribe
 from services.common.stream.rows import Chunk
 from services.thinker.scratch import PREFIX
 from tests.support.hub import Hub
 from tests.support.hub import serving as hub_serving
 from tests.support.media import png, wav
+from tests.support.streaming import subscribe
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 START_TIMEOUT_S = 150

@@ -12,15 +12,14 @@ import grpc
 import pytest
 
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2, stream_pb2_grpc
-from services.common.rpc.channels import channel
 from services.common.rpc.errors import QueueFull
-from services.common.stream.consumer import subscribe
 from services.common.stream.hub import StreamHub
 from services.common.stream.service import TensorStreamServicer
 from services.common.telemetry import tracing
 from tests.support import gateway_stack
 from tests.support.collector import collecting
 from tests.support.stack import free_port
+from tests.support.streaming import CHANNELS, subscribe
 from tests.support.traced_stages import traced_stages
 
 SPOKEN = {
@@ -124,7 +123,7 @@ async def test_a_stage_alone_sends_its_spans_before_it_ends(tiny_checkpoint: Pat
         process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=subprocess.PIPE)
         try:
             headers = (("traceparent", f"00-{CALLER_TRACE}-{CALLER_SPAN}-01"),)
-            stub = code2wav_pb2_grpc.Code2WavServiceStub(channel(f"127.0.0.1:{port}"))
+            stub = code2wav_pb2_grpc.Code2WavServiceStub(CHANNELS.channel(f"127.0.0.1:{port}"))
             async with asyncio.timeout(60):
                 while True:
                     call = stub.Decode(code2wav_pb2.DecodeRequest(request_id="r-4"), metadata=headers)

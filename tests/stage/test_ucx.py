@@ -17,10 +17,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from services.common.rpc import channels
 from services.common.rpc.errors import StageError, Unavailable
 from services.common.stream import ucx
-from services.common.stream.consumer import subscribe
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
@@ -28,7 +26,8 @@ from services.common.stream.ucx import UcxTransport, open_ucx_worker
 from services.common.stream.ucx_worker import UcxWorker
 from services.talker.config import TalkerSettings
 from tests.support.shm_support import MIB, MIN_BYTES, metric, peer, read_all, same, serving, source, tensors, until
-from tests.support.ucx_support import connected, edge, reading, working
+from tests.support.streaming import CHANNELS, reading, subscribe
+from tests.support.ucx_support import ARENAS, connected, edge, working
 
 pytestmark = pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'")
 
@@ -133,7 +132,7 @@ async def test_a_consumer_that_hangs_is_dropped(monkeypatch):
 
 
 async def test_a_producer_that_dies_is_a_typed_error_at_once():
-    with working() as worker, reading(worker):
+    with working() as worker, reading(ARENAS, ucx=worker):
         with peer("produce", script="ucx_support") as (process, said):
             async with subscribe(source(said["address"]), "r", []) as messages:
                 for _ in range(4):  # the header, three tensors
@@ -143,7 +142,7 @@ async def test_a_producer_that_dies_is_a_typed_error_at_once():
                 with pytest.raises(Unavailable):
                     async with asyncio.timeout(30):
                         await read_all(messages)
-        await channels.close_all()
+        await CHANNELS.close_all()
         await until(lambda: not worker.under_way)
 
 
@@ -186,7 +185,7 @@ async def test_who_cannot_be_reached_gets_messages(reason: str):
     with working() as worker:
         async with serving(UcxTransport(worker, MIN_BYTES)) as (hub, address):
             consumer = None if reason == "not_offered" else gone
-            with reading(consumer), capture_logs() as told, hub.open("s", ["big"]) as stream:
+            with reading(ARENAS, ucx=consumer), capture_logs() as told, hub.open("s", ["big"]) as stream:
                 stream.start(0)
                 async with subscribe(source(address), "r", []) as messages:
                     await anext(messages)

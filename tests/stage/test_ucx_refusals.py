@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
-from services.common.rpc import channels
 from services.common.rpc.errors import InvalidInput, Unavailable
-from services.common.stream.consumer import ChunkReader, ResponseReader, subscribe
+from services.common.stream.chunk_reader import ChunkReader, ResponseReader
 from services.common.stream.ucx import UcxReceiver
 from tests.support.shm_support import read_all, source, until
-from tests.support.ucx_support import edge, reading, working
+from tests.support.streaming import CHANNELS, reading, subscribe
+from tests.support.ucx_support import ARENAS, edge, working
 
 pytestmark = pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'")
 
@@ -65,14 +65,14 @@ async def test_a_producer_that_lies_is_found_out(kind: str, field: str):
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:
-            with reading(None if kind == "not offered" else ours), pytest.raises(InvalidInput) as found:
+            with reading(ARENAS, ucx=None if kind == "not offered" else ours), pytest.raises(InvalidInput) as found:
                 async with subscribe(source(address), "r", []) as messages:
                     await read_all(messages)
             assert found.value.field == field
             await until(lambda: not theirs.under_way and not ours.under_way)
         finally:
             await server.stop(None)
-            await channels.close_all()
+            await CHANNELS.close_all()
 
 
 class _Ended:
@@ -102,9 +102,9 @@ async def test_the_decoder_names_a_field_or_waits_for_what_is_announced(inbox, d
     rows.tensor.ucx.size_bytes, rows.tensor.ucx.tag = size_bytes, inbox.offer.tag + 3 if tag is None else tag
     incoming = ChunkReader(Path("/dev/shm"), inbox, None, ResponseReader(_Ended()))  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("services.common.stream.consumer.LATE_S", 0.01)
+        patched.setattr("services.common.stream.chunk_reader.LATE_S", 0.01)
         with pytest.raises((InvalidInput, Unavailable)) as refused:
-            await incoming.chunk(stream_pb2.StreamChunk(rows=[rows]))
+            await incoming.read(stream_pb2.StreamChunk(rows=[rows]))
     if isinstance(refused.value, InvalidInput):
         assert refused.value.field.startswith("source.t.")
     else:  # all of it fits together, and it does not come
@@ -126,7 +126,7 @@ async def test_a_wrong_inbox_is_refused(changes: dict, field: str):
         subscription.capabilities.transports.append(stream_pb2.TRANSPORT_UCX)
         inbox = {"worker_address": e.consumer.address, "tag": 2**24} | changes
         subscription.capabilities.ucx.CopyFrom(stream_pb2.UcxInbox(**inbox))
-        call = stream_pb2_grpc.TensorStreamServiceStub(channels.channel(e.address)).Subscribe()
+        call = stream_pb2_grpc.TensorStreamServiceStub(CHANNELS.channel(e.address)).Subscribe()
         await call.write(stream_pb2.SubscribeRequest(subscription=subscription))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()

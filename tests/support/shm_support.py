@@ -19,12 +19,13 @@ from prometheus_client import REGISTRY
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
-from services.common.stream.consumer import StreamMessage, set_consumer_transports, subscribe
+from services.common.stream.consumer import StreamMessage
 from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.service import TensorStreamServicer
 from services.common.stream.shared_memory import SharedMemoryTransport
 from services.common.stream.transport import Transport
+from tests.support.streaming import CHANNELS, reading, subscribe
 
 MIB = 2**20
 BOTH = ("inline", "shared_memory")
@@ -52,7 +53,7 @@ async def serving(*transports: Transport) -> AsyncIterator[tuple[StreamHub, str]
         yield hub, address
     finally:
         await server.stop(None)
-        await channels.close_all()
+        await CHANNELS.close_all()
 
 
 @contextlib.asynccontextmanager
@@ -63,16 +64,6 @@ async def producing(transport: SharedMemoryTransport) -> AsyncIterator[tuple[Str
             yield served
     finally:
         transport.close()
-
-
-@contextlib.contextmanager
-def reading(directory: Path, *transports: str) -> Iterator[None]:
-    """What is subscribed to in the block may come by `transports`."""
-    set_consumer_transports(transports, str(directory))
-    try:
-        yield
-    finally:
-        set_consumer_transports(["inline"], str(directory))
 
 
 def source(address: str, stream_id: str = "s") -> stream_pb2.StreamSource:

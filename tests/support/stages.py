@@ -17,8 +17,8 @@ from quartet.v1 import (
     thinker_pb2,
     thinker_pb2_grpc,
 )
-from services.common.rpc.channels import channel
 from services.common.stream.tensors import to_message, to_torch
+from tests.support.streaming import CHANNELS
 
 MEDIA_KINDS = {
     "image": media_pb2.MEDIA_KIND_IMAGE,
@@ -59,7 +59,7 @@ async def think(address: str, start: thinker_pb2.GenerateStart) -> Spoken:
         yield thinker_pb2.GenerateRequest(start=start)
 
     spoken = Spoken()
-    async for response in thinker_pb2_grpc.ThinkerServiceStub(channel(address)).Generate(requests()):
+    async for response in thinker_pb2_grpc.ThinkerServiceStub(CHANNELS.channel(address)).Generate(requests()):
         spoken.token_ids += response.delta.token_ids
         spoken.text += response.delta.text
         if response.HasField("summary"):
@@ -72,7 +72,7 @@ async def speak(address: str, source: stream_pb2.StreamSource, max_frames: int, 
     sampling = talker_pb2.TalkerSampling(temperature=0, max_frames=max_frames)
     request = talker_pb2.SpeakRequest(request_id=source.stream_id, source=source, sampling=sampling, **request)
     frames = []
-    async for response in talker_pb2_grpc.TalkerServiceStub(channel(address)).Speak(request):
+    async for response in talker_pb2_grpc.TalkerServiceStub(CHANNELS.channel(address)).Speak(request):
         if response.HasField("frames"):
             frames.append(to_torch(response.frames.tensor).numpy())
     return np.concatenate(frames) if frames else np.zeros((0, 1), np.int32)
@@ -84,7 +84,7 @@ async def decode(address: str, codes: np.ndarray) -> np.ndarray:
 
     request = code2wav_pb2.DecodeRequest(request_id=uuid.uuid4().hex, codes=to_message(torch.from_numpy(codes)))
     pieces = []
-    async for response in code2wav_pb2_grpc.Code2WavServiceStub(channel(address)).Decode(request):
+    async for response in code2wav_pb2_grpc.Code2WavServiceStub(CHANNELS.channel(address)).Decode(request):
         if response.HasField("audio"):
             pieces.append(to_torch(response.audio.samples).numpy())
     return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)

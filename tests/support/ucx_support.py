@@ -10,15 +10,18 @@ import json
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from services.common.stream.consumer import set_consumer_transports, subscribe
 from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.ucx import UcxTransport
 from services.common.stream.ucx_worker import UcxWorker
 from tests.support.shm_support import MIB, MIN_BYTES, serving, source
+from tests.support.streaming import reading, subscribe
+
+ARENAS = Path("/dev/shm")
 
 
 @contextlib.contextmanager
@@ -30,16 +33,6 @@ def working() -> Iterator[UcxWorker]:
         assert worker.under_way == 0
     finally:
         worker.close()
-
-
-@contextlib.contextmanager
-def reading(worker: UcxWorker | None) -> Iterator[None]:
-    """What is subscribed to in the block may come to `worker`."""
-    set_consumer_transports(["inline"], "/dev/shm", worker)
-    try:
-        yield
-    finally:
-        set_consumer_transports(["inline"], "/dev/shm")
 
 
 async def connected(worker: UcxWorker) -> None:
@@ -67,7 +60,7 @@ class Edge:
 @contextlib.asynccontextmanager
 async def edge() -> AsyncIterator[Edge]:
     """A producer, and a consumer in this process; they are connected."""
-    with working() as producer, working() as consumer, reading(consumer):
+    with working() as producer, working() as consumer, reading(ARENAS, ucx=consumer):
         async with serving(UcxTransport(producer, MIN_BYTES)) as (hub, address):
             made = Edge(hub, producer, address, consumer)
             await made.connected()
@@ -89,7 +82,7 @@ async def produce() -> None:
 
 async def consume(address: str, stream_id: str) -> None:
     """Reads a stream and keeps all of it; says so after the first tensor, and stops reading."""
-    with working() as worker, reading(worker):
+    with working() as worker, reading(ARENAS, ucx=worker):
         print(json.dumps({"ready": True}), flush=True)
         async with subscribe(source(address, stream_id), "r", []) as messages:
             async for message in messages:

@@ -39,38 +39,62 @@ SERVER_OPTIONS = [
 # Calls that are under way when the certificate changes end on the connection that they began on; a video takes an hour.
 _RETIRED_S = 24 * 3600.0
 
-_credentials: Credentials | None = None
-_channels: dict[tuple[str, str], tuple[Identity | None, grpc.aio.Channel]] = {}
-_retired: set[asyncio.Task[None]] = set()
 
-
-def use(credentials: Credentials | None) -> None:
-    """Says who this process is to others, from the next channel on; None: its connections are in the clear."""
-    global _credentials
-    _credentials = credentials
-
-
-def are_secure() -> bool:
-    """Whether channels are made by TLS."""
-    return _credentials is not None
-
-
-def channel(address: str, server_name: str = "") -> grpc.aio.Channel:
-    """The process's one channel to `address` ("host:port"); it reconnects by itself.
-
-    Ask for it at each call: it is another one when this process's certificate has changed.
+class Channels:
+    """One channel to each other stage, made when it is first asked for. For one event loop.
 
     Args:
-        server_name: that the peer's certificate must have; "" is the address's host. The credentials' own goes first.
+        credentials: who this side is to others; None: its connections are in the clear.
     """
-    identity = None if _credentials is None else _credentials.identity
-    before, found = _channels.get((address, server_name), (None, None))
-    if found is None or before is not identity:
-        if found is not None:
-            _retire(found)
-        found = new_channel(address, identity, (_credentials and _credentials.server_name) or server_name)
-        _channels[address, server_name] = identity, found
-    return found
+
+    def __init__(self, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
+        self._open: dict[tuple[str, str], tuple[Identity | None, grpc.aio.Channel]] = {}
+        self._retired: set[asyncio.Task[None]] = set()
+
+    @property
+    def are_secure(self) -> bool:
+        """Whether these channels use TLS."""
+        return self._credentials is not None
+
+    def channel(self, address: str, server_name: str = "") -> grpc.aio.Channel:
+        """The one channel to `address` ("host:port"); it reconnects by itself.
+
+        Ask for it at each call: after a change of the certificate it is another one.
+
+        Args:
+            address: of the stage.
+            server_name: that the peer's certificate must have; "" is the address's host. The credentials' own name goes
+                first.
+        """
+        identity = None if self._credentials is None else self._credentials.identity
+        before, found = self._open.get((address, server_name), (None, None))
+        if found is None or before is not identity:
+            if found is not None:
+                self._retire(found)
+            own_name = self._credentials and self._credentials.server_name
+            found = new_channel(address, identity, own_name or server_name)
+            self._open[address, server_name] = identity, found
+        return found
+
+    def _retire(self, channel: grpc.aio.Channel) -> None:
+        task = asyncio.get_running_loop().create_task(channel.close(_RETIRED_S))
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
+
+    async def close(self, address: str) -> None:
+        """Closes the channels to `address`, if there are any."""
+        for key in [key for key in self._open if key[0] == address]:
+            await self._open.pop(key)[1].close()
+
+    async def close_all(self) -> None:
+        """Closes every channel."""
+        while self._open:
+            _, (_, channel) = self._open.popitem()
+            await channel.close()
+        for task in list(self._retired):
+            task.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
 
 
 def new_channel(address: str, identity: Identity | None, server_name: str = "") -> grpc.aio.Channel:
@@ -84,25 +108,3 @@ def new_channel(address: str, identity: Identity | None, server_name: str = "") 
 def name_options(server_name: str) -> list[tuple[str, str]]:
     """Channel options that have `server_name` looked for in the peer's certificate; "" is the address's host."""
     return [("grpc.ssl_target_name_override", server_name)] if server_name else []
-
-
-def _retire(channel: grpc.aio.Channel) -> None:
-    task = asyncio.get_running_loop().create_task(channel.close(_RETIRED_S))
-    _retired.add(task)
-    task.add_done_callback(_retired.discard)
-
-
-async def close(address: str) -> None:
-    """Closes the channels to `address`, if there are any."""
-    for key in [key for key in _channels if key[0] == address]:
-        await _channels.pop(key)[1].close()
-
-
-async def close_all() -> None:
-    """Closes every channel."""
-    while _channels:
-        _, (_, open_channel) = _channels.popitem()
-        await open_channel.close()
-    for task in list(_retired):
-        task.cancel()
-    await asyncio.gather(*_retired, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Files that come with a request: read off the messages that follow its first, and opened as images."""
+"""The messages of a request: its start, then the bytes of its files in pieces, which are opened as images."""
 
 import asyncio
 import io
@@ -6,7 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import grpc
+
 from services.common.rpc.errors import InvalidInput
+from services.common.rpc.status import abort
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -50,3 +53,12 @@ def open_image(data: bytes, field: str) -> "Iterator[Image]":
             yield image
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidInput(field, f"cannot be decoded as an image: {error}") from None
+
+
+async def first_start(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
+    """The `start` that the first of `requests` must be. Another first message, or none, ends the call."""
+    first = await anext(requests, None)
+    if first is None or first.WhichOneof("message") != "start":
+        await abort(context, InvalidInput("message", "the first message must be start"))
+    assert first is not None
+    return first.start

@@ -6,6 +6,7 @@ that depends on it is in this package and pyproject pins vLLM's minor version.
 
 import multiprocessing
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.common.engine.process import end_with_parent, lower_engine_priority
@@ -30,7 +31,8 @@ def register() -> None:
             for architecture, model in thinker.ARCHITECTURES.items():
                 ModelRegistry.register_model(architecture, model)  # by name: it is imported where it is needed
     logs.adopt("transformers")
-    end_with_parent(os.environ.get(SCRATCH_DIR))
+    scratch_dir = os.environ.get(SCRATCH_DIR)
+    end_with_parent(Path(scratch_dir) if scratch_dir else None)
     _make_way()
 
 

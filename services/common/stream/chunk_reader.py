@@ -1,0 +1,199 @@
+"""Reads one stream's messages in their order, and its tensors from wherever they are; grants credit for more."""
+
+import asyncio
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from quartet.v1 import stream_pb2, tensor_pb2
+from services.common.rpc.call import at_end_of_request
+from services.common.rpc.errors import InvalidInput, Unavailable
+from services.common.stream.arena_files import ArenaReader
+from services.common.stream.rows import Chunk, Rows
+from services.common.stream.tensors import Handle, check, to_torch
+from services.common.stream.ucx import UcxReceiver
+
+LATE_S = 5.0
+"""Longest wait for a tensor whose producer says that it has arrived."""
+
+_T = TypeVar("_T")
+
+
+class CreditWriter:
+    """Tells a producer what its consumer has read: chunks, for which it grants new credit, and leases to free.
+
+    One task writes all requests of `call` after the first, because grpc.aio takes one write at a time. What comes up
+    during a write goes with the next.
+
+    Args:
+        call: to the producer.
+        due_chunks: number of chunks for which credit is granted at once.
+
+    Attributes:
+        broken: a write failed, because the call has ended.
+    """
+
+    def __init__(self, call: grpc.aio.StreamStreamCall, due_chunks: int) -> None:
+        self.broken = False
+        self._call, self._due_chunks = call, due_chunks
+        self._loop = asyncio.get_running_loop()
+        self._taken = 0
+        self._released: list[int] = []
+        self._held: set[int] = set()
+        self._finished = False
+        self._due = asyncio.Event()
+        self._writer = asyncio.create_task(self._write())
+
+    def took_chunk(self) -> None:
+        """The consumer has dealt with a chunk."""
+        self._taken += 1
+        if self._taken >= self._due_chunks:
+            self._due.set()
+
+    def hold(self, lease_id: int, view: memoryview) -> None:
+        """The lease is released when `view` is garbage: when nothing reads that memory any more."""
+        self._held.add(lease_id)
+        weakref.finalize(view, self._on_garbage, lease_id).atexit = False
+
+    def _on_garbage(self, lease_id: int) -> None:
+        """In whatever thread had the last reference."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
+            self._loop.call_soon_threadsafe(self._release, lease_id)
+
+    def _release(self, lease_id: int) -> None:
+        self._held.discard(lease_id)
+        self._released.append(lease_id)
+        self._due.set()
+        if self._finished and not self._held:
+            self.cancel()
+
+    def finish(self) -> None:
+        """The consumer reads no more messages.
+
+        The call stays open until the consumer no longer reads leased memory, or its request has ended: until then the
+        producer does not use that memory again.
+        """
+        self._finished = True
+        if self._held:
+            at_end_of_request(self.cancel)
+        else:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Ends the call now."""
+        self._writer.cancel()
+        self._call.cancel()
+
+    async def _write(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            credit = stream_pb2.Credit(chunks=self._taken, released=self._released)
+            self._taken, self._released = 0, []
+            try:
+                await self._call.write(stream_pb2.SubscribeRequest(credit=credit))
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                self.broken = True
+                return
+
+
+class ResponseReader:
+    """Reads the responses of `call`, and goes on reading while a tensor is on its way by another transport.
+
+    So it notices when the call breaks meanwhile. Credit bounds how much it reads ahead.
+    """
+
+    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+        self._call = call
+        self._read: deque[stream_pb2.SubscribeResponse | None] = deque()
+        self._reading: asyncio.Task[stream_pb2.SubscribeResponse | None] | None = None
+
+    async def next(self) -> stream_pb2.SubscribeResponse | None:
+        """The next one; None when there are no more.
+
+        Raises:
+            grpc.aio.AioRpcError: the call failed.
+        """
+        if self._read:
+            return self._read.popleft()
+        reading, self._reading = self._reading, None
+        return await (reading or self._one())
+
+    async def during(self, arrival: Coroutine[Any, Any, _T]) -> _T:
+        """What `arrival` gives, unless the call fails before.
+
+        Raises:
+            grpc.aio.AioRpcError: the call failed.
+            Unavailable: the call has ended, and it does not come.
+        """
+        arriving = asyncio.create_task(arrival)
+        try:
+            while not arriving.done() and not (self._read and self._read[-1] is None):
+                reading = self._reading = self._reading or asyncio.create_task(self._one())
+                await asyncio.wait({arriving, reading}, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    self._reading = None
+                    self._read.append(reading.result())
+            async with asyncio.timeout(LATE_S):
+                return await arriving
+        except TimeoutError:
+            raise Unavailable("a tensor that was announced did not come") from None
+        finally:
+            arriving.cancel()
+
+    async def _one(self) -> stream_pb2.SubscribeResponse | None:
+        response = await self._call.read()
+        return response if isinstance(response, stream_pb2.SubscribeResponse) else None  # else it is grpc.aio.EOF
+
+    def close(self) -> None:
+        """Reads no more."""
+        if self._reading:
+            self._reading.cancel()
+
+
+class ChunkReader:
+    """Turns a stream's chunk messages into chunks.
+
+    Args:
+        directory: of arenas.
+        receiver: of tensors that come by UCX; None without UCX.
+        credit: learns which leases are held.
+        responses: of the same call.
+    """
+
+    def __init__(
+        self, directory: Path, receiver: UcxReceiver | None, credit: CreditWriter, responses: ResponseReader
+    ) -> None:
+        self._reader, self._receiver = ArenaReader(directory), receiver
+        self.credit, self.responses = credit, responses
+
+    async def read(self, message: stream_pb2.StreamChunk) -> Chunk:
+        """The chunk, when all of it is here.
+
+        Raises:
+            InvalidInput: a tensor's parts do not fit together, or are not where it says.
+            Unavailable: a tensor broke off.
+            grpc.aio.AioRpcError: the call failed meanwhile.
+        """
+        return Chunk([await self._rows(rows, f"source.{rows.name}") for rows in message.rows])
+
+    async def _rows(self, rows: stream_pb2.Rows, field: str) -> Rows:
+        message = rows.tensor
+        if message.WhichOneof("payload") != "ucx":
+            return Rows(rows.name, rows.first_position, to_torch(message, field, self._resolve))
+        if self._receiver is None:
+            raise InvalidInput(f"{field}.ucx", "was not offered")
+        check(message, message.ucx.size_bytes, field)  # before memory is taken for it
+        data = await self.responses.during(self._receiver.receive(message.ucx, f"{field}.ucx"))
+        return Rows(rows.name, rows.first_position, to_torch(message, field, lambda handle, field: data))
+
+    def _resolve(self, handle: Handle, field: str) -> memoryview:
+        assert isinstance(handle, tensor_pb2.SharedMemory)
+        view = self._reader.read(handle, field)
+        self.credit.hold(handle.lease_id, view)
+        return view

@@ -1,0 +1,133 @@
+"""The plan of the house: who may import whom. An import circle or an arrow upwards is a wall in the wrong place."""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+Imports = Mapping[str, frozenset[str]]
+"""Module -> modules of this repository that it imports, in functions too."""
+
+# Room -> rooms that it may import from, besides itself. A room is the longest prefix of a module's name.
+STAGE = ("services.common", "services.families")
+PLAN: dict[str, tuple[str, ...]] = {
+    "services.common.telemetry": (),
+    "services.common.rpc": ("services.common.telemetry",),
+    "services.common.engine": ("services.common.telemetry", "services.common.rpc.errors"),
+    "services.common.stream": ("services.common.telemetry", "services.common.rpc"),
+    "services.common": ("services.common",),
+    # A family is written against the contracts of the engines that run it; engines know the table of families only.
+    "services.families": ("services.common", "services.thinker", "services.talker", "services.code2wav"),
+    "services.thinker": STAGE,
+    "services.talker": STAGE,
+    "services.code2wav": STAGE,
+    "services.dit": STAGE,
+    "services.encoder": STAGE,
+    "gateway": ("services.common",),
+    "cli": ("services", "gateway"),
+}
+
+# What is known and not mended yet: (importing module's prefix, imported module's prefix).
+KNOWN_ARROWS = {
+    ("services.encoder", "services.dit"),
+}
+KNOWN_CIRCLES = {
+    frozenset({"services.dit.models", "services.dit.parallel_group", "services.dit.parallel_worker"}),
+}
+
+
+def imports_of(root: Path, packages: Iterable[str]) -> Imports:
+    """What each module of `packages` imports, type checking apart."""
+    files = {_module(file.relative_to(root)): file for name in packages for file in (root / name).rglob("*.py")}
+    return {
+        module: frozenset(found for name in _imported(ast.parse(file.read_text())) if (found := _known(name, files)))
+        - {module}
+        for module, file in files.items()
+    }
+
+
+def _module(file: Path) -> str:
+    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+
+
+def _known(name: str, modules: Iterable[str]) -> str:
+    """The module that `name` is, or is defined in; "" if it is not one of ours."""
+    return name if name in modules else (parent if (parent := name.rpartition(".")[0]) in modules else "")
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    if isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test):
+        return
+    if isinstance(tree, ast.Import):
+        yield from (alias.name for alias in tree.names)
+    elif isinstance(tree, ast.ImportFrom):
+        yield from (f"{tree.module}.{alias.name}" for alias in tree.names)
+    for child in ast.iter_child_nodes(tree):
+        yield from _imported(child)
+
+
+def within(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(f"{prefix}.")
+
+
+def arrows_upwards(imports: Imports) -> list[str]:
+    """Each import that the plan does not allow."""
+    found = []
+    for module, others in imports.items():
+        room = max((room for room in PLAN if within(module, room)), key=len, default="")
+        for other in sorted(others):
+            allowed = any(within(other, prefix) for prefix in (room, *PLAN.get(room, ())))
+            known = any(within(module, a) and within(other, b) for a, b in KNOWN_ARROWS)
+            if room and not allowed and not known:
+                found.append(f"{module} imports {other}")
+    return found
+
+
+def circle(imports: Imports) -> list[str]:
+    """A circle of imports that is not known; empty if there is none."""
+    left = {module: set(others) for module, others in imports.items()}
+    while True:
+        try:
+            TopologicalSorter(left).prepare()
+        except CycleError as error:
+            members = error.args[1]
+            if frozenset(members) not in KNOWN_CIRCLES:
+                return members
+            left[members[1]].discard(members[0])  # each member imports the one before it
+        else:
+            return []
+
+
+@pytest.fixture(scope="module")
+def imports() -> Imports:
+    return imports_of(ROOT, ["services", "gateway", "cli"])
+
+
+def test_nothing_imports_what_is_above_it(imports: Imports) -> None:
+    assert arrows_upwards(imports) == []
+
+
+def test_nothing_imports_itself_by_way_of_others(imports: Imports) -> None:
+    assert circle(imports) == []
+
+
+def test_telemetry_and_rpc_know_no_tensors() -> None:
+    for room in ("telemetry", "rpc"):
+        for file in (ROOT / "services/common" / room).glob("*.py"):
+            names = {name.partition(".")[0] for name in _imported(ast.parse(file.read_text()))}
+            assert not names & {"torch", "numpy"}, file
+
+
+def test_a_wrong_arrow_and_a_circle_are_found(tmp_path: Path) -> None:
+    rpc, stream = tmp_path / "services/common/rpc", tmp_path / "services/common/stream"
+    for folder in (rpc, stream):
+        folder.mkdir(parents=True)
+    (rpc / "server.py").write_text("def late():\n    from services.common.stream.hub import StreamHub\n")
+    (stream / "hub.py").write_text("import services.common.stream.rows\n")
+    (stream / "rows.py").write_text("from services.common.stream import hub\n")
+    made = imports_of(tmp_path, ["services"])
+    assert arrows_upwards(made) == ["services.common.rpc.server imports services.common.stream.hub"]
+    assert set(circle(made)) == {"services.common.stream.hub", "services.common.stream.rows"}
