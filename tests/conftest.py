@@ -20,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What runs first is what takes longest, so that no worker has it alone at the end.
 ORDER = ("speech", "diffusion", "tests/system/", "tests/stage/", "tests/pure/", "tests/long/")
-ALONE = ("test_supervisor.py", "test_shm_faults.py")  # in tests/system: they ask no shared system
+ALONE = ("test_supervisor.py", "test_shm_faults.py", "test_toy_family.py")  # in tests/system: they ask no shared system
 
 
 def group(nodeid: str) -> str:

@@ -7,7 +7,7 @@ import services.families
 from cli.tiny import make_checkpoint
 from tests.support.kept import kept_folder
 
-SOURCE = [Path(cli.tiny.__file__).parent, *Path(services.families.__file__).parent.glob("*/tiny")]
+SOURCE = [Path(cli.tiny.__file__).parent, *sorted(Path(services.families.__file__).parent.glob("*/tiny"))]
 
 
 def omni_checkpoint(size: str = "tiny", seed: int = 0) -> Path:
