@@ -19,6 +19,7 @@ from services.talker.loading import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer, talker_info
 from tests.support.replay import ReplayedOps
+from tests.support.streaming import CONSUMER
 from tests.support.toy_family import install
 from tests.support.toy_family.reference import reference_codes
 from tests.support.toy_family.tiny import CONFIG, write
@@ -41,7 +42,7 @@ class Toy:
         self.family, model = load_talker(str(checkpoint), torch.device("cpu"))
         self.engine = TalkerEngine(TalkerRunner(model, 4, 300, capturer))
         self.server, admission = grpc.aio.server(), Admission(max_running=4, max_queued=0)
-        servicer = TalkerServicer(admission, StreamHub())
+        servicer = TalkerServicer(admission, StreamHub(), CONSUMER)
         servicer.bind(self.engine, self.family)
         admission.open()
         talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, self.server)
