@@ -24,18 +24,11 @@ PLAN: dict[str, tuple[str, ...]] = {
     "services.thinker": STAGE,
     "services.talker": STAGE,
     "services.code2wav": STAGE,
-    "services.dit": STAGE,
-    "services.encoder": STAGE,
+    "services.diffusion": STAGE,
+    "services.dit": (*STAGE, "services.diffusion"),
+    "services.encoder": (*STAGE, "services.diffusion"),
     "gateway": ("services.common",),
     "cli": ("services", "gateway"),
-}
-
-# What is known and not mended yet: (importing module's prefix, imported module's prefix).
-KNOWN_ARROWS = {
-    ("services.encoder", "services.dit"),
-}
-KNOWN_CIRCLES = {
-    frozenset({"services.dit.models", "services.dit.parallel_group", "services.dit.parallel_worker"}),
 }
 
 
@@ -80,25 +73,18 @@ def arrows_upwards(imports: Imports) -> list[str]:
         room = max((room for room in PLAN if within(module, room)), key=len, default="")
         for other in sorted(others):
             allowed = any(within(other, prefix) for prefix in (room, *PLAN.get(room, ())))
-            known = any(within(module, a) and within(other, b) for a, b in KNOWN_ARROWS)
-            if room and not allowed and not known:
+            if room and not allowed:
                 found.append(f"{module} imports {other}")
     return found
 
 
 def circle(imports: Imports) -> list[str]:
-    """A circle of imports that is not known; empty if there is none."""
-    left = {module: set(others) for module, others in imports.items()}
-    while True:
-        try:
-            TopologicalSorter(left).prepare()
-        except CycleError as error:
-            members = error.args[1]
-            if frozenset(members) not in KNOWN_CIRCLES:
-                return members
-            left[members[1]].discard(members[0])  # each member imports the one before it
-        else:
-            return []
+    """A circle of imports; empty if there is none."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
 @pytest.fixture(scope="module")

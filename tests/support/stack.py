@@ -17,9 +17,9 @@ import psutil
 
 from cli.scrape import Scrape
 from gateway.access.key_file import digest, new_key
-from services.common.rpc import channels
 from services.common.rpc.tls import Credentials
 from tests.support import certificates
+from tests.support.streaming import CHANNELS
 
 START_TIMEOUT_S = 600  # a guard, as is the next: a start takes a minute of two free cores
 HANG_GUARD_S = 120
@@ -95,12 +95,12 @@ class Stack:
     @contextlib.asynccontextmanager
     async def stages_reached(self) -> AsyncIterator[None]:
         """Channels that this process opens in the block are ones that the stages let in."""
-        channels.use(self.access.credentials if self.access else None)
+        CHANNELS.credentials = self.access.credentials if self.access else None
         try:
             yield
         finally:
-            await channels.close_all()
-            channels.use(None)
+            await CHANNELS.close_all()
+            CHANNELS.credentials = None
 
     @property
     def addresses(self) -> dict[str, str]:

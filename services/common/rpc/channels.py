@@ -44,18 +44,18 @@ class Channels:
     """One channel to each other stage, made when it is first asked for. For one event loop.
 
     Args:
-        credentials: who this side is to others; None: its connections are in the clear.
+        credentials: who this side is to others, from the next channel on; None: its connections are in the clear.
     """
 
     def __init__(self, credentials: Credentials | None = None) -> None:
-        self._credentials = credentials
+        self.credentials = credentials
         self._open: dict[tuple[str, str], tuple[Identity | None, grpc.aio.Channel]] = {}
         self._retired: set[asyncio.Task[None]] = set()
 
     @property
     def are_secure(self) -> bool:
         """Whether these channels use TLS."""
-        return self._credentials is not None
+        return self.credentials is not None
 
     def channel(self, address: str, server_name: str = "") -> grpc.aio.Channel:
         """The one channel to `address` ("host:port"); it reconnects by itself.
@@ -67,12 +67,12 @@ class Channels:
             server_name: that the peer's certificate must have; "" is the address's host. The credentials' own name goes
                 first.
         """
-        identity = None if self._credentials is None else self._credentials.identity
+        identity = None if self.credentials is None else self.credentials.identity
         before, found = self._open.get((address, server_name), (None, None))
         if found is None or before is not identity:
             if found is not None:
                 self._retire(found)
-            own_name = self._credentials and self._credentials.server_name
+            own_name = self.credentials and self.credentials.server_name
             found = new_channel(address, identity, own_name or server_name)
             self._open[address, server_name] = identity, found
         return found
