@@ -255,6 +255,7 @@ async def test_an_aborted_request_leaves_nothing_behind(thinker: Thinker) -> Non
     assert vllm_metric("vllm:kv_cache_usage_perc") == 0
 
 
+@pytest.mark.long  # an engine of its own
 async def test_a_preempted_request_loses_and_repeats_no_row(tiny_checkpoint: Path, thinker: Thinker) -> None:
     """The KV cache holds one of these requests whole, but not four: they are preempted and computed again."""
     text_config = thinker.reference.thinker.config.text_config

@@ -51,6 +51,7 @@ def test_it_goes_with_a_start_that_fails(temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.long  # two starts of an engine
 def test_what_a_killed_thinker_left_goes_with_the_next_start(temporary: Path) -> None:
     killed, left = hold()
     alive, held = hold()

@@ -28,7 +28,8 @@ from tests.support.hub import serving as hub_serving
 from tests.support.media import png, wav
 from tests.support.streaming import subscribe
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+# long: they start a thinker of their own; tests/system asks the shared one
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 START_TIMEOUT_S = 150
 
 
@@ -314,7 +315,6 @@ async def test_a_start_that_is_interrupted_leaves_no_files(tiny_checkpoint: Path
     assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
-@pytest.mark.long
 async def test_a_dead_engine_is_reported_at_once_and_ends_the_process(tiny_checkpoint: Path) -> None:
     async with serving(tiny_checkpoint) as client:
         start = client.start("go", sampling={"max_tokens": 900, "ignore_eos": True})
