@@ -122,18 +122,19 @@ async def test_size_time_type_and_status():
         "/gone": b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
         "/cut": b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\nconnection: close\r\n\r\nabc",
     }
-    limits = {"media_private_addresses": True, "media_max_bytes": 1000, "media_fetch_timeout_s": 0.5}
+    limits = {"media_private_addresses": True, "media_max_bytes": 1000}
     async with site(pages) as (origin, _):
         for path, says in [
             ("/big", "larger than the 1000"),
             ("/undeclared", "larger than the 1000"),
-            ("/slow", "longer than the 0.5 s"),
             ("/html", "text/html, which is no image"),
             ("/gone", "status 404"),
             ("/cut", "cannot be fetched"),
         ]:
             with pytest.raises(MediaError, match=says):
                 await get(origin + path, **limits)
+        with pytest.raises(MediaError, match="longer than the 0.5 s"):
+            await get(f"{origin}/slow", **limits, media_fetch_timeout_s=0.5)
         assert await get(f"{origin}/octets", **limits) == b"abc"
 
 
