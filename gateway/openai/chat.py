@@ -16,7 +16,7 @@ from gateway.gateway import Gateway
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer, ChunkStream, WholeAnswers, usage
 from gateway.openai.chat_requests import to_jobs
-from gateway.openai.connection import DONE, EventStream, admitted, sse, while_connected
+from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.openai.forms import page, read_json
 from gateway.openai.image_chat import ImageChat
 from gateway.openai.schema import ChatCompletionRequest
@@ -34,8 +34,6 @@ _OPENAPI = page(
     "chat.completion, or with stream: true chat.completion.chunk events and [DONE]",
 )
 
-_LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error that ends its stream
-
 
 @router.post("/v1/chat/completions", openapi_extra=_OPENAPI, response_model=None)
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
@@ -44,14 +42,12 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
     request = await read_json(http, ChatCompletionRequest, limit_s)
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:
-        pictures = ImageChat(gateway, stage, request, http.state.request_id, http.state.log)
-        if request.stream:
-            return EventStream(pictures.stream(), limit_s + _LAST_WORD_S)
-        return await while_connected(http.receive, pictures.whole())
-    exchange = Exchange(gateway, request, http.state.request_id, http.state.log)
+        exchange = ImageChat(gateway, stage, request, http.state.request_id, http.state.log)
+    else:
+        exchange = Exchange(gateway, request, http.state.request_id, http.state.log)
     if request.stream:
-        return EventStream(exchange.stream(), limit_s + _LAST_WORD_S)
-    return JSONResponse(await while_connected(http.receive, exchange.whole()))
+        return EventStream(exchange.stream(), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, exchange.whole())
 
 
 def _stage(gateway: Gateway, model: str) -> Stage:
@@ -93,13 +89,13 @@ class Exchange:
             yield sse(chunks.usage())
         yield DONE
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Response:
         """The response in one piece. Raises ApiError."""
         whole = WholeAnswers(self._head, self._answers, bool(self._request.logprobs), self._request.audio_format)
         async with aclosing(self._events()) as events:
             async for index, event in events:
                 whole.take(index, event)
-        return await whole.response()
+        return JSONResponse(await whole.response())
 
     async def _events(self) -> AsyncGenerator[tuple[int, Event], None]:
         limit_s = self._gateway.settings.request_timeout_s
