@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -24,7 +23,6 @@ from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
-from services.common.rpc.errors import DeadlineExceeded
 
 router = APIRouter(tags=["chat"])
 
@@ -98,15 +96,9 @@ class Exchange:
         return JSONResponse(await whole.response())
 
     async def _events(self) -> AsyncGenerator[tuple[int, Event], None]:
-        limit_s = self._gateway.settings.request_timeout_s
         try:
-            try:
-                async with asyncio.timeout(limit_s):
-                    jobs = await to_jobs(self._gateway, self._request, self._request_id)
-            except TimeoutError:
-                error = DeadlineExceeded(f"the request's media took longer than its {limit_s:g} s")
-                raise StageFailure("gateway", error) from None
-            left_s = max(0.0, limit_s - self._elapsed_s())
+            jobs = await to_jobs(self._gateway, self._request, self._request_id)
+            left_s = max(0.0, self._gateway.settings.request_timeout_s - self._elapsed_s())
             async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
                 async for index, event in events:
                     self._answers[index].take(event)

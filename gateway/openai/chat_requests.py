@@ -3,12 +3,13 @@
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message as ProtoMessage
 
-from gateway.errors import ApiError, invalid
+from gateway.errors import ApiError, from_failure, invalid
 from gateway.gateway import Gateway
 from gateway.media.check import check
 from gateway.media.fetch import MediaError, decode_base64
@@ -23,26 +24,16 @@ from gateway.openai.content import (
 )
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
 from gateway.pipeline import job
-from gateway.pipeline.job import Job
+from gateway.pipeline.job import Job, StageFailure
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.channels import MAX_MESSAGE_BYTES
+from services.common.rpc.errors import DeadlineExceeded
 
 _MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is beyond follows in chunks
 _PARALLEL_FETCHES = 8
 # Members that say how text is written; those that say how it is sampled are not read where none is.
 _FOR_WRITERS = ("tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
-_KINDS = {
-    "image": media_pb2.MEDIA_KIND_IMAGE,
-    "audio": media_pb2.MEDIA_KIND_AUDIO,
-    "video": media_pb2.MEDIA_KIND_VIDEO,
-}
-_TOOL_CHOICES = {
-    "auto": thinker_pb2.ToolChoice.MODE_AUTO,
-    "none": thinker_pb2.ToolChoice.MODE_NONE,
-    "required": thinker_pb2.ToolChoice.MODE_REQUIRED,
-    "function": thinker_pb2.ToolChoice.MODE_FUNCTION,
-}
 
 
 @dataclass
@@ -76,10 +67,7 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
 
 def _nth(starts: Mapping[str, ProtoMessage], media: list[bytes], request_id: str, index: int) -> Job:
     """The job of answer `index`, whose seeds are as many further."""
-    copies: dict[str, Any] = {}
-    for kind, start in starts.items():
-        copies[kind] = type(start)()
-        copies[kind].CopyFrom(start)
+    copies: dict[str, Any] = {kind: deepcopy(start) for kind, start in starts.items()}
     for kind in copies.keys() & {"thinker", "talker"}:
         if copies[kind].sampling.HasField("seed"):
             copies[kind].sampling.seed += index
@@ -136,11 +124,11 @@ def text_to_speak(request: ChatCompletionRequest) -> str:
 async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[thinker_pb2.GenerateStart, list[bytes]]:
     """What the thinker gets, and the files that follow it."""
     _speaker(gateway, request)  # an unknown voice is refused whether or not it is to be heard
-    start = thinker_pb2.GenerateStart(use_audio_in_video=request.use_audio_in_video)
+    sampling = _sampling(gateway, request)
+    start = thinker_pb2.GenerateStart(use_audio_in_video=request.use_audio_in_video, sampling=sampling)
     pending: list[Pending] = []
     for i, message in enumerate(request.messages):
         _fill_message(start.messages.add(), gateway, message, i, pending)
-    _fill_sampling(start.sampling, request, gateway)
     _fill_tools(start, request)
     if request.quartet.thinker.chat_template_kwargs:
         start.chat_template_kwargs_json = json.dumps(request.quartet.thinker.chat_template_kwargs)
@@ -153,7 +141,7 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
 def _speak(gateway: Gateway, request: ChatCompletionRequest, text: str | None = None) -> talker_pb2.SpeakRequest:
     """What the talker gets. `text` is None where a thinker writes it."""
     assert gateway.pipeline.config.talker is not None
-    sampling = request.quartet.talker.to_message(gateway.pipeline.config.talker.sampling)
+    sampling = talker_pb2.TalkerSampling(**request.quartet.talker.over(gateway.pipeline.config.talker.sampling))
     if not sampling.HasField("seed") and request.seed is not None:
         sampling.seed = request.seed
     return talker_pb2.SpeakRequest(speaker=_speaker(gateway, request), sampling=sampling, text=text)
@@ -186,7 +174,8 @@ def _fill_message(
             raise invalid(field, "this model reads images in the user's messages only")
         else:
             kind = "audio" if isinstance(part, InputAudioPart) else part.type.removesuffix("_url")
-            media = result.content.add(media=media_pb2.Media(kind=_KINDS[kind], field=field)).media
+            named = media_pb2.MediaKind.Value(f"MEDIA_KIND_{kind.upper()}")
+            media = result.content.add(media=media_pb2.Media(kind=named, field=field)).media
             pending.append(Pending(media, part, kind, field))
     if isinstance(message, AssistantMessage):
         if message.audio and not message.content:
@@ -203,14 +192,12 @@ def _fill_message(
         result.tool_call_id = message.tool_call_id
 
 
-def _fill_sampling(message: thinker_pb2.SamplingParameters, request: ChatCompletionRequest, gateway: Gateway) -> None:
+def _sampling(gateway: Gateway, request: ChatCompletionRequest) -> thinker_pb2.SamplingParameters:
     assert gateway.pipeline.config.thinker is not None, "text was asked of a pipeline without a thinker"
-    request.fill(message, gateway.pipeline.config.thinker.sampling)
+    values = request.over(gateway.pipeline.config.thinker.sampling)
     if request.max_completion_tokens is not None:
-        message.max_tokens = request.max_completion_tokens
-    message.stop.extend(request.stop or ())
-    for token_id, bias in (request.logit_bias or {}).items():
-        message.logit_bias[token_id] = bias
+        values["max_tokens"] = request.max_completion_tokens
+    message = thinker_pb2.SamplingParameters(**values, stop=request.stop, logit_bias=request.logit_bias)
     if request.logprobs:
         message.top_logprobs = request.top_logprobs or 0
     match request.response_format:
@@ -218,6 +205,7 @@ def _fill_sampling(message: thinker_pb2.SamplingParameters, request: ChatComplet
             message.json_object = True
         case JsonSchemaFormat(json_schema=schema):
             message.json_schema = json.dumps(schema.json_schema, ensure_ascii=False)
+    return message
 
 
 def _fill_tools(start: thinker_pb2.GenerateStart, request: ChatCompletionRequest) -> None:
@@ -226,7 +214,7 @@ def _fill_tools(start: thinker_pb2.GenerateStart, request: ChatCompletionRequest
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
         start.tools.add(name=function.name, description=function.description or "", parameters_json=parameters)
     if choice := request.tool_choice:
-        start.tool_choice.mode = _TOOL_CHOICES[choice.type]
+        start.tool_choice.mode = thinker_pb2.ToolChoice.Mode.Value(f"MODE_{choice.type.upper()}")
         start.tool_choice.name = choice.function.name if choice.function else ""
 
 
@@ -244,7 +232,7 @@ async def _attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]
 
 
 async def load_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
-    """Fetches and checks the files. Raises ApiError: 400 naming the first part at fault."""
+    """Fetches and checks the files. Raises ApiError: 400 naming the first part at fault, 504 too late."""
     settings = gateway.settings
     if len(pending) > settings.media_max_parts:
         reason = f"the request has {len(pending)} media parts; at most {settings.media_max_parts} are allowed"
@@ -265,8 +253,14 @@ async def load_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
         except MediaError as error:
             return invalid(item.field, str(error), "invalid_media")
 
+    try:
+        async with asyncio.timeout(settings.request_timeout_s):
+            loaded = await asyncio.gather(*map(load, pending))
+    except TimeoutError:
+        error = DeadlineExceeded(f"the request's media took longer than its {settings.request_timeout_s:g} s")
+        raise from_failure(StageFailure("gateway", error)) from None
     files = []
-    for content in await asyncio.gather(*map(load, pending)):
+    for content in loaded:
         if isinstance(content, ApiError):
             raise content
         files.append(content)

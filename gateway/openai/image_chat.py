@@ -107,13 +107,7 @@ class ImageChat:
         if len(images) > info.max_images:
             reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
             raise invalid(images[info.max_images].field, reason)
-        limit_s = self._gateway.settings.request_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                files = await load_media(self._gateway, images)
-        except TimeoutError:
-            message = f"the request's media took longer than its {limit_s:g} s"
-            raise ApiError(504, message, None, "deadline_exceeded", "timeout_error") from None
+        files = await load_media(self._gateway, images)
         uploads = [Upload(image.field, file) for image, file in zip(images, files, strict=True)]
         await check_together(self._gateway, uploads)
         start.request_id = self._request_id
