@@ -34,6 +34,17 @@ MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is bey
 _PARALLEL_FETCHES = 8
 # Members that say how text is written; those that say how it is sampled are not read where none is.
 _FOR_WRITERS = ("tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
+_KINDS = {
+    "image": media_pb2.MEDIA_KIND_IMAGE,
+    "audio": media_pb2.MEDIA_KIND_AUDIO,
+    "video": media_pb2.MEDIA_KIND_VIDEO,
+}
+_TOOL_CHOICES = {
+    "auto": thinker_pb2.ToolChoice.MODE_AUTO,
+    "none": thinker_pb2.ToolChoice.MODE_NONE,
+    "required": thinker_pb2.ToolChoice.MODE_REQUIRED,
+    "function": thinker_pb2.ToolChoice.MODE_FUNCTION,
+}
 
 
 @dataclass
@@ -174,8 +185,7 @@ def _fill_message(
             raise invalid(field, "this model reads images in the user's messages only")
         else:
             kind = "audio" if isinstance(part, InputAudioPart) else part.type.removesuffix("_url")
-            named = media_pb2.MediaKind.Value(f"MEDIA_KIND_{kind.upper()}")
-            media = result.content.add(media=media_pb2.Media(kind=named, field=field)).media
+            media = result.content.add(media=media_pb2.Media(kind=_KINDS[kind], field=field)).media
             pending.append(Pending(media, part, kind, field))
     if isinstance(message, AssistantMessage):
         if message.audio and not message.content:
@@ -214,7 +224,7 @@ def _fill_tools(start: thinker_pb2.GenerateStart, request: ChatCompletionRequest
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
         start.tools.add(name=function.name, description=function.description or "", parameters_json=parameters)
     if choice := request.tool_choice:
-        start.tool_choice.mode = thinker_pb2.ToolChoice.Mode.Value(f"MODE_{choice.type.upper()}")
+        start.tool_choice.mode = _TOOL_CHOICES[choice.type]
         start.tool_choice.name = choice.function.name if choice.function else ""
 
 
@@ -232,7 +242,7 @@ async def _attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]
 
 
 async def load_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
-    """Fetches and checks the files. Raises ApiError: 400 naming the first part at fault, 504 too late."""
+    """Fetches and checks the files. Raises ApiError: 400 naming the first part at fault; 504, too slow."""
     settings = gateway.settings
     if len(pending) > settings.media_max_parts:
         reason = f"the request has {len(pending)} media parts; at most {settings.media_max_parts} are allowed"
