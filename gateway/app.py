@@ -18,7 +18,7 @@ from gateway.openai import audio, chat, images, models, videos
 from gateway.openai.connection import ClientGone
 from gateway.pipeline.config import PipelineConfig
 from gateway.settings import GatewaySettings
-from gateway.video_jobs import Limits, VideoJobs
+from gateway.video_jobs import VideoJobs
 from gateway.video_store import VideoStore
 from services.common.engine.process import freeze_heap
 from services.common.rpc.channels import Channels
@@ -95,12 +95,9 @@ async def _videos(settings: GatewaySettings, pipeline: PipelineConfig) -> AsyncI
     if pipeline.outputs.video is None:
         yield None
         return
-    limits = Limits(
-        settings.max_running_videos, settings.max_queued_videos, settings.video_timeout_s, settings.drain_timeout_s
-    )
     async with (
         VideoStore(settings.jobs_dir, settings.video_ttl_s) as store,
-        VideoJobs(store, limits, videos.explain) as jobs,
+        VideoJobs(store, settings, videos.explain) as jobs,
     ):
         yield jobs
 

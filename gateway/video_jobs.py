@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +18,7 @@ from gateway import metrics
 from gateway.media.encode import VIDEO_MAX_SIDE_PIXELS, VideoFile
 from gateway.pipeline.dit import Misfit, generate, to_numpy
 from gateway.pipeline.stage import Stage
+from gateway.settings import GatewaySettings
 from gateway.video_store import Video, VideoStore
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
@@ -30,23 +31,6 @@ _STAGE_AGAIN_S = 1.0
 _BEFORE_FILE = 99  # percent: the steps are done, the file is not
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much work is taken on.
-
-    Attributes:
-        max_running: videos made at a time.
-        max_queued: videos that may wait beyond those.
-        timeout_s: longest that making one may take, from when its stage is asked for it and does not send it back.
-        drain_s: how long running ones are waited for at the end.
-    """
-
-    max_running: int
-    max_queued: int
-    timeout_s: float
-    drain_s: float
 
 
 class _Job:
@@ -68,17 +52,17 @@ class VideoJobs:
 
     Args:
         store: where they are kept; open for longer than this.
-        limits: how many there may be.
+        settings: how many videos there may be, and for how long.
         explain: (code, message) for an error that ends a job.
     """
 
     def __init__(
-        self, store: VideoStore, limits: Limits, explain: Callable[[Stage, StageError], tuple[str, str]]
+        self, store: VideoStore, settings: GatewaySettings, explain: Callable[[Stage, StageError], tuple[str, str]]
     ) -> None:
-        self._store, self._limits, self._explain = store, limits, explain
+        self._store, self._settings, self._explain = store, settings, explain
         self._jobs: dict[str, _Job] = {}
-        self._places = asyncio.Semaphore(limits.max_running)  # first come, first served
-        self._encoders = ThreadPoolExecutor(limits.max_running, "video-file")
+        self._places = asyncio.Semaphore(settings.max_running_videos)  # first come, first served
+        self._encoders = ThreadPoolExecutor(settings.max_running_videos, "video-file")
         self._closing = False
 
     async def __aenter__(self) -> "VideoJobs":
@@ -94,7 +78,7 @@ class VideoJobs:
                 _cancel(job.task)
         if jobs:
             log.info("draining videos", running=sum(not job.waits for job in jobs), given_up=sum(j.waits for j in jobs))
-            await asyncio.wait([job.task for job in jobs], timeout=self._limits.drain_s)
+            await asyncio.wait([job.task for job in jobs], timeout=self._settings.drain_timeout_s)
         self._sweeping.cancel()
         for job in jobs:
             _cancel(job.task)
@@ -124,11 +108,9 @@ class VideoJobs:
         """
         if self._closing:
             raise Unavailable("the gateway is stopping; send the request to another one")
-        limits = self._limits
-        if len(self._jobs) >= limits.max_running + limits.max_queued:
-            raise QueueFull(
-                f"{limits.max_running} videos are being made and {limits.max_queued} wait; retry later", 10.0
-            )
+        running, queued = self._settings.max_running_videos, self._settings.max_queued_videos
+        if len(self._jobs) >= running + queued:
+            raise QueueFull(f"{running} videos are being made and {queued} wait; retry later", 10.0)
         job = self._jobs[video.id] = _Job(video, stage, start, media is not None)
         job.task = asyncio.create_task(self._run(job))
         job.task.add_done_callback(lambda _: self._jobs.pop(video.id, None))
@@ -196,7 +178,7 @@ class VideoJobs:
             try:
                 await self._make_when_taken(job)
             except TimeoutError:
-                limit = f"the video took longer than the {self._limits.timeout_s:g} s allowed"
+                limit = f"the video took longer than the {self._settings.video_timeout_s:g} s allowed"
                 reason = self._explain(job.stage, DeadlineExceeded(limit))
             except StageError as error:
                 reason = self._explain(job.stage, error)
@@ -242,7 +224,7 @@ class VideoJobs:
         media = [await asyncio.to_thread(path.read_bytes)] if job.has_input else []
         while True:
             try:
-                async with asyncio.timeout(self._limits.timeout_s):
+                async with asyncio.timeout(self._settings.video_timeout_s):
                     await self._make(job, media)
                 return
             except (QueueFull, Unavailable) as error:
@@ -251,7 +233,7 @@ class VideoJobs:
                 await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFull) else _STAGE_AGAIN_S)
 
     async def _make(self, job: _Job, media: list[bytes]) -> None:
-        video, file, timeout_s = job.video, None, self._limits.timeout_s
+        video, file, timeout_s = job.video, None, self._settings.video_timeout_s
         try:
             total = 0
             async with aclosing(generate(job.stage, job.start, media, timeout_s)) as responses:

@@ -165,11 +165,11 @@ class VideoStore:
     async def remove(self, video_id: str) -> None:
         """Removes a video and its files."""
         await self._write("DELETE FROM videos WHERE id = ?", (video_id,))
-        await self._run(self._unlink, video_id)
+        await self._run(_unlink, self.file(video_id), self.part(video_id), self.input(video_id))
 
     async def remove_unfinished(self, video_id: str) -> None:
         """Removes the files that only a video in the making needs."""
-        await self._run(lambda: [p.unlink(missing_ok=True) for p in (self.part(video_id), self.input(video_id))])
+        await self._run(_unlink, self.part(video_id), self.input(video_id))
 
     async def remove_expired(self) -> int:
         """Removes the videos whose time has come; how many these were."""
@@ -245,6 +245,7 @@ class VideoStore:
                 path.unlink(missing_ok=True)
         log.info("videos", directory=str(self.directory), kept=len(kept), interrupted=lost)
 
-    def _unlink(self, video_id: str) -> None:
-        for path in (self.file(video_id), self.part(video_id), self.input(video_id)):
-            path.unlink(missing_ok=True)
+
+def _unlink(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)

@@ -34,10 +34,8 @@ def check(kind: str, content: bytes, settings: GatewaySettings) -> None:
         raise MediaError("the file is empty")
     if kind == "image":
         _check_image(content, settings)
-    elif kind == "audio":
-        _check_stream(kind, content, settings.media_max_audio_s, settings)
     else:
-        _check_stream(kind, content, settings.media_max_video_s, settings)
+        _check_stream(kind, content, settings)
 
 
 def _check_image(content: bytes, settings: GatewaySettings) -> None:
@@ -73,7 +71,8 @@ def _check_pixels(width: int, height: int, settings: GatewaySettings) -> None:
         raise MediaError(f"{width} x {height} pixels are more than the {most} allowed")
 
 
-def _check_stream(kind: str, content: bytes, max_s: float, settings: GatewaySettings) -> None:
+def _check_stream(kind: str, content: bytes, settings: GatewaySettings) -> None:
+    max_s = settings.media_max_audio_s if kind == "audio" else settings.media_max_video_s
     try:
         with av.open(io.BytesIO(content), mode="r", options={"format_whitelist": _CONTAINERS}) as container:
             streams = container.streams.audio if kind == "audio" else container.streams.video

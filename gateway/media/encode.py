@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,6 @@ _X264_OPTIONS = {"crf": "17", "preset": "medium"}
 VIDEO_MAX_SIDE_PIXELS = 16_384  # of H.264; x264 opens for no more
 _MAX_RATE_DENOMINATOR = 1001  # as in 24000/1001
 
-_AudioEncoder = Callable[[bytes, int, int], bytes]
 _LAYOUTS = {1: "mono", 2: "stereo"}
 
 
@@ -37,45 +37,36 @@ def encode_audio(pcm16: bytes, sample_rate_hz: int, audio_format: str, channels:
         audio_format: "wav" (PCM16), "mp3", "flac", "opus" (in Ogg), "aac" (ADTS) or "pcm16" (no header).
         channels: 1 or 2.
     """
+    if audio_format == "pcm16":
+        return pcm16
     return _AUDIO_ENCODERS[audio_format](pcm16, sample_rate_hz, channels)
 
 
-def _raw(pcm16: bytes, _sample_rate_hz: int, _channels: int) -> bytes:
-    return pcm16
+def _lossless(file_format: str, pcm16: bytes, sample_rate_hz: int, channels: int) -> bytes:
+    file = io.BytesIO()
+    samples = np.frombuffer(pcm16, "<i2").reshape(-1, channels)
+    soundfile.write(file, samples, sample_rate_hz, format=file_format, subtype="PCM_16")
+    return file.getvalue()
 
 
-def _lossless(file_format: str) -> _AudioEncoder:
-    def encode_lossless(pcm16: bytes, sample_rate_hz: int, channels: int) -> bytes:
-        file = io.BytesIO()
-        samples = np.frombuffer(pcm16, "<i2").reshape(-1, channels)
-        soundfile.write(file, samples, sample_rate_hz, format=file_format, subtype="PCM_16")
-        return file.getvalue()
-
-    return encode_lossless
-
-
-def _lossy(container_format: str, codec: str, bit_rate: int) -> _AudioEncoder:
-    def encode_lossy(pcm16: bytes, sample_rate_hz: int, channels: int) -> bytes:
-        file = io.BytesIO()
-        with av.open(file, "w", format=container_format) as container:
-            rate_hz = _nearest_rate_hz(codec, sample_rate_hz)
-            layout = _LAYOUTS[channels]
-            stream = container.add_stream(codec, rate=rate_hz, layout=layout, bit_rate=bit_rate * channels)
-            assert isinstance(stream, av.AudioStream)
-            stream.codec_context.open()
-            resampler = av.AudioResampler(
-                stream.codec_context.format, layout, rate_hz, stream.codec_context.frame_size or None
-            )
-            if pcm16:
-                samples = np.frombuffer(pcm16, "<i2").reshape(1, -1)
-                frame = av.AudioFrame.from_ndarray(samples, format="s16", layout=layout)
-                frame.sample_rate = sample_rate_hz
-                for resampled in (*resampler.resample(frame), *resampler.resample(None)):
-                    container.mux(stream.encode(resampled))
-            container.mux(stream.encode(None))
-        return file.getvalue()
-
-    return encode_lossy
+def _lossy(container_format: str, codec: str, bit_rate: int, pcm16: bytes, sample_rate_hz: int, channels: int) -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format=container_format) as container:
+        rate_hz = _nearest_rate_hz(codec, sample_rate_hz)
+        layout = _LAYOUTS[channels]
+        stream = container.add_stream(codec, rate=rate_hz, layout=layout, bit_rate=bit_rate * channels)
+        assert isinstance(stream, av.AudioStream)
+        stream.codec_context.open()
+        frame_size = stream.codec_context.frame_size or None
+        resampler = av.AudioResampler(stream.codec_context.format, layout, rate_hz, frame_size)
+        if pcm16:
+            samples = np.frombuffer(pcm16, "<i2").reshape(1, -1)
+            frame = av.AudioFrame.from_ndarray(samples, format="s16", layout=layout)
+            frame.sample_rate = sample_rate_hz
+            for resampled in (*resampler.resample(frame), *resampler.resample(None)):
+                container.mux(stream.encode(resampled))
+        container.mux(stream.encode(None))
+    return file.getvalue()
 
 
 def _nearest_rate_hz(codec: str, sample_rate_hz: int) -> int:
@@ -84,13 +75,12 @@ def _nearest_rate_hz(codec: str, sample_rate_hz: int) -> int:
     return min((rate for rate in rates if rate >= sample_rate_hz), default=max(rates))
 
 
-_AUDIO_ENCODERS: dict[str, _AudioEncoder] = {
-    "pcm16": _raw,
-    "wav": _lossless("WAV"),
-    "flac": _lossless("FLAC"),
-    "mp3": _lossy("mp3", "libmp3lame", 64_000),
-    "opus": _lossy("ogg", "libopus", 48_000),
-    "aac": _lossy("adts", "aac", 64_000),
+_AUDIO_ENCODERS: dict[str, Callable[[bytes, int, int], bytes]] = {
+    "wav": partial(_lossless, "WAV"),
+    "flac": partial(_lossless, "FLAC"),
+    "mp3": partial(_lossy, "mp3", "libmp3lame", 64_000),
+    "opus": partial(_lossy, "ogg", "libopus", 48_000),
+    "aac": partial(_lossy, "adts", "aac", 64_000),
 }
 
 

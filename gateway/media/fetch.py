@@ -5,6 +5,8 @@ import base64
 import binascii
 import ipaddress
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from urllib.parse import unquote_to_bytes
 
@@ -17,8 +19,8 @@ _ANY_KIND = {"application/octet-stream", "binary/octet-stream"}
 _CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video": {"application/ogg", "image/gif"}}
 
 
-class ForbiddenAddress(Exception):
-    """A host that must not, or cannot, be connected to; the text says why."""
+class MediaError(Exception):
+    """A media file that cannot be used; the text says why and what would do."""
 
 
 # Prefixes whose IPv6 addresses stand for an IPv4 address, and where in the 128 bits it is.
@@ -47,25 +49,21 @@ async def resolve(host: str, port: int, private_allowed: bool) -> str:
     """An IP address of `host`, to be connected to as it is: asking the resolver again could give another answer.
 
     Raises:
-        ForbiddenAddress: the name is unknown, or, unless `private_allowed`, any of its addresses is not public.
+        MediaError: the name is unknown, or, unless `private_allowed`, any of its addresses is not public.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise ForbiddenAddress(f"the host {host!r} cannot be resolved") from None
+        raise MediaError(f"the host {host!r} cannot be resolved") from None
     addresses = [str(entry[4][0]) for entry in found]
     if not addresses:
-        raise ForbiddenAddress(f"the host {host!r} has no address")
+        raise MediaError(f"the host {host!r} has no address")
     if not private_allowed and not all(map(is_public, addresses)):
-        raise ForbiddenAddress(
+        raise MediaError(
             f"the host {host!r} is at a private or reserved address, and this server fetches from public ones only; "
             "send the file as a data URL"
         )
     return addresses[0]
-
-
-class MediaError(Exception):
-    """A media file that cannot be used; the text says why and what would do."""
 
 
 class Fetcher:
@@ -109,7 +107,7 @@ class Fetcher:
 
     async def _fetch(self, url: str, kind: str) -> bytes:
         for _ in range(self._settings.media_max_redirects + 1):
-            async with self._open(url) as response:
+            async with self._open(_parse(url)) as response:
                 location = response.headers.get("location")
                 if response.is_redirect and location is not None:
                     url = str(_parse(url).join(location))
@@ -120,8 +118,24 @@ class Fetcher:
                 return await self._read(response)
         raise MediaError(f"the URL redirects more than {self._settings.media_max_redirects} times")
 
-    def _open(self, url: str):
-        return _Pinned(self._client, _parse(url), self._settings.media_private_addresses)
+    @asynccontextmanager
+    async def _open(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
+        """A streamed GET to a checked address of the URL's host."""
+        port = url.port or (443 if url.scheme == "https" else 80)
+        address = await resolve(url.raw_host.decode(), port, self._settings.media_private_addresses)
+        request = self._client.build_request(
+            "GET",
+            url.copy_with(host=address),
+            # Uncompressed only: a small file must not unfold into a large one.
+            headers={"host": url.netloc.decode(), "accept-encoding": "identity", "accept": "*/*"},
+            # The certificate is the host's, not the address's.
+            extensions={"sni_hostname": url.raw_host.decode()},
+        )
+        response = await self._client.send(request, stream=True)
+        try:
+            yield response
+        finally:
+            await response.aclose()
 
     async def _read(self, response: httpx.Response) -> bytes:
         most = self._settings.media_max_bytes
@@ -134,33 +148,6 @@ class Fetcher:
             if len(content) > most:
                 raise _too_large(most)
         return bytes(content)
-
-
-class _Pinned:
-    """A streamed GET to a checked address of the URL's host: `async with _Pinned(...) as response`."""
-
-    def __init__(self, client: httpx.AsyncClient, url: httpx.URL, private_allowed: bool) -> None:
-        self._client, self._url, self._private_allowed = client, url, private_allowed
-
-    async def __aenter__(self) -> httpx.Response:
-        port = self._url.port or (443 if self._url.scheme == "https" else 80)
-        try:
-            address = await resolve(self._url.raw_host.decode(), port, self._private_allowed)
-        except ForbiddenAddress as error:
-            raise MediaError(str(error)) from None
-        request = self._client.build_request(
-            "GET",
-            self._url.copy_with(host=address),
-            # Uncompressed only: a small file must not unfold into a large one.
-            headers={"host": self._url.netloc.decode(), "accept-encoding": "identity", "accept": "*/*"},
-            # The certificate is the host's, not the address's.
-            extensions={"sni_hostname": self._url.raw_host.decode()},
-        )
-        self._response = await self._client.send(request, stream=True)
-        return self._response
-
-    async def __aexit__(self, *_) -> None:
-        await self._response.aclose()
 
 
 def _parse(url: str) -> httpx.URL:

@@ -54,11 +54,9 @@ class Answer:
             case Finished():
                 self.end = event
 
-    def next_transcript(self) -> str:
-        """Text that no audio chunk has carried yet."""
-        piece = self.text[self.transcribed :]
-        self.transcribed = len(self.text)
-        return piece
+    def audio(self, data: str, transcript: str) -> dict[str, Any]:
+        """OpenAI's form of its audio, or of a piece: `data` is base64."""
+        return {"id": self.audio_id, "data": data, "transcript": transcript, "expires_at": self.expires_at}
 
     @property
     def finished(self) -> Finished:
@@ -184,12 +182,9 @@ class ChunkStream:
         return self._head | {"choices": [], "modality": "text", "usage": usage(self._answers)}
 
     def _audio(self, answer: Answer, pcm16: bytes) -> dict[str, Any]:
-        audio = {
-            "id": answer.audio_id,
-            "data": base64.b64encode(pcm16).decode(),
-            "transcript": answer.next_transcript(),
-            "expires_at": answer.expires_at,
-        }
+        transcript = answer.text[answer.transcribed :]
+        answer.transcribed = len(answer.text)
+        audio = answer.audio(base64.b64encode(pcm16).decode(), transcript)
         return self._chunk(answer, "audio", {"audio": audio})
 
     def _chunk(
@@ -274,12 +269,7 @@ class WholeAnswers:
             message["tool_calls"] = calls
         if samples := self._samples[answer.index]:
             file = await asyncio.to_thread(_encode_base64, bytes(samples), answer.sample_rate_hz, self._audio_format)
-            message["audio"] = {
-                "id": answer.audio_id,
-                "data": file,
-                "transcript": answer.text,
-                "expires_at": answer.expires_at,
-            }
+            message["audio"] = answer.audio(file, answer.text)
         return {
             "index": answer.index,
             "message": message,

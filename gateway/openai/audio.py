@@ -14,12 +14,12 @@ from gateway.errors import invalid
 from gateway.gateway import Gateway
 from gateway.media.encode import encode_audio
 from gateway.openai.connection import admitted, while_connected
-from gateway.openai.diffusion import DiffusionRequest, from_stage, require_info
+from gateway.openai.diffusion import DiffusionRequest, require_info, told_of
 from gateway.openai.forms import page, read_json
 from gateway.pipeline.dit import Pieces, generate
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2
-from services.common.rpc.errors import InternalError, StageError
+from services.common.rpc.errors import InternalError
 
 router = APIRouter(tags=["audio"])
 
@@ -57,10 +57,8 @@ async def generate_audio(http: Request, gateway: Annotated[Gateway, Depends(admi
             raise invalid("seconds", f"must be at most {info.max_audio_s:g}")
         start.audio_s = request.seconds
     start.request_id = http.state.request_id
-    try:
+    with told_of(stage):
         pieces, seed = await while_connected(http.receive, _make(stage, start, limit_s))
-    except StageError as error:
-        raise from_stage(stage, error) from error
     file, audio_s = await asyncio.to_thread(_file, pieces, request.response_format)
     metrics.AUDIO_SECONDS.inc(audio_s)
     http.state.log |= {"audio_s": round(audio_s, 3), "seed": seed}

@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -16,7 +15,7 @@ from gateway.gateway import Gateway
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer, ChunkStream, WholeAnswers, usage
 from gateway.openai.chat_requests import to_jobs
-from gateway.openai.connection import DONE, EventStream, admitted, sse, while_connected
+from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.openai.forms import page, read_json
 from gateway.openai.image_chat import ImageChat
 from gateway.openai.schema import ChatCompletionRequest
@@ -24,7 +23,6 @@ from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
-from services.common.rpc.errors import DeadlineExceeded
 
 router = APIRouter(tags=["chat"])
 
@@ -34,8 +32,6 @@ _OPENAPI = page(
     "chat.completion, or with stream: true chat.completion.chunk events and [DONE]",
 )
 
-_LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error that ends its stream
-
 
 @router.post("/v1/chat/completions", openapi_extra=_OPENAPI, response_model=None)
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
@@ -44,14 +40,12 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
     request = await read_json(http, ChatCompletionRequest, limit_s)
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:
-        pictures = ImageChat(gateway, stage, request, http.state.request_id, http.state.log)
-        if request.stream:
-            return EventStream(pictures.stream(), limit_s + _LAST_WORD_S)
-        return await while_connected(http.receive, pictures.whole())
-    exchange = Exchange(gateway, request, http.state.request_id, http.state.log)
+        exchange = ImageChat(gateway, stage, request, http.state.request_id, http.state.log)
+    else:
+        exchange = Exchange(gateway, request, http.state.request_id, http.state.log)
     if request.stream:
-        return EventStream(exchange.stream(), limit_s + _LAST_WORD_S)
-    return JSONResponse(await while_connected(http.receive, exchange.whole()))
+        return EventStream(exchange.stream(), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, exchange.whole())
 
 
 def _stage(gateway: Gateway, model: str) -> Stage:
@@ -93,24 +87,18 @@ class Exchange:
             yield sse(chunks.usage())
         yield DONE
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Response:
         """The response in one piece. Raises ApiError."""
         whole = WholeAnswers(self._head, self._answers, bool(self._request.logprobs), self._request.audio_format)
         async with aclosing(self._events()) as events:
             async for index, event in events:
                 whole.take(index, event)
-        return await whole.response()
+        return JSONResponse(await whole.response())
 
     async def _events(self) -> AsyncGenerator[tuple[int, Event], None]:
-        limit_s = self._gateway.settings.request_timeout_s
         try:
-            try:
-                async with asyncio.timeout(limit_s):
-                    jobs = await to_jobs(self._gateway, self._request, self._request_id)
-            except TimeoutError:
-                error = DeadlineExceeded(f"the request's media took longer than its {limit_s:g} s")
-                raise StageFailure("gateway", error) from None
-            left_s = max(0.0, limit_s - self._elapsed_s())
+            jobs = await to_jobs(self._gateway, self._request, self._request_id)
+            left_s = max(0.0, self._gateway.settings.request_timeout_s - self._elapsed_s())
             async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
                 async for index, event in events:
                     self._answers[index].take(event)

@@ -3,12 +3,13 @@
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message as ProtoMessage
 
-from gateway.errors import ApiError, invalid
+from gateway.errors import ApiError, from_failure, invalid
 from gateway.gateway import Gateway
 from gateway.media.check import check
 from gateway.media.fetch import MediaError, decode_base64
@@ -23,9 +24,10 @@ from gateway.openai.content import (
 )
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
 from gateway.pipeline import job
-from gateway.pipeline.job import Job
+from gateway.pipeline.job import Job, StageFailure
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.channels import MAX_MESSAGE_BYTES
+from services.common.rpc.errors import DeadlineExceeded
 
 _MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is beyond follows in chunks
@@ -76,10 +78,7 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
 
 def _nth(starts: Mapping[str, ProtoMessage], media: list[bytes], request_id: str, index: int) -> Job:
     """The job of answer `index`, whose seeds are as many further."""
-    copies: dict[str, Any] = {}
-    for kind, start in starts.items():
-        copies[kind] = type(start)()
-        copies[kind].CopyFrom(start)
+    copies: dict[str, Any] = {kind: deepcopy(start) for kind, start in starts.items()}
     for kind in copies.keys() & {"thinker", "talker"}:
         if copies[kind].sampling.HasField("seed"):
             copies[kind].sampling.seed += index
@@ -136,11 +135,11 @@ def text_to_speak(request: ChatCompletionRequest) -> str:
 async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[thinker_pb2.GenerateStart, list[bytes]]:
     """What the thinker gets, and the files that follow it."""
     _speaker(gateway, request)  # an unknown voice is refused whether or not it is to be heard
-    start = thinker_pb2.GenerateStart(use_audio_in_video=request.use_audio_in_video)
+    sampling = _sampling(gateway, request)
+    start = thinker_pb2.GenerateStart(use_audio_in_video=request.use_audio_in_video, sampling=sampling)
     pending: list[Pending] = []
     for i, message in enumerate(request.messages):
         _fill_message(start.messages.add(), gateway, message, i, pending)
-    _fill_sampling(start.sampling, request, gateway)
     _fill_tools(start, request)
     if request.quartet.thinker.chat_template_kwargs:
         start.chat_template_kwargs_json = json.dumps(request.quartet.thinker.chat_template_kwargs)
@@ -153,7 +152,7 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
 def _speak(gateway: Gateway, request: ChatCompletionRequest, text: str | None = None) -> talker_pb2.SpeakRequest:
     """What the talker gets. `text` is None where a thinker writes it."""
     assert gateway.pipeline.config.talker is not None
-    sampling = request.quartet.talker.to_message(gateway.pipeline.config.talker.sampling)
+    sampling = talker_pb2.TalkerSampling(**request.quartet.talker.over(gateway.pipeline.config.talker.sampling))
     if not sampling.HasField("seed") and request.seed is not None:
         sampling.seed = request.seed
     return talker_pb2.SpeakRequest(speaker=_speaker(gateway, request), sampling=sampling, text=text)
@@ -203,14 +202,12 @@ def _fill_message(
         result.tool_call_id = message.tool_call_id
 
 
-def _fill_sampling(message: thinker_pb2.SamplingParameters, request: ChatCompletionRequest, gateway: Gateway) -> None:
+def _sampling(gateway: Gateway, request: ChatCompletionRequest) -> thinker_pb2.SamplingParameters:
     assert gateway.pipeline.config.thinker is not None, "text was asked of a pipeline without a thinker"
-    request.fill(message, gateway.pipeline.config.thinker.sampling)
+    values = request.over(gateway.pipeline.config.thinker.sampling)
     if request.max_completion_tokens is not None:
-        message.max_tokens = request.max_completion_tokens
-    message.stop.extend(request.stop or ())
-    for token_id, bias in (request.logit_bias or {}).items():
-        message.logit_bias[token_id] = bias
+        values["max_tokens"] = request.max_completion_tokens
+    message = thinker_pb2.SamplingParameters(**values, stop=request.stop, logit_bias=request.logit_bias)
     if request.logprobs:
         message.top_logprobs = request.top_logprobs or 0
     match request.response_format:
@@ -218,6 +215,7 @@ def _fill_sampling(message: thinker_pb2.SamplingParameters, request: ChatComplet
             message.json_object = True
         case JsonSchemaFormat(json_schema=schema):
             message.json_schema = json.dumps(schema.json_schema, ensure_ascii=False)
+    return message
 
 
 def _fill_tools(start: thinker_pb2.GenerateStart, request: ChatCompletionRequest) -> None:
@@ -244,7 +242,7 @@ async def _attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]
 
 
 async def load_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
-    """Fetches and checks the files. Raises ApiError: 400 naming the first part at fault."""
+    """Fetches and checks the files. Raises ApiError: 400 naming the first part at fault; 504, too slow."""
     settings = gateway.settings
     if len(pending) > settings.media_max_parts:
         reason = f"the request has {len(pending)} media parts; at most {settings.media_max_parts} are allowed"
@@ -265,8 +263,14 @@ async def load_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
         except MediaError as error:
             return invalid(item.field, str(error), "invalid_media")
 
+    try:
+        async with asyncio.timeout(settings.request_timeout_s):
+            loaded = await asyncio.gather(*map(load, pending))
+    except TimeoutError:
+        error = DeadlineExceeded(f"the request's media took longer than its {settings.request_timeout_s:g} s")
+        raise from_failure(StageFailure("gateway", error)) from None
     files = []
-    for content in await asyncio.gather(*map(load, pending)):
+    for content in loaded:
         if isinstance(content, ApiError):
             raise content
         files.append(content)

@@ -20,6 +20,7 @@ from services.common.rpc.errors import QueueFull
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status, for the log
 DONE = b"data: [DONE]\n\n"  # ends a stream of a chat
+LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error that ends its stream
 
 
 async def admitted(http: Request) -> AsyncIterator[Gateway]:

@@ -21,10 +21,15 @@ class RefusalPart(Strict):
     refusal: str
 
 
-class ImageUrl(Strict):
-    """https, http or data URL of an image."""
+class MediaUrl(Strict):
+    """https, http or data URL."""
 
     url: str = Field(min_length=1)
+
+
+class ImageUrl(MediaUrl):
+    """https, http or data URL of an image."""
+
     detail: Literal["auto", "low", "high"] | None = Field(
         default=None, description="accepted; the model scales by itself"
     )
@@ -49,12 +54,6 @@ class InputAudioPart(Strict):
 
     type: Literal["input_audio"]
     input_audio: InputAudio
-
-
-class MediaUrl(Strict):
-    """https, http or data URL."""
-
-    url: str = Field(min_length=1)
 
 
 class AudioUrlPart(Strict):

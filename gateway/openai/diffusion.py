@@ -1,6 +1,8 @@
 """Bodies of requests for images, videos and audio, and checks against the model's facts."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -64,19 +66,19 @@ class DiffusionRequest(Strict):
         Raises:
             ApiError: 400 naming the member that the model cannot follow.
         """
-        start = dit_pb2.DitStart(prompt=self.prompt, count=1, progress_interval_ms=PROGRESS_INTERVAL_MS)
-        if self.negative_prompt is not None:
-            if not info.negative_prompt:
-                raise invalid("negative_prompt", "this model takes none; leave it out")
-            start.negative_prompt = self.negative_prompt
-        if self.num_inference_steps is not None:
-            if self.num_inference_steps > info.max_inference_steps:
-                raise invalid("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
-            start.num_inference_steps = self.num_inference_steps
-        if self.guidance_scale is not None:
-            start.guidance_scale = self.guidance_scale
-        if self.seed is not None:
-            start.seed = self.seed
+        if self.negative_prompt is not None and not info.negative_prompt:
+            raise invalid("negative_prompt", "this model takes none; leave it out")
+        if self.num_inference_steps is not None and self.num_inference_steps > info.max_inference_steps:
+            raise invalid("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
+        start = dit_pb2.DitStart(
+            prompt=self.prompt,
+            count=1,
+            progress_interval_ms=PROGRESS_INTERVAL_MS,
+            negative_prompt=self.negative_prompt,
+            num_inference_steps=self.num_inference_steps,
+            guidance_scale=self.guidance_scale,
+            seed=self.seed,
+        )
         for name, weight in (self.lora or {}).items():
             if name not in info.loras:
                 known = ", ".join(info.loras) or "none"
@@ -150,6 +152,15 @@ def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiErr
             field = re.sub(pattern, replacement, field)
         error = InvalidInput(field, error.reason)
     return from_failure(StageFailure(stage.kind, error))
+
+
+@contextmanager
+def told_of(stage: Stage) -> Iterator[None]:
+    """Makes the stage's errors what the client hears of them. Raises ApiError."""
+    try:
+        yield
+    except StageError as error:
+        raise from_stage(stage, error) from error
 
 
 _BEST = 100

@@ -19,6 +19,7 @@ Model = TypeVar("Model", bound=BaseModel)
 _LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
 _MAX_FIELDS = 1000
 _MAX_FIELD_BYTES = 1024 * 1024
+_JSON_FIELDS = {"lora", "quartet", "input_reference"}
 _NAME = re.compile(r"(?P<field>[^\[\]]+)(\[(?P<key>[^\[\]]*)\])?")
 
 
@@ -44,19 +45,34 @@ async def read_json(http: Request, model: type[Model], limit_s: float) -> Model:
             return await asyncio.to_thread(model.model_validate_json, body)
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise from_validation(error) from None
+        raise _from_validation(error) from None
 
 
 async def read_form(
-    http: Request, limit_s: float, max_files: int, json_fields: frozenset[str]
-) -> tuple[dict[str, Any], dict[str, list[bytes]]]:
-    """(fields, files) of a form. Fields are texts, but `lora[x]` makes {"lora": {"x": ...}}, and `a[]` a list; those
-    named in `json_fields` may be JSON. Files are listed by name, `image[]` as `image`.
+    http: Request, model: type[Model], limit_s: float, file_names: set[str], max_files: int
+) -> tuple[Model, dict[str, list[bytes]]]:
+    """(the fields as a `model`, files) of a form. Fields are texts, but `lora[x]` makes {"lora": {"x": ...}}, and `a[]`
+    a list; some may be JSON. Files are listed by name, `image[]` as `image`; their names are in `file_names`.
 
     Raises:
-        ApiError: 400 if it is no form, or naming a field that is there twice or nested without end; 408 after
-            `limit_s` seconds.
+        ApiError: 400 if it is no form, or naming the field at fault; 408 after `limit_s` seconds.
     """
+    fields, files = await _read_parts(http, limit_s, max_files)
+    request = validated(model, fields, strict=False)  # a form has texts only
+    if unknown := [name for name in files if name not in file_names]:
+        raise invalid(unknown[0], "unknown parameter", "unknown_parameter")
+    return request, files
+
+
+def validated(model: type[Model], members: dict[str, Any], strict: bool | None = None) -> Model:
+    """The members as a `model`. Raises ApiError: 400 naming the member at fault."""
+    try:
+        return model.model_validate(members, strict=strict)
+    except ValidationError as error:
+        raise _from_validation(error) from None
+
+
+async def _read_parts(http: Request, limit_s: float, max_files: int) -> tuple[dict[str, Any], dict[str, list[bytes]]]:
     fields: dict[str, Any] = {}
     files: dict[str, list[bytes]] = {}
     try:
@@ -71,7 +87,7 @@ async def read_form(
             if isinstance(value, UploadFile):
                 files.setdefault(name.removesuffix("[]"), []).append(await value.read())
             else:
-                _put(fields, name, _parsed(name, value) if name in json_fields else value)
+                _put(fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
     finally:
         await form.close()
     return fields, files
@@ -118,7 +134,7 @@ _TAGS_AFTER_INDEX = {
 _FORMAT_TAGS = {"text", "json_object", "json_schema"}
 
 
-def from_validation(errors: ValidationError) -> ApiError:
+def _from_validation(errors: ValidationError) -> ApiError:
     """The 400 for pydantic's errors about a request: the first of them, or a misspelt field that causes others."""
     error = first_error(errors)
     if error["type"] == "json_invalid":

@@ -2,12 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from gateway.errors import ApiError, invalid
@@ -16,9 +15,8 @@ from gateway.openai.chat_requests import Pending, last_user_message, load_media,
 from gateway.openai.connection import DONE, sse
 from gateway.openai.content import ImagePart, TextPart
 from gateway.openai.diffusion import ImageOptions, ImageRequest
-from gateway.openai.forms import from_validation
+from gateway.openai.forms import validated
 from gateway.openai.image_generation import (
-    Event,
     FinishedImage,
     ImageGeneration,
     Upload,
@@ -60,11 +58,8 @@ class ImageChat:
     async def whole(self) -> Response:
         """The response in one piece. Raises ApiError."""
         pictures = await self._pictures()
-        parts: dict[int, dict[str, Any]] = {}
-        async with aclosing(self._events(pictures)) as events:
-            async for event in events:
-                if isinstance(event, FinishedImage):
-                    parts[event.output] = await self._part(event)
+        async with aclosing(self._parts(pictures)) as made:
+            parts = {i: part async for i, part in made}
         choices = [
             {
                 "index": i,
@@ -80,14 +75,13 @@ class ImageChat:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""
         pictures = await self._pictures()
-        made = []
-        async with aclosing(self._events(pictures)) as events:
-            async for event in events:
-                if isinstance(event, FinishedImage):
-                    made.append(event.output)
-                    delta = {"role": "assistant", "content": [await self._part(event)]}
-                    yield await asyncio.to_thread(sse, self._chunk(event.output, delta, None))
-        for i in sorted(made):
+        indices = []
+        async with aclosing(self._parts(pictures)) as made:
+            async for i, part in made:
+                indices.append(i)
+                delta = {"role": "assistant", "content": [part]}
+                yield await asyncio.to_thread(sse, self._chunk(i, delta, None))
+        for i in sorted(indices):
             yield sse(self._chunk(i, {}, "stop") | {"quartet": pictures.quartet()})
         yield DONE
 
@@ -97,10 +91,7 @@ class ImageChat:
 
     async def _part(self, picture: FinishedImage) -> dict[str, Any]:
         file_format = self._options.file_format
-        try:
-            file = await asyncio.to_thread(to_base64, picture.pixels, file_format, self._options.file_quality)
-        except ApiError as error:
-            raise self._in_chat_terms(error) from None
+        file = await asyncio.to_thread(to_base64, picture.pixels, file_format, self._options.file_quality)
         return {"type": "image_url", "image_url": {"url": f"data:image/{file_format};base64,{file}"}}
 
     async def _pictures(self) -> ImageGeneration:
@@ -110,44 +101,37 @@ class ImageChat:
             raise invalid("modalities", 'this model answers with images: use ["image"]')
         prompt, images = self._last_message()
         info = image_facts(self._stage, edits=bool(images))
-        options = self._options.model_dump(exclude_none=True)
-        try:
-            start = ImageRequest(prompt=prompt, n=request.n, seed=request.seed, **options).image_start(info)
-        except ValidationError as error:
-            raise self._in_chat_terms(from_validation(error)) from None
-        except ApiError as error:
-            raise self._in_chat_terms(error) from None
+        members = {"prompt": prompt, "n": request.n, "seed": request.seed}
+        with self._in_chat_terms():
+            start = validated(ImageRequest, members | self._options.model_dump(exclude_none=True)).image_start(info)
         if len(images) > info.max_images:
             reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
             raise invalid(images[info.max_images].field, reason)
-        limit_s = self._gateway.settings.request_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                files = await load_media(self._gateway, images)
-        except TimeoutError:
-            message = f"the request's media took longer than its {limit_s:g} s"
-            raise ApiError(504, message, None, "deadline_exceeded", "timeout_error") from None
+        files = await load_media(self._gateway, images)
         uploads = [Upload(image.field, file) for image, file in zip(images, files, strict=True)]
         await check_together(self._gateway, uploads)
         start.request_id = self._request_id
         return ImageGeneration(self._stage, start, uploads, None, self._deadline, self._log)
 
-    async def _events(self, pictures: ImageGeneration) -> AsyncGenerator[Event, None]:
-        try:
+    async def _parts(self, pictures: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+        """(index, content part) of each picture, as they are finished. Raises ApiError."""
+        with self._in_chat_terms():
             async with aclosing(pictures.events()) as events:
                 async for event in events:
-                    yield event
-        except ApiError as error:
-            raise self._in_chat_terms(error) from error
+                    if isinstance(event, FinishedImage):
+                        yield event.output, await self._part(event)
 
-    def _in_chat_terms(self, error: ApiError) -> ApiError:
-        """A refusal with the names of this endpoint's members."""
-        param = error.param
-        if param is None or param in _OWN_NAME or param.startswith("messages"):
-            return error
-        error.param = self._asked_in if param == "prompt" else f"quartet.dit.{param}"
-        error.message = error.param + error.message.removeprefix(param)
-        return error
+    @contextmanager
+    def _in_chat_terms(self) -> Iterator[None]:
+        """Gives refusals the names of this endpoint's members. Raises ApiError."""
+        try:
+            yield
+        except ApiError as error:
+            param = error.param
+            if param is not None and param not in _OWN_NAME and not param.startswith("messages"):
+                error.param = self._asked_in if param == "prompt" else f"quartet.dit.{param}"
+                error.message = error.param + error.message.removeprefix(param)
+            raise
 
     def _last_message(self) -> tuple[str, list[Pending]]:
         """Text and images of the user's last message."""

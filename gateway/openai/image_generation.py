@@ -17,11 +17,11 @@ from gateway.media.check import check, image_pixels
 from gateway.media.encode import IMAGE_MAX_SIDE_PIXELS, ImageFormat, encode_image
 from gateway.media.fetch import MediaError
 from gateway.openai.answer import timings
-from gateway.openai.diffusion import check_side, from_stage, require_info
+from gateway.openai.diffusion import check_side, require_info, told_of
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.rpc.errors import InternalError, StageError
+from services.common.rpc.errors import InternalError
 
 
 @dataclass(frozen=True)
@@ -88,39 +88,32 @@ class ImageGeneration:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """What happens, as it does. Closing the generator cancels the stage's call. Raises ApiError."""
-        try:
-            async with aclosing(self._events()) as events:
-                async for event in events:
-                    yield event
-        except StageError as error:
-            raise from_stage(self._stage, error) from error
-
-    async def _events(self) -> AsyncGenerator[Event, None]:
         outputs: dict[int, Pieces] = {}
         made = 0
         left_s = max(0.001, self._deadline - time.monotonic())
-        async with aclosing(generate(self._stage, self._start, self._files, left_s)) as responses:
-            async for response in responses:
-                match response.WhichOneof("message"):
-                    case "started":
-                        self.started = response.started
-                        self._log |= {"seed": self.started.seed, "steps": self.started.num_inference_steps}
-                    case "progress":
-                        yield response.progress
-                    case "preview":
-                        preview = response.preview
-                        yield Preview(preview.output, preview.index, _picture(to_numpy(preview.pixels)))
-                    case "piece":
-                        index = response.piece.output
-                        pieces = outputs.setdefault(index, Pieces())
-                        pieces.add(response.piece)
-                        if pieces.complete:
-                            yield FinishedImage(index, _picture(await asyncio.to_thread(outputs.pop(index).array)))
-                            made += 1
-                    case "summary":
-                        self.summary = response.summary
-        if made != self._start.count:
-            raise InternalError(f"the stage made {made} of {self._start.count} pictures")
+        with told_of(self._stage):
+            async with aclosing(generate(self._stage, self._start, self._files, left_s)) as responses:
+                async for response in responses:
+                    match response.WhichOneof("message"):
+                        case "started":
+                            self.started = response.started
+                            self._log |= {"seed": self.started.seed, "steps": self.started.num_inference_steps}
+                        case "progress":
+                            yield response.progress
+                        case "preview":
+                            preview = response.preview
+                            yield Preview(preview.output, preview.index, _picture(to_numpy(preview.pixels)))
+                        case "piece":
+                            index = response.piece.output
+                            pieces = outputs.setdefault(index, Pieces())
+                            pieces.add(response.piece)
+                            if pieces.complete:
+                                yield FinishedImage(index, _picture(await asyncio.to_thread(outputs.pop(index).array)))
+                                made += 1
+                        case "summary":
+                            self.summary = response.summary
+            if made != self._start.count:
+                raise InternalError(f"the stage made {made} of {self._start.count} pictures")
         metrics.IMAGES.inc(made)
 
     def quartet(self) -> dict[str, Any]:
@@ -182,8 +175,3 @@ def to_base64(pixels: np.ndarray, file_format: ImageFormat, quality: int) -> str
     height, width, _ = pixels.shape
     check_side(width, height, file_format, IMAGE_MAX_SIDE_PIXELS[file_format])
     return base64.b64encode(encode_image(pixels, file_format, quality)).decode()
-
-
-def size_of(pixels: np.ndarray) -> str:
-    """ "WIDTHxHEIGHT"."""
-    return f"{pixels.shape[1]}x{pixels.shape[0]}"

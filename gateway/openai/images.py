@@ -9,14 +9,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
-from gateway.openai.connection import EventStream, admitted, sse, while_connected
+from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.openai.diffusion import ImageRequest
-from gateway.openai.forms import FILE, from_validation, is_form, page, read_form, read_json
+from gateway.openai.forms import FILE, is_form, page, read_form, read_json
 from gateway.openai.image_generation import (
     FinishedImage,
     ImageGeneration,
@@ -24,7 +23,6 @@ from gateway.openai.image_generation import (
     Upload,
     check_uploads,
     image_facts,
-    size_of,
     to_base64,
 )
 
@@ -39,8 +37,6 @@ _EDIT_OPENAPI = page(
     {"image": {"type": "array", "items": FILE, "description": "also as image[]"}, "mask": FILE},
 )
 
-_JSON_FIELDS = frozenset({"lora", "quartet"})
-_LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error that ends its stream
 Kind = Literal["image_generation", "image_edit"]
 
 
@@ -59,14 +55,9 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
     deadline = time.monotonic() + limit_s
     if not is_form(http):
         raise ApiError(400, "the body must be multipart/form-data: pictures are sent as files", None, "invalid_form")
-    fields, files = await read_form(http, limit_s, gateway.settings.media_max_parts + 1, _JSON_FIELDS)
-    try:
-        request = ImageRequest.model_validate(fields, strict=False)  # a form has texts only
-    except ValidationError as error:
-        raise from_validation(error) from None
-    images, masks = files.pop("image", []), files.pop("mask", [])
-    if files:
-        raise invalid(next(iter(files)), "unknown parameter", "unknown_parameter")
+    most = gateway.settings.media_max_parts + 1
+    request, files = await read_form(http, ImageRequest, limit_s, {"image", "mask"}, most)
+    images, masks = files.get("image", []), files.get("mask", [])
     if not images:
         raise invalid("image", "required, but missing: send it as a file", "missing_required_parameter")
     if len(masks) > 1:
@@ -98,7 +89,7 @@ async def _respond(
     pictures = ImageGeneration(stage, start, images, mask, deadline, http.state.log)
     answer = ImageAnswer(pictures, request, "image_edit" if images else "image_generation")
     if request.stream:
-        return EventStream(answer.stream(), max(0.0, deadline - time.monotonic()) + _LAST_WORD_S)
+        return EventStream(answer.stream(), max(0.0, deadline - time.monotonic()) + LAST_WORD_S)
     return await while_connected(http.receive, answer.whole())
 
 
@@ -172,7 +163,7 @@ class ImageAnswer:
             "background": "opaque",
             "output_format": self._request.file_format,
             "quality": "auto",
-            "size": size_of(pixels),
+            "size": f"{pixels.shape[1]}x{pixels.shape[0]}",
         }
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse, JSONResponse
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from starlette.responses import Response
 
 from gateway.access.keys import ApiKey, Place
@@ -19,7 +19,7 @@ from gateway.media.encode import VIDEO_MAX_SIDE_PIXELS
 from gateway.media.fetch import MediaError
 from gateway.openai.connection import admitted
 from gateway.openai.diffusion import DiffusionRequest, fill_size, from_stage, require_info
-from gateway.openai.forms import FILE, from_validation, is_form, page, read_form, read_json
+from gateway.openai.forms import FILE, is_form, page, read_form, read_json
 from gateway.openai.image_generation import Upload, check_uploads
 from gateway.pipeline.job import StageFailure
 from gateway.pipeline.stage import Stage
@@ -32,7 +32,6 @@ from services.common.rpc.errors import StageError
 router = APIRouter(tags=["videos"])
 
 _TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
-_JSON_FIELDS = frozenset({"lora", "input_reference"})
 _POLL_AFTER = {"openai-poll-after-ms": "1000"}  # OpenAI's clients wait so long before they ask again
 _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 
@@ -263,17 +262,10 @@ async def _read(http: Request, gateway: Gateway) -> tuple[VideoRequest, bytes | 
     limit_s = gateway.settings.request_timeout_s
     if not is_form(http):
         return await read_json(http, VideoRequest, limit_s), None
-    fields, files = await read_form(http, limit_s, max_files=1, json_fields=_JSON_FIELDS)
-    try:
-        request = VideoRequest.model_validate(fields, strict=False)  # a form has texts only
-    except ValidationError as error:
-        raise from_validation(error) from None
-    pictures = files.pop("input_reference", [])
-    if files:
-        raise invalid(next(iter(files)), "unknown parameter", "unknown_parameter")
-    if pictures and request.input_reference is not None:
+    request, files = await read_form(http, VideoRequest, limit_s, {"input_reference"}, max_files=1)
+    if files and request.input_reference is not None:
         raise invalid("input_reference", "is in the form twice")
-    return request, pictures[0] if pictures else None
+    return request, files["input_reference"][0] if files else None
 
 
 async def _fetch(gateway: Gateway, url: str) -> bytes:

@@ -5,6 +5,7 @@ import math
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from copy import deepcopy
 from typing import Any
 
 import grpc
@@ -98,8 +99,7 @@ def open_encoding(
     # Not the request's id: an encoder may still be ending the attempt before.
     stream_id = f"{start.request_id}-{secrets.token_hex(4)}"
     start.source.CopyFrom(encoder.source(stream_id))
-    request = dit_pb2.DitStart()
-    request.CopyFrom(start)
+    request = deepcopy(start)
     request.ClearField("source")
     encode = encoder_pb2.EncodeStart(request=request, output_stream_id=stream_id)
     return Encoding(encoder, encode, media, timeout_s)
@@ -158,8 +158,7 @@ async def _attempt(
 ) -> AsyncGenerator[dit_pb2.DitServiceGenerateResponse, None]:
     """The responses of one replica, which reads from the one of the encoder if there is one in `leases`."""
     dit, *encoders = leases
-    announced = dit_pb2.DitStart()
-    announced.CopyFrom(start)
+    announced = deepcopy(start)
     parts = [*announced.images, *([announced.mask] if announced.HasField("mask") else [])]
     for part, file in zip(parts, media, strict=True):
         part.kind, part.size_bytes = media_pb2.MEDIA_KIND_IMAGE, len(file)

@@ -36,7 +36,6 @@ class StageKind:
         streamed_request: type of the call's requests where there are several, the start message and then files; None
             where the start message is the only one.
         reads: kinds that its `source` may name.
-        needs_source: whether it always has a source.
         makes: the outputs that can come from it.
         is_model: whether clients ask for its model by name.
         is_diffusion: whether its checkpoint is one of diffusers.
@@ -50,7 +49,6 @@ class StageKind:
     method: str
     streamed_request: Callable[..., Any] | None = None
     reads: tuple[str, ...] = ()
-    needs_source: bool = False
     makes: tuple[Output, ...] = ()
     is_model: bool = False
     is_diffusion: bool = False
@@ -106,7 +104,6 @@ KINDS = {
             code2wav_pb2_grpc.Code2WavServiceStub,
             "Decode",
             reads=("talker",),
-            needs_source=True,
             makes=("speech",),
             shares_checkpoint=True,
         ),

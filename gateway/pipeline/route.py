@@ -14,7 +14,7 @@ from gateway.pipeline.stage import Stage
 from services.common.rpc.errors import NotFound, RequestCancelled, StageError, Unavailable
 
 # What a request hears, from one stage or another, when a replica is lost or drains.
-_LOST = (Unavailable, NotFound, RequestCancelled)
+LOST = (Unavailable, NotFound, RequestCancelled)
 _CHECK_TIMEOUT_S = 1.0
 
 log = structlog.get_logger()
@@ -86,7 +86,7 @@ class Route:
         replica of it was lost or takes no more requests, and there is another. Called when the leases have ended.
         """
         suspects = [lease for lease in self._leases if lease.suspect]
-        if self._retried or not isinstance(error, _LOST):
+        if self._retried or not isinstance(error, LOST):
             return False
         if not any(replica.serving for lease in suspects for replica in _others(lease)):
             return False

@@ -11,18 +11,15 @@ from gateway.pipeline.balance import prompt_key
 from gateway.pipeline.job import AudioDelta, Event, Finished, Job, PromptRead, StageFailure, TextDelta
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.pipeline import Pipeline
-from gateway.pipeline.route import Lease, Route
+from gateway.pipeline.route import LOST, Lease, Route
 from quartet.v1 import tensor_pb2, thinker_pb2
 from services.common.rpc.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidInput,
-    NotFound,
     QueueFull,
-    RequestCancelled,
     StageError,
     StageLost,
-    Unavailable,
 )
 
 # Events that may wait for a slow client. Beyond, the stages' streams are not read, which slows the stages down.
@@ -32,8 +29,7 @@ _DEADLINE_MARGIN_S = 0.5
 # When one stage fails, its neighbours fail too, and their errors may arrive first. So the kind of error decides which
 # is the root: what a stage says of the request itself comes before what it says of a lost neighbour. A stage that is
 # gone is a root whoever tells: StageLost names it.
-_ROOT_FIRST = (InvalidInput, QueueFull, DeadlineExceeded, InternalError, Unavailable, NotFound, RequestCancelled)
-_ECHOES = (Unavailable, NotFound, RequestCancelled)
+_ROOT_FIRST = (InvalidInput, QueueFull, DeadlineExceeded, InternalError, *LOST)
 ECHO_GRACE_S = 0.25
 
 Queue = asyncio.Queue[tuple[int, Event]]
@@ -228,7 +224,7 @@ def _failures(tasks: Sequence[asyncio.Future[Any]]) -> list[StageFailure]:
 
 
 def _may_be_echo(failure: StageFailure) -> bool:
-    return isinstance(failure.error, _ECHOES) and not isinstance(failure.error, StageLost)
+    return isinstance(failure.error, LOST) and not isinstance(failure.error, StageLost)
 
 
 def _rank(failure: StageFailure) -> int:

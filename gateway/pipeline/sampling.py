@@ -1,11 +1,10 @@
 """Sampling parameters of the stages, with their ranges: defaults in a pipeline's YAML, values in a request."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from gateway.strict import Strict
-from quartet.v1 import talker_pb2, thinker_pb2
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Probability = Annotated[float, Field(gt=0, le=1)]
@@ -13,7 +12,14 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 MAX_SEED = 2**63 - 1 - 128  # n answers use seed .. seed + n - 1, and those are 64-bit too
 
 
-class ThinkerSampling(Strict):
+class _Sampling(Strict):
+    def over(self, defaults: "_Sampling") -> dict[str, Any]:
+        """The parameters that are set here, or else in `defaults`; those of `defaults`' type alone."""
+        own = self.model_dump(include=set(type(defaults).model_fields), exclude_none=True)
+        return defaults.model_dump(exclude_none=True) | own
+
+
+class ThinkerSampling(_Sampling):
     """How text is sampled. None means: as the pipeline says, else as the checkpoint says."""
 
     temperature: Temperature | None = Field(default=None, description="0 is greedy")
@@ -37,20 +43,8 @@ class ThinkerSampling(Strict):
         default=None, description="token ids that end the answer"
     )
 
-    def fill(self, message: thinker_pb2.SamplingParameters, defaults: "ThinkerSampling") -> None:
-        """Writes what is set here, or else in `defaults`, into `message`."""
-        for name in ThinkerSampling.model_fields:
-            value = getattr(self, name)
-            value = getattr(defaults, name) if value is None else value
-            if value is None:
-                continue
-            if name == "stop_token_ids":
-                message.stop_token_ids.extend(value)
-            else:
-                setattr(message, name, value)
 
-
-class TalkerSampling(Strict):
+class TalkerSampling(_Sampling):
     """How codec frames are sampled. None means: as the pipeline says, else as the checkpoint says."""
 
     temperature: Temperature | None = Field(default=None, description="0 is greedy for talker and code predictor")
@@ -62,8 +56,3 @@ class TalkerSampling(Strict):
     predictor_temperature: Temperature | None = Field(default=None, description="of code groups 1 and up")
     predictor_top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(default=None, description="0 keeps all")
     predictor_top_p: Probability | None = None
-
-    def to_message(self, defaults: "TalkerSampling") -> talker_pb2.TalkerSampling:
-        """The message with what is set here, or else in `defaults`."""
-        values = defaults.model_dump(exclude_none=True) | self.model_dump(exclude_none=True)
-        return talker_pb2.TalkerSampling(**values)

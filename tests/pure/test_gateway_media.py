@@ -90,7 +90,7 @@ async def test_every_address_of_a_name_is_checked(monkeypatch):
         return [(None, None, None, None, (answer, port)) for answer in ("8.8.8.8", "10.0.0.1")]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolver)
-    with pytest.raises(fetch.ForbiddenAddress):
+    with pytest.raises(fetch.MediaError):
         await fetch.resolve("mixed.example", 80, private_allowed=False)
 
 

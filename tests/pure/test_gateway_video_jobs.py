@@ -12,7 +12,7 @@ from gateway.openai.videos import explain
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
-from gateway.video_jobs import Limits, VideoJobs
+from gateway.video_jobs import VideoJobs
 from gateway.video_store import StoreError, VideoStore
 from gateway.video_store import Video as StoredVideo
 from quartet.v1 import dit_pb2
@@ -82,7 +82,8 @@ class SlowStore(VideoStore):
 async def test_a_video_deleted_while_it_is_taken_on(tmp_path):
     video = StoredVideo("video_1", MODEL, "a boat", "queued", 0, int(time.time()), 64, 48, 9, FPS)
     away = Stage("dit", load_pipeline(PIPELINE, {"dit": "127.0.0.1:9"}).stages["dit"])
-    async with SlowStore(tmp_path, 60) as store, VideoJobs(store, Limits(1, 1, 60, 1), explain) as jobs:
+    settings = GatewaySettings(pipeline=PIPELINE, max_running_videos=1, max_queued_videos=1, drain_timeout_s=1)
+    async with SlowStore(tmp_path, 60) as store, VideoJobs(store, settings, explain) as jobs:
         submitting = asyncio.create_task(jobs.submit(video, away, dit_pb2.DitStart(request_id=video.id), None))
         await store.added.wait()
         assert await jobs.delete(video.id)
