@@ -133,7 +133,7 @@ async def test_size_time_type_and_status():
         ]:
             with pytest.raises(MediaError, match=says):
                 await get(origin + path, **limits)
-        with pytest.raises(MediaError, match="longer than the 0.5 s"):
+        with pytest.raises(MediaError, match=r"longer than the 0\.5 s"):
             await get(f"{origin}/slow", **limits, media_fetch_timeout_s=0.5)
         assert await get(f"{origin}/octets", **limits) == b"abc"
 
