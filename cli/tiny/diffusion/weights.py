@@ -70,7 +70,7 @@ def _fill(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 def _set_contrast(pipeline: DiffusionPipeline) -> None:
     """Scales the decoder's last convolution so that decoded noise has the standard deviation `CONTRAST`."""
     vae: Any = pipeline.components["vae"]
-    if isinstance(vae, AutoencoderOobleck):
+    if _makes_sound(vae):
         last, gain, wanted = vae.decoder.conv2, vae.decoder.conv2.weight_g, LOUDNESS
     else:
         last, gain, wanted = vae.decoder.conv_out, vae.decoder.conv_out.weight, CONTRAST
@@ -81,10 +81,14 @@ def _set_contrast(pipeline: DiffusionPipeline) -> None:
     gain.mul_(wanted / vae.decode(_latents(vae)).sample.std())
 
 
+def _makes_sound(vae: Any) -> bool:
+    return isinstance(vae, AutoencoderOobleck)
+
+
 def _latents(vae: Any) -> torch.Tensor:
     """Noise, scaled as the pipelines scale latents before they decode them."""
     config = vae.config
-    if isinstance(vae, AutoencoderOobleck):
+    if _makes_sound(vae):
         return torch.randn(1, config.decoder_input_channels, 32)
     if "z_dim" in config:  # a video's
         latents = torch.randn(1, config.z_dim, 1 if isinstance(vae, AutoencoderKLQwenImage) else 3, 16, 16)
