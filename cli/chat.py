@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from cli.http import check, connect, events, unreachable
+from cli.http import check, connect, events
 
 
 @dataclass
@@ -57,19 +55,16 @@ def ask(
         ApiError: the server cannot be reached, refused, or broke off.
     """
     answer = Answer()
-    try:
-        with connect(url, api_key) as client:
-            model = check(client.get("/v1/models")).json()["data"][0]
-            answer.sample_rate_hz = model["quartet"]["sample_rate_hz"]
-            body = {"model": model["id"], "messages": [{"role": "user", "content": content}], "stream": True, **options}
-            sent_s = time.perf_counter()
-            with client.stream("POST", "/v1/chat/completions", json=body) as response:
-                for chunk in events(response):
-                    now_ms = (time.perf_counter() - sent_s) * 1000
-                    _add(answer, chunk, now_ms, on_text)
-            answer.total_ms = (time.perf_counter() - sent_s) * 1000
-    except httpx.HTTPError as error:
-        raise unreachable(url, error) from None
+    with connect(url, api_key) as client:
+        model = check(client.get("/v1/models")).json()["data"][0]
+        answer.sample_rate_hz = model["quartet"]["sample_rate_hz"]
+        body = {"model": model["id"], "messages": [{"role": "user", "content": content}], "stream": True, **options}
+        sent_s = time.perf_counter()
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            for chunk in events(response):
+                now_ms = (time.perf_counter() - sent_s) * 1000
+                _add(answer, chunk, now_ms, on_text)
+        answer.total_ms = (time.perf_counter() - sent_s) * 1000
     return answer
 
 

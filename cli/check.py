@@ -126,10 +126,14 @@ def _check_memory(models: Iterable[str]) -> None:
     for model in models:
         needed += sum(file.stat().st_size for file in Path(model).rglob("*.safetensors"))
     if needed > memory_bytes():
-        raise StartError(
-            f"the model needs {needed / GIB:.1f} GiB, this machine has {memory_bytes() / GIB:.1f}: take a larger one, "
-            "or a smaller model"
-        )
+        raise StartError(too_large(needed, memory_bytes()))
+
+
+def too_large(
+    needed: int, there: int, where: str = "this machine", remedy: str = "take a larger one, or a smaller model"
+) -> str:
+    """That a model needs `needed` bytes and `where` has `there`, and what to change."""
+    return f"the model needs {needed / GIB:.1f} GiB, {where} has {there / GIB:.1f}: {remedy}"
 
 
 def memory_bytes() -> int:

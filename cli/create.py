@@ -1,12 +1,13 @@
 """The commands that have a running server make a picture, a video or a sound."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cli.failure import fail
+from cli.terminal import Report, bar, fail
 
 Prompt = Annotated[str, typer.Argument(help="what to make")]
 Url = Annotated[str, typer.Option(help="address of the gateway")]
@@ -48,26 +49,22 @@ def image(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make pictures of a prompt, or of others."""
-    from cli.http import ApiError
-    from cli.pictures import FORMATS, Picture, make_pictures, numbered
-    from cli.progress import bar
+    from cli.generation import IMAGE_FORMATS, Image, make_images
 
-    file_format = _format(out, FORMATS)
+    file_format = _format(out, IMAGE_FORMATS)
     if mask and not image:
         raise typer.BadParameter("needs --image, the picture it is a mask of", param_hint="--mask")
     body = _body(prompt, steps, guidance, negative, seed, lora, n=n, size=size, output_format=file_format)
     written: dict[int, str] = {}
 
-    def write(picture: Picture) -> None:
-        file = numbered(out, picture.output, n)
+    def write(picture: Image) -> None:
+        file = _numbered(out, picture.output, n)
         file.write_bytes(picture.content)
         written[picture.output] = f"wrote {file}: {picture.size}, seed {picture.seed}"
 
     try:
-        with bar("waiting") as report:
-            made = make_pictures(url, body, image or [], mask, write, report, api_key)
-    except (ApiError, OSError) as error:
-        fail(error)
+        with _working("waiting") as report:
+            made = make_images(url, body, image or [], mask, write, report, api_key)
     finally:
         for output in sorted(written):  # also those of a request that failed or was given up
             typer.echo(written[output])
@@ -90,19 +87,14 @@ def video(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a video. Ctrl-C gives it up there, too."""
-    from cli.http import ApiError
-    from cli.progress import bar
-    from cli.videos import make_video
+    from cli.generation import VIDEO_FORMATS, make_video
 
-    _format(out, {".mp4": "mp4"})
+    _format(out, VIDEO_FORMATS)
     if seconds is not None and frames is not None:
         raise typer.BadParameter("says the same as --seconds; give one of the two", param_hint="--frames")
     body = _body(prompt, steps, guidance, negative, seed, lora, seconds=seconds, num_frames=frames, size=size)
-    try:
-        with bar("sending") as report:
-            made = make_video(url, body, image, out, report, api_key)
-    except (ApiError, OSError) as error:
-        fail(error)
+    with _working("sending") as report:
+        made = make_video(url, body, image, out, report, api_key)
     how = made["quartet"]
     length = f"{how['num_frames']} frames, {how['frames_per_second']:g} a second"
     typer.echo(f"wrote {out}: {made['size']}, {length}, seed {how['seed']}")
@@ -121,18 +113,25 @@ def sound(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a sound."""
-    from cli.http import ApiError
-    from cli.progress import bar
-    from cli.sounds import FORMATS, make_sound
+    from cli.generation import AUDIO_FORMATS, make_audio
 
-    response_format = _format(out, FORMATS)
+    response_format = _format(out, AUDIO_FORMATS)
     body = _body(prompt, steps, guidance, negative, seed, lora, response_format=response_format, seconds=seconds)
+    with _working("making the sound"):
+        drawn = make_audio(url, body, out, api_key)
+    typer.echo(f"wrote {out}: seed {drawn}")
+
+
+@contextlib.contextmanager
+def _working(what: str) -> Iterator[Report]:
+    """A bar while a request is answered; the command fails where that does."""
+    from cli.http import ApiError
+
     try:
-        with bar("making the sound"):
-            drawn = make_sound(url, body, out, api_key)
+        with bar(what) as report:
+            yield report
     except (ApiError, OSError) as error:
         fail(error)
-    typer.echo(f"wrote {out}: seed {drawn}")
 
 
 def _body(
@@ -165,6 +164,11 @@ def _format(out: Path, formats: dict[str, Any]) -> str:
     if not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no directory {out.parent}", param_hint="--out")
     return formats[out.suffix.lower()]
+
+
+def _numbered(file: Path, output: int, count: int) -> Path:
+    """The file of one of `count` outputs: a.png, or a-1.png, a-2.png and so on."""
+    return file if count == 1 else file.with_name(f"{file.stem}-{output + 1}{file.suffix}")
 
 
 def _weights(loras: Iterable[str] | None) -> dict[str, float] | None:

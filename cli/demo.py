@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.chat import Answer, ask, part, write_wav
-from cli.pictures import Made, Picture, make_pictures
+from cli.generation import Image as MadeImage
+from cli.generation import Made, make_images
 from cli.plan import OMNI_DIT_PIPELINE, Options
-from cli.progress import bar
+from cli.terminal import bar
 from cli.tiny import make_checkpoint
 from cli.up import running
 
@@ -79,7 +80,7 @@ def _ask(url: str, seed: int) -> Answer:
     return answer
 
 
-def _make_picture(url: str, seed: int) -> tuple[Picture, Made]:
+def _make_picture(url: str, seed: int) -> tuple[MadeImage, Made]:
     console.print(f"[bold]a picture of {PICTURE_PROMPT!r}[/bold] (a random model paints noise)\n")
     body = {
         "prompt": PICTURE_PROMPT,
@@ -87,9 +88,9 @@ def _make_picture(url: str, seed: int) -> tuple[Picture, Made]:
         "num_inference_steps": PICTURE_STEPS,
         "seed": seed,
     }
-    pictures: list[Picture] = []
+    pictures: list[MadeImage] = []
     with bar("waiting") as report:
-        made = make_pictures(url, body, [], None, pictures.append, report)
+        made = make_images(url, body, [], None, pictures.append, report)
     return pictures[0], made
 
 
@@ -102,7 +103,7 @@ def _check(answer: Answer, facts: dict[str, int]) -> None:
         raise DemoError("the speech is silent")
 
 
-def _check_picture(picture: Picture) -> None:
+def _check_picture(picture: MadeImage) -> None:
     try:
         pixels = np.asarray(Image.open(io.BytesIO(picture.content)).convert("RGB"))
     except OSError as error:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.failure import fail
+from cli.terminal import fail
 
 StageFlags = Annotated[list[str] | None, typer.Option(help="--flag=value for that process; may be repeated")]
 

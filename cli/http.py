@@ -1,5 +1,6 @@
 """What the commands that talk to a running server share: its errors, its streams, its forms."""
 
+import contextlib
 import json
 import mimetypes
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,15 +18,21 @@ class ApiError(Exception):
     """The server cannot be reached, refused, or broke off; the message is the server's where it sent one."""
 
 
-def connect(url: str, api_key: str | None) -> httpx.Client:
-    """A client of the server at `url`, which may ask for a key."""
+@contextlib.contextmanager
+def connect(url: str, api_key: str | None) -> Iterator[httpx.Client]:
+    """A client of the server at `url`, which may ask for a key. Raises ApiError: a request failed on its way."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.Client(base_url=url, timeout=TIMEOUT, headers=headers)
+    with reaching(url), httpx.Client(base_url=url, timeout=TIMEOUT, headers=headers) as client:
+        yield client
 
 
-def unreachable(url: str, error: httpx.HTTPError) -> ApiError:
-    """For a request to `url` that failed on its way."""
-    return ApiError(f"{url}: {error or type(error).__name__}")
+@contextlib.contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """Names `url` where a request fails on its way. Raises ApiError then."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise ApiError(f"{url}: {error or type(error).__name__}") from None
 
 
 def message(body: Mapping[str, Any]) -> str:

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from cli.create import LOCAL, ApiKey, Url, image, sound, video
-from cli.failure import fail
 from cli.hardware import StageFlags, budget, doctor
+from cli.terminal import fail
 from cli.tiny import ARCHS, make_checkpoint
 
+Media = Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Quartet: omni-modal models as gRPC stages.")
 
 
@@ -105,9 +106,9 @@ def up(
 def chat(
     question: Annotated[str, typer.Argument(help="what to ask")],
     url: Url = LOCAL,
-    image: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")] = None,
-    audio: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")] = None,
-    video: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")] = None,
+    image: Media = None,
+    audio: Media = None,
+    video: Media = None,
     voice: Annotated[str | None, typer.Option(help="one of the model's voices")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="most tokens of the answer")] = None,
     out: Annotated[Path | None, typer.Option(help="WAV file for the spoken answer; none: text only")] = None,
@@ -145,7 +146,7 @@ for command in (image, video, sound, budget, doctor):
 @app.command()
 def top(
     run_dir: Annotated[Path | None, typer.Option(help="the --run-dir of a running `quartet up`")] = None,
-    url: Annotated[str, typer.Option(help="address of the gateway, without --run-dir")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="address of the gateway, without --run-dir")] = LOCAL,
     metrics: Annotated[
         list[str] | None, typer.Option(help="NAME=URL of a process's metrics, beside --url; may be repeated")
     ] = None,

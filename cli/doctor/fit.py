@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.budget import CONTEXT_BYTES, GIB, Budget, Demand, Layout, best, share_lines, share_out, up_flags
-from cli.check import HOST_BYTES
+from cli.check import HOST_BYTES, too_large
 from cli.doctor.judge import Finding, place
 from cli.doctor.machine import Machine
 from cli.plan import is_diffusion
@@ -52,7 +52,7 @@ def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
 
 def _omni(machine: Machine, settings: Mapping[str, Any], sizes: Sizes) -> Fit:
     """Thinker, talker and code2wav on GPUs, of which the smallest counts."""
-    gpu_bytes = min(accelerator.memory_bytes for accelerator in machine.accelerators)
+    gpu_bytes = min(device.accelerator.memory_bytes for device in machine.devices)
     thinker, talker = settings["thinker"], settings.get("talker")
     demand = Demand(context_tokens=thinker.max_context_tokens or LEAST_CONTEXT_TOKENS)
     if talker is not None:
@@ -100,9 +100,8 @@ def _thinker_share(budget: Budget, thinker: Any) -> Iterator[Finding]:
 
 def _host(machine: Machine, weights: Mapping[str, int]) -> Fit:
     """All on the CPU."""
-    needed = sum(weights.values()) + HOST_BYTES
-    told = ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in weights.items())
-    return (f"weights: {told}",), tuple(_too_much("this machine", needed, machine.memory_bytes))
+    needed, there = sum(weights.values()) + HOST_BYTES, machine.memory_bytes
+    return (_weights_line(weights),), (Finding(too_large(needed, there)),) if needed > there else ()
 
 
 def _dit(machine: Machine, settings: Any, folder: Path) -> Fit:
@@ -112,16 +111,13 @@ def _dit(machine: Machine, settings: Any, folder: Path) -> Fit:
     device, accelerator = place(machine, settings.device)
     if accelerator is None:
         return _host(machine, weights)
-    told = ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in weights.items())
     if settings.quantization != "none" or settings.offload in ("group", "sequential"):
-        return (f"weights: {told}; on the device only what the settings leave there",), ()
-    there = max(weights.values()) if settings.offload == "model" else sum(weights.values())
-    needed = there + CONTEXT_BYTES + DIT_STEP_BYTES
-    return (f"weights: {told}",), tuple(_too_much(device, needed, accelerator.memory_bytes))
+        return (f"{_weights_line(weights)}; on the device only what the settings leave there",), ()
+    resident = max(weights.values()) if settings.offload == "model" else sum(weights.values())
+    needed, there = resident + CONTEXT_BYTES + DIT_STEP_BYTES, accelerator.memory_bytes
+    lack = too_large(needed, there, device, "--offload=model, or another GPU")
+    return (_weights_line(weights),), (Finding(lack),) if needed > there else ()
 
 
-def _too_much(where: str, needed: int, there: int) -> list[Finding]:
-    if needed <= there:
-        return []
-    remedy = "take a larger one, or a smaller model" if where == "this machine" else "--offload=model, or another GPU"
-    return [Finding(f"the model needs {needed / GIB:.1f} GiB, {where} has {there / GIB:.1f}: {remedy}")]
+def _weights_line(weights: Mapping[str, int]) -> str:
+    return "weights: " + ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in weights.items())

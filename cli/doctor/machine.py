@@ -103,11 +103,6 @@ class Machine:
             misfits=tuple(_misfits()),
         )
 
-    @property
-    def accelerators(self) -> tuple[Accelerator, ...]:
-        """Of the devices."""
-        return tuple(device.accelerator for device in self.devices)
-
 
 def _run(*command: str, library_path: str | None = None) -> str:
     """What a program prints; empty if it is not there or fails."""

@@ -91,14 +91,10 @@ def examine(
 
 def _paths(machine: Machine, stage: str, settings: Any, dtype: str) -> StagePaths:
     """Raises ValueError: there is no such device."""
-    device, accelerator = (_thinker_place if stage == "thinker" else _place)(machine, settings)
+    device, accelerator = _thinker_place(machine, settings) if stage == "thinker" else place(machine, settings.device)
     dtype = dtype if settings.dtype == "auto" else settings.dtype
     choices = import_module(f"services.{stage}.execution").choices(settings, accelerator, dtype)
     return StagePaths(stage, device, dtype, tuple(choices))
-
-
-def _place(machine: Machine, settings: Any) -> tuple[str, Accelerator | None]:
-    return place(machine, settings.device)
 
 
 def _thinker_place(machine: Machine, settings: Any) -> tuple[str, Accelerator | None]:

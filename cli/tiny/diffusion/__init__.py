@@ -6,18 +6,18 @@
 from importlib import import_module
 from pathlib import Path
 
-# Architecture -> module and function that builds its pipeline, `(size: str) -> DiffusionPipeline`.
+# Architecture -> module and function that builds its pipeline, `(size: Size) -> DiffusionPipeline`.
 FAMILIES = {
-    "sd3": ("stable_diffusion", "sd3"),
-    "flux": ("flux", "flux"),
-    "flux2-klein": ("flux2", "klein"),
-    "qwen-image": ("qwen_image", "qwen_image"),
-    "qwen-image-edit": ("qwen_image", "qwen_image_edit"),
-    "z-image": ("z_image", "z_image"),
-    "glm-image": ("glm_image", "glm_image"),
-    "wan": ("wan", "wan"),
-    "wan-i2v": ("wan", "wan_i2v"),
-    "stable-audio": ("stable_audio", "stable_audio"),
+    "sd3": ("image", "sd3"),
+    "flux": ("image", "flux"),
+    "flux2-klein": ("image", "klein"),
+    "qwen-image": ("vision_language", "qwen_image"),
+    "qwen-image-edit": ("vision_language", "qwen_image_edit"),
+    "z-image": ("image", "z_image"),
+    "glm-image": ("vision_language", "glm_image"),
+    "wan": ("video_audio", "wan"),
+    "wan-i2v": ("video_audio", "wan_i2v"),
+    "stable-audio": ("video_audio", "stable_audio"),
 }
 
 
@@ -35,10 +35,11 @@ def write_checkpoint(out: Path, arch: str, size: str) -> None:
     module, function = FAMILIES[arch]
     from diffusers.utils import logging
 
+    from cli.tiny.diffusion.parts import SIZES
     from cli.tiny.diffusion.weights import randomize_pipeline
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    pipeline = getattr(import_module(f"cli.tiny.diffusion.{module}"), function)(size)
+    pipeline = getattr(import_module(f"cli.tiny.diffusion.{module}"), function)(SIZES[size])
     randomize_pipeline(pipeline)
     pipeline.save_pretrained(out)

@@ -1,12 +1,21 @@
-"""The progress bar of the commands that make something."""
+"""What commands say on stderr: how far they are, and that they failed."""
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 Report = Callable[[str, float | None], None]  # (what is being done, share of all that is done: 0 to 1, None: not known)
+_console = Console(stderr=True)
+
+
+def fail(error: Exception, status: int = 1) -> NoReturn:
+    """Prints the error and ends the command with `status`."""
+    _console.print("[bold red]error:[/bold red]", end=" ")
+    _console.print(str(error), highlight=False, markup=False, soft_wrap=True)  # brackets in it are no markup
+    raise typer.Exit(status)
 
 
 @contextlib.contextmanager
@@ -16,9 +25,10 @@ def bar(what: str) -> Iterator[Report]:
     Args:
         what: is being done at first; how much of it is done, nobody knows until the first report.
     """
-    console = Console(stderr=True)
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=_console, transient=True, disable=not _console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
 
         def report(doing: str, share: float | None) -> None:
