@@ -17,8 +17,8 @@ from services.diffusion.model_info import dit_info, warm_up_side
 from services.diffusion.request import check, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.events import Done, Event, Failed
 from services.dit.models import Models
+from services.dit.output import Done, Event, Failed
 from services.dit.parallel_group import Group
 from services.dit.parallel_worker import work
 from services.dit.servicer import DitServicer
