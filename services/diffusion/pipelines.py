@@ -20,12 +20,21 @@ import structlog
 import torch
 from accelerate import init_empty_weights
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.utils import logging as diffusers_logging
 from safetensors import safe_open
+from transformers.utils import logging as transformers_logging
 
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
 from services.diffusion.families import DENOISERS, family_of
 
 log = structlog.get_logger()
+
+
+def silence_libraries() -> None:
+    """Keeps progress bars and chatter of diffusers and transformers out of the log, which is lines."""
+    for library in (diffusers_logging, transformers_logging):
+        library.disable_progress_bar()
+        library.set_verbosity_error()
 
 
 class PipelineStopped(BaseException):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import structlog
 import torch
 from accelerate.hooks import UserCpuOffloadHook
 from accelerate.utils.memory import clear_device_cache
@@ -27,7 +26,12 @@ from services.dit.execution import choices
 from services.dit.parallel import resolve_device
 from services.dit.parallel_group import Group
 
-log = structlog.get_logger()
+_QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
+    "bitsandbytes-8bit": ("bitsandbytes_8bit", {"load_in_8bit": True}),
+    "bitsandbytes-4bit": ("bitsandbytes_4bit", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
+    "torchao-int8": ("torchao", {"quant_type": "int8wo"}),
+    "torchao-float8": ("torchao", {"quant_type": "float8wo"}),
+}
 
 
 class Models(Pipelines):
@@ -54,9 +58,7 @@ class Models(Pipelines):
             if settings.parallel_devices > 1:
                 settings = settings.model_copy(update={"device": resolve_device(settings, rank)})
             super().__init__(load_pipeline(settings, denoisers_only=rank > 0))
-            self.denoisers = [
-                module for name in DENOISERS if (module := getattr(self.pipeline, name, None)) is not None
-            ]
+            self.denoisers = _denoisers(self.pipeline)
             if self.group is not None:
                 self.group.join(self.denoisers)
         except BaseException:
@@ -139,14 +141,6 @@ class Models(Pipelines):
                             del kept[name]
 
 
-_QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
-    "bitsandbytes-8bit": ("bitsandbytes_8bit", {"load_in_8bit": True}),
-    "bitsandbytes-4bit": ("bitsandbytes_4bit", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
-    "torchao-int8": ("torchao", {"quant_type": "int8wo"}),
-    "torchao-float8": ("torchao", {"quant_type": "float8wo"}),
-}
-
-
 def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> DiffusionPipeline:
     """The pipeline that the checkpoint's model_index.json names, ready on its device.
 
@@ -178,10 +172,9 @@ def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> Diffus
         raise ValueError(f"{settings.model}: {error}") from None
     for name in settings.lora:
         _load_lora(pipeline, name, settings.lora[name])
-    denoisers = [module for name in DENOISERS if (module := getattr(pipeline, name, None)) is not None]
     if settings.cache != "none" and not supports_caches(pipeline):
         raise ValueError(f"cache={settings.cache}: {type(pipeline).__name__} does not support caches; leave it out")
-    for denoiser in denoisers:
+    for denoiser in _denoisers(pipeline):
         _prepare(denoiser, dtype, settings)
     with without(pipeline, without_weights):
         _place(pipeline, device, settings.offload)
@@ -190,6 +183,10 @@ def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> Diffus
     if settings.vae_tiling:
         pipeline.vae.enable_tiling()
     return pipeline
+
+
+def _denoisers(pipeline: Any) -> list[Any]:
+    return [module for name in DENOISERS if (module := getattr(pipeline, name, None)) is not None]
 
 
 def _load_lora(pipeline: Any, name: str, path: str) -> None:

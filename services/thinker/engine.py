@@ -8,8 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-import structlog
-
 from services.common.engine.device import log_choices
 from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.stream.rows import Rows
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
-log = structlog.get_logger()
 HEALTH_PERIOD_S = 0.2
 
 

@@ -12,7 +12,7 @@ from services.thinker import device
 from services.thinker.config import ThinkerSettings
 from services.thinker.family import ThinkerCheckpoint
 from services.thinker.plugin.rows import RowKind
-from services.thinker.sampling import MAX_TOP_LOGPROBS
+from services.thinker.request import MAX_TOP_LOGPROBS
 
 if TYPE_CHECKING:
     from vllm import AsyncEngineArgs
