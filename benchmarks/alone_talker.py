@@ -8,8 +8,7 @@ from alone import Stage, parameter_bytes
 from real_sizes import TALKER, TEXT_IDS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.common.engine.device import Capturer
-from services.common.engine.execution import Accelerator
+from services.common.engine.device import Accelerator, Capturer
 from services.talker.execution import decide
 from services.talker.model import TalkerModel
 from services.talker.moe import Experts, grouped_experts

@@ -89,7 +89,7 @@ class Fused:
         from quartet.v1 import thinker_pb2
         from services.thinker.conversation import Conversation, Message
         from services.thinker.engine import RowSubscription
-        from services.thinker.sampling import sampling_params
+        from services.thinker.request import sampling_params
 
         thinker = self._thinker
         prompt = await self._preprocessor.prepare(Conversation([Message("user", [answer.prompt])]))

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from cli.budget import GIB
 from cli.doctor.machine import Machine
-from services.common.engine.device import device_among
-from services.common.engine.execution import Accelerator
+from services.common.engine.device import Accelerator, device_among
 from services.common.rpc.settings import StageSettings
 
 LEAST_DRIVERS = {12: 525, 13: 580}  # by the major version of CUDA that torch is built for

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cli.check import memory_bytes
-from services.common.engine.execution import Accelerator
-from services.thinker.flashinfer import nvcc
+from services.common.engine.device import Accelerator
+from services.thinker.device import nvcc
 
 TIMEOUT_S = 10.0
 SHARED_MEMORY = "/dev/shm"

@@ -16,7 +16,7 @@ from cli.doctor.fit import fit, model_dtype
 from cli.doctor.judge import Finding, judge_around, judge_machine, judge_vllm, place
 from cli.doctor.machine import Machine
 from cli.sizes import BudgetError
-from services.common.engine.execution import Accelerator, Choice
+from services.common.engine.device import Accelerator, Choice
 
 _PART_WIDTH, _PATH_WIDTH = 10, 24  # characters; of all tables alike
 

@@ -18,7 +18,7 @@ from gateway import metrics
 from gateway.access.key_file import ApiKeyEntry, digest, read_key_file
 from gateway.errors import ApiError
 from gateway.strict import YamlError
-from services.common.rpc.file_version import file_version
+from services.common.rpc.tls import file_version
 
 CHECK_INTERVAL_S = 1.0
 # For probes, Prometheus and `quartet top`; the API's description is the same everywhere. An Ingress leaves them inside.

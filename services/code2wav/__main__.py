@@ -14,7 +14,7 @@ from services.code2wav.execution import decide
 from services.code2wav.family import DecoderSpec, load_decoder
 from services.code2wav.servicer import Code2WavServicer
 from services.code2wav.stream import Event, Failed, Samples
-from services.common.engine.execution import Accelerator, log_choices
+from services.common.engine.device import Accelerator, log_choices
 from services.common.engine.process import keep_freed_memory
 from services.common.stage import Stage, main
 

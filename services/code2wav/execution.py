@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from services.code2wav.config import Code2WavSettings
-from services.common.engine.device import Capturer, CudaGraphs
-from services.common.engine.execution import Accelerator, Choice
+from services.common.engine.device import Accelerator, Capturer, Choice, CudaGraphs
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,24 @@
 """What a pipeline's encoders make of a prompt: kept, shared by a request's outputs, and sent from stage to stage."""
 
+import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from google.protobuf.message import DecodeError
 
-from quartet.v1 import encoder_pb2
+from quartet.v1 import dit_pb2, encoder_pb2
 from services.common.rpc.errors import InvalidInput
+from services.common.stream.consumer import StreamConsumer
+from services.common.stream.output_stream import OutputStream
+from services.common.stream.rows import Chunk, Rows
 
 # Methods of pipelines that run text encoders, and the one that runs an autoregressive model for prior tokens.
 METHODS = ("encode_prompt", "generate_prior_tokens")
 # Results that are the same for every seed.
 _SEEDLESS = ("encode_prompt",)
+_LAYOUT = "layout"
 
 
 class Conditioning:
@@ -140,3 +145,58 @@ def _parse(layout: bytes) -> encoder_pb2.ConditioningLayout:
         return encoder_pb2.ConditioningLayout.FromString(layout)
     except DecodeError as error:
         raise InvalidInput("source", f"the stream's layout is no ConditioningLayout: {error}") from None
+
+
+def send_conditioning(
+    output: OutputStream, made: Sequence[Conditioning], loop: asyncio.AbstractEventLoop
+) -> tuple[int, int]:
+    """Sends all of it; returns how many tensors and bytes that were. For a thread: tensors are large, and may be on a
+    device."""
+    count = size_bytes = 0
+    for i, conditioning in enumerate(made):
+        layout, tensors = pack(conditioning)
+        named = {_LAYOUT: torch.frombuffer(bytearray(layout), dtype=torch.uint8)}
+        named |= {str(k): tensor for k, tensor in enumerate(tensors)}
+        for name, tensor in named.items():
+            rows = Rows(f"{i}.{name}", 0, tensor.cpu().contiguous()).compact()
+            loop.call_soon_threadsafe(output.put, [rows])
+        count += len(tensors)
+        size_bytes += sum(tensor.nbytes for tensor in tensors)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()  # what was put before is there
+    return count, size_bytes
+
+
+async def read_conditioning(
+    consumer: StreamConsumer, start: dit_pb2.DitStart, device: torch.device
+) -> list[Conditioning]:
+    """One for each of the request's outputs, on `device`.
+
+    Raises:
+        InvalidInput: the stream is not what an encoder sends.
+        StageError: whatever ended it.
+    """
+    pieces: dict[str, list[torch.Tensor]] = {}
+    async with consumer.subscribe(start.source, start.request_id, [], producer="encoder") as messages:
+        async for message in messages:
+            if isinstance(message, Chunk):
+                for row in message.rows:
+                    pieces.setdefault(row.name, []).append(row.tensor)
+    whole = await asyncio.to_thread(_join, pieces)  # a copy: the encoder's memory is not held for all of the denoising
+    made = [_unpack(whole, i, device) for i in range(sum(name.endswith(f".{_LAYOUT}") for name in whole))]
+    count = start.count or 1
+    if len(made) == 1:
+        return made + [made[0].for_another_seed() for _ in range(1, count)]
+    if len(made) != count:
+        raise InvalidInput("source", f"the stream is for {len(made)} outputs; this request has {count}")
+    return made
+
+
+def _join(pieces: dict[str, list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.cat(parts) for name, parts in pieces.items()}
+
+
+def _unpack(whole: dict[str, torch.Tensor], output: int, device: torch.device) -> Conditioning:
+    layout = whole[f"{output}.{_LAYOUT}"].numpy().tobytes()
+    # a tensor without elements has no rows to send
+    tensors = [whole.get(f"{output}.{i}", torch.empty(0)) for i in range(count_tensors(layout))]
+    return unpack(layout, tensors, device)

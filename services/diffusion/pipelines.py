@@ -1,25 +1,40 @@
-"""diffusers' pipelines: found, called side by side on the same models, and what a requester is told when one raises."""
+"""diffusers' pipelines: found, called side by side on the same models, and what a requester is told when one raises.
+
+Two processes can share a pipeline: each loads some of its models and leaves the others without weights. Such a model
+(torch's device "meta") still answers what its config says, which is all that the other part of the pipeline asks of it.
+"""
 
 import contextlib
 import copy
 import functools
 import inspect
+import json
 import threading
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import structlog
 import torch
+from accelerate import init_empty_weights
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.utils import logging as diffusers_logging
 from safetensors import safe_open
+from transformers.utils import logging as transformers_logging
 
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
 from services.diffusion.families import DENOISERS, family_of
-from services.diffusion.meta_modules import run_on
 
 log = structlog.get_logger()
+
+
+def silence_libraries() -> None:
+    """Keeps progress bars and chatter of diffusers and transformers out of the log, which is lines."""
+    for library in (diffusers_logging, transformers_logging):
+        library.disable_progress_bar()
+        library.set_verbosity_error()
 
 
 class PipelineStopped(BaseException):
@@ -138,3 +153,49 @@ def explain(error: Exception) -> StageError:
     if isinstance(error, ValueError):  # how pipelines refuse arguments that we took for good
         return InvalidInput("request", str(error))
     return InternalError("the pipeline failed; the stage's log has the details")
+
+
+def load_meta_modules(folder: Path, dtype: torch.dtype, wanted: Callable[[str], bool]) -> dict[str, torch.nn.Module]:
+    """Models of the checkpoint whose names are `wanted`, without weights.
+
+    Args:
+        folder: of the checkpoint.
+        dtype: that they say they have.
+    """
+    index = json.loads((folder / "model_index.json").read_text())
+    made = {}
+    for name, entry in index.items():
+        if wanted(name) and isinstance(entry, list) and entry[1] is not None:
+            cls = _class(*entry)
+            with init_empty_weights(include_buffers=True):
+                if hasattr(cls, "load_config"):  # diffusers
+                    model = cls.from_config(cls.load_config(folder / name))
+                else:
+                    model = cls._from_config(cls.config_class.from_pretrained(folder / name))
+            made[name] = model.to(dtype=dtype)
+    return made
+
+
+def _class(library: str, name: str) -> Any:
+    module = import_module(library if library in ("diffusers", "transformers") else f"diffusers.pipelines.{library}")
+    return getattr(module, name, None) or getattr(import_module("transformers"), name)
+
+
+@contextlib.contextmanager
+def without(pipeline: Any, models: dict[str, torch.nn.Module]) -> Iterator[None]:
+    """`pipeline` without `models` inside, for what moves a pipeline's weights; afterwards it runs where those are."""
+    for name in models:
+        setattr(pipeline, name, None)
+    yield
+    device = pipeline._execution_device
+    if models:
+        run_on(pipeline, device)
+    for name, model in models.items():
+        setattr(pipeline, name, model)
+
+
+def run_on(pipeline: DiffusionPipeline, device: torch.device) -> None:
+    """The pipeline looks for its device at its first model, which may have no weights."""
+    cls = type(pipeline)
+    overridden = {"_execution_device": property(lambda self: device), "device": property(lambda self: device)}
+    pipeline.__class__ = type(cls.__name__, (cls,), {**overridden, "__module__": cls.__module__})

@@ -7,18 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 import torch
-from diffusers.utils import logging as diffusers_logging
-from transformers.utils import logging as transformers_logging
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
 from services.common.engine.process import keep_freed_memory
 from services.common.stage import Stage, main
 from services.diffusion.model_info import dit_info, warm_up_side
+from services.diffusion.pipelines import silence_libraries
 from services.diffusion.request import check, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.events import Done, Event, Failed
 from services.dit.models import Models
+from services.dit.output import Done, Event, Failed
 from services.dit.parallel_group import Group
 from services.dit.parallel_worker import work
 from services.dit.servicer import DitServicer
@@ -109,7 +108,5 @@ def warm_up(engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
 
 if __name__ == "__main__":
     loaded = DitSettings.load()
-    for library in (diffusers_logging, transformers_logging):
-        library.disable_progress_bar()  # logs are lines here
-        library.set_verbosity_error()
+    silence_libraries()
     main(loaded, "dit", SERVICE, serve, streams=False)

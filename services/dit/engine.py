@@ -18,9 +18,8 @@ from services.diffusion.request import OutputSpec
 from services.dit import metrics
 from services.dit.batching import join, split
 from services.dit.coroutine import ModelCall
-from services.dit.events import Done, Encoded, Event, Failed, Started
 from services.dit.models import Models
-from services.dit.output import Output
+from services.dit.output import Done, Encoded, Event, Failed, Output, Started
 from services.dit.parallel_group import GroupFailed
 
 log = structlog.get_logger()

@@ -1,6 +1,6 @@
 """Which paths the diffusion stage's computations take."""
 
-from services.common.engine.execution import Accelerator, Choice
+from services.common.engine.device import Accelerator, Choice
 from services.dit.config import DitSettings
 
 _AMPERE = (8, 0)

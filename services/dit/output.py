@@ -1,4 +1,4 @@
-"""One output on its way: its pipeline's call, progress and previews."""
+"""One output on its way: its pipeline's call, and what the engine tells of it."""
 
 import functools
 from collections.abc import Callable
@@ -9,11 +9,56 @@ import torch
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch.nn import functional
 
-from services.common.rpc.errors import InternalError
+from services.common.rpc.errors import InternalError, StageError
 from services.diffusion.pipelines import own_view
 from services.diffusion.request import OutputSpec
 from services.dit.coroutine import ModelCall, PipelineTask
-from services.dit.events import Done, Event, Preview, Progress
+
+
+@dataclass(frozen=True)
+class Started:
+    """The engine begins."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The prompt, and what came with it, is read; denoising begins."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Denoising steps done, of all, and how many outputs shared the last of them."""
+
+    step: int
+    steps: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The picture as the model sees it after `step` steps: (height, width, 3), uint8, on the CPU."""
+
+    step: int
+    pixels: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result on the CPU, contiguous: (height, width, 3) or (frames, height, width, 3), uint8 or float32 from 0 to
+    1; or (samples, channels), float32, which may go beyond -1 to 1."""
+
+    data: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Failed:
+    """No result."""
+
+    error: StageError
+
+
+Event = Started | Encoded | Progress | Preview | Done | Failed
+
 
 PREVIEW_SIDE = 256  # pixels
 

@@ -14,12 +14,12 @@ from services.common.rpc.errors import InvalidInput
 from services.common.rpc.messages import first_start
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.tensors import MAX_INLINE_BYTES, to_message
-from services.diffusion.conditioning_stream import read_conditioning
+from services.diffusion.conditioning import read_conditioning
 from services.diffusion.images import decode_files, read_files
 from services.diffusion.request import GenerationPlan, check, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.events import Done, Encoded, Event, Failed, Preview, Progress, Started
+from services.dit.output import Done, Encoded, Event, Failed, Preview, Progress, Started
 
 Requests = AsyncIterator[dit_pb2.DitServiceGenerateRequest]
 Response = dit_pb2.DitServiceGenerateResponse

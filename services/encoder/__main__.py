@@ -3,12 +3,11 @@
 import asyncio
 
 import structlog
-from diffusers.utils import logging as diffusers_logging
-from transformers.utils import logging as transformers_logging
 
 from quartet.v1 import dit_pb2, encoder_pb2_grpc, server_info_pb2
 from services.common.stage import Stage, main
 from services.diffusion.model_info import dit_info, warm_up_side
+from services.diffusion.pipelines import silence_libraries
 from services.diffusion.request import resolve
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
@@ -56,7 +55,5 @@ async def warm_up(engine: EncoderEngine, settings: EncoderSettings) -> None:
 
 if __name__ == "__main__":
     loaded = EncoderSettings.load()
-    for library in (diffusers_logging, transformers_logging):
-        library.disable_progress_bar()  # logs are lines here
-        library.set_verbosity_error()
+    silence_libraries()
     main(loaded, "encoder", SERVICE, serve)

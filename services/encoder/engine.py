@@ -13,14 +13,15 @@ from services.common.rpc.errors import InternalError, RequestCancelled
 from services.common.telemetry import metrics
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.families import DENOISERS, TEXT_ENCODERS
-from services.diffusion.meta_modules import load_meta_modules, without
 from services.diffusion.pipelines import (
     Pipelines,
     PipelineStopped,
     checkpoint_dtype,
     explain,
     find_checkpoint,
+    load_meta_modules,
     own_view,
+    without,
 )
 from services.diffusion.request import OutputSpec
 from services.encoder.config import EncoderSettings

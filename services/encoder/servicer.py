@@ -10,7 +10,7 @@ from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.errors import InvalidInput
 from services.common.rpc.messages import first_start
 from services.common.stream.hub import StreamHub
-from services.diffusion.conditioning_stream import send_conditioning
+from services.diffusion.conditioning import send_conditioning
 from services.diffusion.images import decode_files, read_files
 from services.diffusion.model_info import dit_info
 from services.diffusion.request import OutputSpec, check, resolve

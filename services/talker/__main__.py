@@ -6,8 +6,7 @@ from collections.abc import Callable
 import torch
 
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
-from services.common.engine.device import disable_cudnn_attention, engine_device, make_current
-from services.common.engine.execution import Accelerator, log_choices
+from services.common.engine.device import Accelerator, disable_cudnn_attention, engine_device, log_choices, make_current
 from services.common.stage import Stage, main
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.common.engine.device import Capturer, CudaGraphs
-from services.common.engine.execution import Accelerator, Choice
+from services.common.engine.device import Accelerator, Capturer, Choice, CudaGraphs
 from services.talker.config import TalkerSettings
 from services.talker.moe import RunExperts, grouped_experts, static_experts
 

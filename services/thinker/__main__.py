@@ -13,7 +13,7 @@ if __name__ == "__main__":
     except ValueError as error:
         raise SystemExit(f"invalid settings\n{error}") from None
     environment.configure_logs()
-    __spec__ = find_spec("services.thinker.spawned")  # runs in vLLM's processes, where a __main__.py would not
+    __spec__ = find_spec("services.thinker.environment")  # runs in vLLM's processes, where a __main__.py would not
 
     from services.thinker.serve import SERVICE_NAME, serve
 

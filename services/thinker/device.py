@@ -1,11 +1,20 @@
-"""Which device vLLM runs on: one build of it runs on CPUs or on CUDA devices, never on either."""
+"""Which device vLLM runs on: one build of it runs on CPUs or on CUDA devices, never on either.
+
+FlashInfer comes with the CUDA build as sources; whether it can make its kernels here is told too.
+"""
 
 import importlib.metadata
+import importlib.util
+import os
+import shutil
 from functools import cache
+from pathlib import Path
 
-from services.common.engine.execution import Accelerator
+from services.common.engine.device import Accelerator
 
 INSTALL = "pip install 'quartet[{}]'"
+SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
+DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
 
 
 @cache
@@ -76,3 +85,26 @@ def accelerator() -> Accelerator | None:
         capability=(capability.major, capability.minor),
         memory_bytes=current_platform.get_device_total_memory(),
     )
+
+
+def flashinfer_missing() -> str | None:
+    """What FlashInfer lacks to have kernels, or None where it has them: compiled ones, or the tools to compile them.
+
+    vLLM's samplers (and its attention on sm_100) do not ask: they fail when a kernel is first used.
+    """
+    if importlib.util.find_spec("flashinfer_jit_cache"):
+        return None
+    if not nvcc():
+        return "no flashinfer-jit-cache, and no nvcc (CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda)"
+    if not shutil.which("ninja"):
+        return "no flashinfer-jit-cache, and no ninja on PATH"
+    return None
+
+
+def nvcc() -> str | None:
+    """Path of the compiler that FlashInfer would run: it looks at no other place. None: there is none."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if not home:
+        on_path = shutil.which("nvcc")
+        home = Path(on_path).parent.parent if on_path else DEFAULT_CUDA_HOME
+    return shutil.which(f"{home}/bin/nvcc")

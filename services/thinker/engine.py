@@ -8,26 +8,23 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-import structlog
-
-from services.common.engine.execution import log_choices
+from services.common.engine.device import log_choices
 from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.stream.rows import Rows
 from services.thinker import device, execution
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Prompt
-from services.thinker.engine_args import compute_dtype, engine_args
+from services.thinker.environment import scratch_dir
+from services.thinker.execution import compute_dtype, engine_args
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
 from services.thinker.plugin.row_channel import RowReceiver
 from services.thinker.plugin.rows import Range, RowKind, RowRequest
-from services.thinker.scratch import scratch_dir
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
-log = structlog.get_logger()
 HEALTH_PERIOD_S = 0.2
 
 

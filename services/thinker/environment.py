@@ -1,18 +1,28 @@
-"""Environment variables that vLLM and the hub client read when they are imported, in this process and its children."""
+"""What vLLM's processes find: environment variables, the format of their logs, a directory for temporary files.
 
+vLLM and the hub client read the variables when they are imported, in this process and its children.
+"""
+
+import contextlib
+import fcntl
 import logging
 import os
+import shutil
+import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from services.common.telemetry import logs
-from services.thinker import device, flashinfer
+from services.thinker import device
 from services.thinker.config import ThinkerSettings
+from services.thinker.plugin import SCRATCH_DIR
 
 _VLLM_LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 _LOG_LEVEL = "QUARTET_THINKER_LOG_LEVEL"
+SCRATCH_PREFIX = "quartet-thinker-"
 
 
 def configure(settings: ThinkerSettings) -> None:
@@ -47,9 +57,9 @@ def defaults(settings: ThinkerSettings) -> dict[str, str]:
         "VLLM_RPC_BASE_PATH": f"@quartet-{uuid.uuid4()}",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if flashinfer.missing():
+    if device.flashinfer_missing():
         # vLLM's sampler would compile FlashInfer's kernels when they are first used, and die where it cannot
-        variables[flashinfer.SAMPLER_VARIABLE] = "0"
+        variables[device.SAMPLER_VARIABLE] = "0"
     if settings.enforce_eager is not False and device.vllm_is_for_cpus():
         # vLLM's sampler compiles a few small functions when they are first used, which stops a CPU for 15 s
         variables["TORCHDYNAMO_DISABLE"] = "1"
@@ -63,3 +73,56 @@ def configure_logs() -> None:
     thinker's process and in those that vLLM spawns, before vLLM is imported."""
     logs.configure(os.environ[_LOG_LEVEL], "thinker")
     logging.getLogger("vllm").setLevel(os.environ[_VLLM_LOG_LEVEL].upper())
+
+
+@contextlib.contextmanager
+def scratch_dir() -> Iterator[Path]:
+    """While the context is open, temporary files of this process and its children go to a directory of their own. It
+    goes with the context, with the engine where this process is killed, and else with the next thinker here."""
+    parent = tempfile.gettempdir()
+    before = {name: os.environ.get(name) for name in ("TMPDIR", SCRATCH_DIR)}
+    path, lock = _make_scratch(Path(parent))
+    os.environ["TMPDIR"] = os.environ[SCRATCH_DIR] = tempfile.tempdir = str(path)
+    try:
+        yield path
+    finally:
+        del os.environ["TMPDIR"], os.environ[SCRATCH_DIR]
+        os.environ |= {name: value for name, value in before.items() if value is not None}
+        tempfile.tempdir = parent
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _make_scratch(parent: Path) -> tuple[Path, int]:
+    """A new directory, and the descriptor that keeps it locked; those that nobody holds any more are removed."""
+    for orphan in parent.glob(f"{SCRATCH_PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody's
+            lock = _lock(orphan, fcntl.LOCK_NB)
+            shutil.rmtree(orphan, ignore_errors=True)
+            os.close(lock)
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
+        with contextlib.suppress(FileNotFoundError):  # another thinker has taken it for an orphan
+            lock = _lock(path)
+            if path.exists():
+                return path, lock
+            os.close(lock)
+
+
+def _lock(directory: Path, flags: int = 0) -> int:
+    """A descriptor that holds the lock of `directory` until it is closed, by the end of this process at the latest.
+
+    Raises:
+        OSError: there is no such directory; with LOCK_NB among the `flags` also: another process holds it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+if __name__ == "__mp_main__":  # in each process that vLLM spawns, before anything of vLLM's is imported there
+    configure_logs()

@@ -1,14 +1,26 @@
-"""Which paths the thinker's computations take. vLLM is told what it would choose otherwise, and what it cannot know."""
+"""Which paths the thinker's computations take, and the settings as vLLM's arguments.
+
+vLLM is told what it would choose otherwise, and what it cannot know.
+"""
 
 import importlib.metadata
 import os
+from typing import TYPE_CHECKING, Any
 
-from services.common.engine.execution import Accelerator, Choice
-from services.thinker import flashinfer
+from services.common.engine.device import Accelerator, Choice
+from services.thinker import device
 from services.thinker.config import ThinkerSettings
+from services.thinker.family import ThinkerCheckpoint
+from services.thinker.plugin.rows import RowKind
+from services.thinker.request import MAX_TOP_LOGPROBS
+
+if TYPE_CHECKING:
+    from vllm import AsyncEngineArgs
+    from vllm.config import KVTransferConfig
 
 EAGER = "eager"
 MIN_CAPABILITY = {"bfloat16": (8, 0), "float32": (7, 5), "float16": (7, 5)}
+KV_CACHE_BYTES_ON_CPU = 1024**3
 
 
 def choices(settings: ThinkerSettings, accelerator: Accelerator | None, dtype: str) -> list[Choice]:
@@ -64,14 +76,16 @@ def attention(accelerator: Accelerator | None, dtype: str) -> Choice:
     if dtype == "float32" or accelerator.capability < (8, 0):
         return Choice("attention", "TRITON_ATTN", f"FlashAttention has no {dtype} on {accelerator.architecture}")
     if forced := forced_attention(accelerator, dtype):
-        return Choice("attention", forced, f"FlashInfer, vLLM's choice here, has no kernels: {flashinfer.missing()}")
+        return Choice(
+            "attention", forced, f"FlashInfer, vLLM's choice here, has no kernels: {device.flashinfer_missing()}"
+        )
     path = "FLASHINFER" if _prefers_flashinfer(accelerator, dtype) else "FLASH_ATTN"
     return Choice("attention", path, f"vLLM's choice on {accelerator.architecture}")
 
 
 def forced_attention(accelerator: Accelerator | None, dtype: str) -> str | None:
     """The backend that vLLM is to take instead of the one it would: it does not ask whether FlashInfer has kernels."""
-    return "FLASH_ATTN" if _prefers_flashinfer(accelerator, dtype) and flashinfer.missing() else None
+    return "FLASH_ATTN" if _prefers_flashinfer(accelerator, dtype) and device.flashinfer_missing() else None
 
 
 def _prefers_flashinfer(accelerator: Accelerator | None, dtype: str) -> bool:
@@ -82,18 +96,97 @@ def sampler(accelerator: Accelerator | None) -> Choice:
     """What draws tokens under top_k and top_p."""
     if accelerator is None:
         return Choice("sampler", "native", "FlashInfer is for CUDA")
-    asked = os.environ.get(flashinfer.SAMPLER_VARIABLE)
-    lacks = flashinfer.missing()
+    asked = os.environ.get(device.SAMPLER_VARIABLE)
+    lacks = device.flashinfer_missing()
     if lacks:
         if asked not in (None, "0"):
-            reason = f"{flashinfer.SAMPLER_VARIABLE}={asked}, but FlashInfer has no kernels: {lacks}; unset it"
+            reason = f"{device.SAMPLER_VARIABLE}={asked}, but FlashInfer has no kernels: {lacks}; unset it"
             return Choice("sampler", "FlashInfer", reason, fatal=True)
         return Choice("sampler", "native", f"FlashInfer has no kernels: {lacks}")
     if asked == "0":
-        return Choice("sampler", "native", f"{flashinfer.SAMPLER_VARIABLE}=0")
+        return Choice("sampler", "native", f"{device.SAMPLER_VARIABLE}=0")
     return Choice("sampler", "FlashInfer", "its kernels are at hand")
 
 
 def _states(settings: ThinkerSettings) -> Choice:
     layers = "the talker's layer and the embeddings" if settings.keep_embeddings else "the talker's layer"
     return Choice("states", f"{layers}, on rank 0", f"keep_embeddings is {str(settings.keep_embeddings).lower()}")
+
+
+def compute_dtype(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> str:
+    """Dtype to compute in: vLLM's own "auto" would run a float32 checkpoint in bfloat16."""
+    return (checkpoint.dtype or "bfloat16") if settings.dtype == "auto" else settings.dtype
+
+
+def engine_args(
+    settings: ThinkerSettings, checkpoint: ThinkerCheckpoint, row_address: str, accelerator: Accelerator | None
+) -> "AsyncEngineArgs":
+    """Arguments for AsyncLLM.
+
+    Args:
+        settings: the thinker's settings.
+        checkpoint: facts of the model.
+        row_address: where the plugin sends rows to.
+        accelerator: the first GPU that vLLM will run on; None: it runs on CPUs.
+    """
+    from vllm import AsyncEngineArgs
+
+    from services.thinker.plugin.executor import OneProcess, Processes
+
+    on_cpu = accelerator is None
+    dtype = compute_dtype(settings, checkpoint)
+    optional: dict[str, Any] = {
+        "max_num_batched_tokens": settings.max_batched_tokens,
+        "block_size": settings.block_size,
+        "kv_cache_memory_bytes": settings.kv_cache_bytes or (KV_CACHE_BYTES_ON_CPU if on_cpu else None),
+    }
+    return AsyncEngineArgs(
+        model=str(checkpoint.folder),
+        served_model_name=settings.model_name,
+        dtype=dtype,  # type: ignore[arg-type]
+        # -1: the model's, or what the KV cache holds if that is less
+        max_model_len=settings.max_context_tokens or -1,
+        max_num_seqs=settings.max_running_requests,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        distributed_executor_backend=OneProcess if settings.tensor_parallel_size == 1 else Processes,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        enable_chunked_prefill=True,
+        enforce_eager=step(settings, accelerator, dtype).path == EAGER,
+        attention_backend=forced_attention(accelerator, dtype),  # type: ignore[arg-type]
+        limit_mm_per_prompt=_most_media(settings, checkpoint),
+        mm_processor_cache_gb=0,  # a sound's features depend on the others of its request
+        # Profiling runs the encoders on the largest image and video there can be, which takes minutes on a CPU.
+        skip_mm_profiling=on_cpu,
+        kv_transfer_config=_row_connector(checkpoint.row_kinds(settings.keep_embeddings), row_address),
+        use_tqdm_on_load=False,  # a bar is no log line
+        max_logprobs=MAX_TOP_LOGPROBS,
+        # Models with a grammar to follow are prone to endless whitespace.
+        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},  # pyright: ignore[reportArgumentType]
+        **{name: value for name, value in optional.items() if value is not None},
+        **checkpoint.engine_args(on_cpu),
+    )
+
+
+def _most_media(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> dict[str, Any]:
+    """How many media of each kind a prompt may have."""
+    most = {
+        "image": settings.max_images,
+        "audio": settings.max_audios + settings.max_videos,  # a video's sound track counts as audio
+        "video": settings.max_videos,
+    }
+    return {kind: most[kind] for kind in checkpoint.placeholders}
+
+
+def _row_connector(kinds: tuple[RowKind, ...], row_address: str) -> "KVTransferConfig":
+    """What makes vLLM's engine keep `kinds` of rows, and send those that are asked for to `row_address`."""
+    from vllm.config import KVTransferConfig
+
+    from services.thinker.plugin.connector import PluginSettings, RowConnector
+
+    return KVTransferConfig(
+        kv_connector=RowConnector.__name__,
+        kv_connector_module_path=RowConnector.__module__,
+        kv_role="kv_producer",
+        kv_connector_extra_config=PluginSettings(kinds, row_address).to_extra_config(),
+    )

@@ -10,7 +10,7 @@ from services.thinker.conversation import Conversation, Message
 from services.thinker.engine import ThinkerEngine
 from services.thinker.output import offered_rows
 from services.thinker.preprocess import Preprocessor
-from services.thinker.sampling import sampling_params
+from services.thinker.request import sampling_params
 from services.thinker.servicer import ThinkerServicer
 
 SERVICE_NAME = thinker_pb2.DESCRIPTOR.services_by_name["ThinkerService"].full_name

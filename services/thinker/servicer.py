@@ -18,8 +18,7 @@ from services.thinker.engine import Step, ThinkerEngine
 from services.thinker.family import ToolCallMarkers
 from services.thinker.output import DeltaWriter, RowForwarder, offered_rows
 from services.thinker.preprocess import Preprocessor
-from services.thinker.request import read_conversation, read_tools
-from services.thinker.sampling import sampling_params
+from services.thinker.request import read_conversation, read_tools, sampling_params
 from services.thinker.tools import ToolCallParser
 
 if TYPE_CHECKING:

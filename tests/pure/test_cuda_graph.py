@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from services.code2wav import execution as code2wav_execution
-from services.common.engine.device import CudaGraphs, engine_device
-from services.common.engine.execution import Accelerator
+from services.common.engine.device import Accelerator, CudaGraphs, engine_device
 from services.talker import execution as talker_execution
 from services.talker.graphs import StepGraphs, StepShape
 from services.talker.moe import grouped_experts, static_experts

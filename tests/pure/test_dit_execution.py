@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.engine.execution import Accelerator
+from services.common.engine.device import Accelerator
 from services.dit.config import DitSettings
 from services.dit.execution import choices
 from tests.support.checkpoints import diffusion_checkpoint

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from cli.budget import GIB, MIB
 from cli.doctor.machine import Device, Machine
 from cli.doctor.report import Report, examine, show
-from services.common.engine.execution import Accelerator
+from services.common.engine.device import Accelerator
 from services.families.qwen3_omni.budget import PUBLISHED
 
 OMNI = ("thinker", "talker", "code2wav")
@@ -73,7 +73,7 @@ def problems(report: Report, fatal: bool = True) -> list[str]:
 @pytest.fixture
 def nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Whether FlashInfer can compile, said by the test's parameter."""
-    monkeypatch.setattr("services.thinker.flashinfer.missing", lambda: None if request.param else "no nvcc")
+    monkeypatch.setattr("services.thinker.device.flashinfer_missing", lambda: None if request.param else "no nvcc")
 
 
 @pytest.mark.parametrize("nvcc", [False], indirect=True)

@@ -13,7 +13,7 @@ from diffusers.hooks.first_block_cache import FirstBlockCacheConfig
 
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InternalError, InvalidInput
-from services.dit.events import Done, Event, Failed, Preview, Progress, Started
+from services.dit.output import Done, Event, Failed, Preview, Progress, Started
 from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench, fresh, reference
 

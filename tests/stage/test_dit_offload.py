@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from quartet.v1 import dit_pb2
-from services.common.engine.execution import Accelerator
-from services.dit import loading
-from services.dit.events import Event, Progress
+from services.common.engine.device import Accelerator
+from services.dit import models
+from services.dit.output import Event, Progress
 from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Watched, bench
 
@@ -50,12 +50,12 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Places:
     watched = Places()
 
     def place(pipeline: Any, device: torch.device, offloading: str) -> None:
-        loading.offload_models(pipeline, DEVICE)
+        models.offload_models(pipeline, DEVICE)
         for name, component in pipeline.components.items():
             if isinstance(component, torch.nn.Module):
                 watched.watch(name, component)
 
-    monkeypatch.setattr(loading, "_place", place)
+    monkeypatch.setattr(models, "_place", place)
     device = Accelerator("what stands for a device", (9, 0), 0)
     monkeypatch.setattr(Accelerator, "of", lambda device_of_settings: device)
     return watched

@@ -20,7 +20,7 @@ from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InternalError, InvalidInput
 from services.dit.__main__ import describe, start_engine
 from services.dit.config import DitSettings
-from services.dit.events import Done, Failed
+from services.dit.output import Done, Failed
 from services.dit.parallel_group import GroupFailed
 from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench, fresh, reference

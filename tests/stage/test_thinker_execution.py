@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.common.engine.execution import Accelerator, Choice
-from services.thinker import environment, execution, flashinfer
+from services.common.engine.device import Accelerator, Choice
+from services.thinker import device, environment, execution
 from services.thinker.config import ThinkerSettings
 from services.thinker.device import visible_devices
 from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states, row_bytes
@@ -40,27 +40,27 @@ def program(path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in an image without CUDA's compiler."""
-    for name in ("CUDA_HOME", "CUDA_PATH", flashinfer.SAMPLER_VARIABLE, "VLLM_USE_V2_MODEL_RUNNER"):
+    for name in ("CUDA_HOME", "CUDA_PATH", device.SAMPLER_VARIABLE, "VLLM_USE_V2_MODEL_RUNNER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(flashinfer, "DEFAULT_CUDA_HOME", tmp_path / "cuda")
+    monkeypatch.setattr(device, "DEFAULT_CUDA_HOME", tmp_path / "cuda")
 
 
 def test_flashinfers_sampler_is_off_where_it_could_not_compile_its_kernels(tmp_path, monkeypatch):
-    assert environment.defaults(settings())[flashinfer.SAMPLER_VARIABLE] == "0"
+    assert environment.defaults(settings())[device.SAMPLER_VARIABLE] == "0"
     program(tmp_path / "cuda/bin/nvcc")
-    assert "ninja" in (flashinfer.missing() or "")
+    assert "ninja" in (device.flashinfer_missing() or "")
     program(tmp_path / "bin/ninja")
-    assert flashinfer.missing() is None
-    assert flashinfer.SAMPLER_VARIABLE not in environment.defaults(settings())
+    assert device.flashinfer_missing() is None
+    assert device.SAMPLER_VARIABLE not in environment.defaults(settings())
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "other"))  # FlashInfer looks nowhere else then
-    assert "nvcc" in (flashinfer.missing() or "")
+    assert "nvcc" in (device.flashinfer_missing() or "")
 
 
 def test_flashinfers_compiled_kernels_need_no_compiler(tmp_path, monkeypatch):
     (tmp_path / "flashinfer_jit_cache.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert flashinfer.missing() is None
+    assert device.flashinfer_missing() is None
 
 
 def test_what_the_operator_set_stays(tmp_path):
@@ -70,10 +70,10 @@ def test_what_the_operator_set_stays(tmp_path):
         "from services.thinker.config import ThinkerSettings;"
         "environment.configure(ThinkerSettings(model='org/name')); print(json.dumps(dict(os.environ)))"
     )
-    environ = os.environ | {flashinfer.SAMPLER_VARIABLE: "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    environ = os.environ | {device.SAMPLER_VARIABLE: "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     seen = json.loads(done.stdout)
-    assert (seen[flashinfer.SAMPLER_VARIABLE], seen["VLLM_LOGGING_LEVEL"]) == ("1", "ERROR")
+    assert (seen[device.SAMPLER_VARIABLE], seen["VLLM_LOGGING_LEVEL"]) == ("1", "ERROR")
     assert seen["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_start_is_fatal_and_says_what_to_change(monkeypatch):
     assert choices(gpu(7, 5))["step"].fatal
     assert "float16" in choices(gpu(7, 5))["step"].reason
     assert not choices(gpu(7, 5), "float16")["step"].fatal
-    monkeypatch.setenv(flashinfer.SAMPLER_VARIABLE, "1")
+    monkeypatch.setenv(device.SAMPLER_VARIABLE, "1")
     assert choices(gpu(9, 0))["sampler"].fatal
 
 

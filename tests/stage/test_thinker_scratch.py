@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.thinker.scratch import PREFIX, scratch_dir
+from services.thinker.environment import SCRATCH_PREFIX, scratch_dir
 
 HOLDER = """
-from services.thinker.scratch import scratch_dir
+from services.thinker.environment import scratch_dir
 with scratch_dir() as path:
     print(path, flush=True)
     input()
@@ -59,7 +59,7 @@ def test_what_a_killed_thinker_left_goes_with_the_next_start(temporary: Path) ->
     killed.wait()
     assert left.exists()
     with scratch_dir() as path:
-        assert sorted(temporary.glob(f"{PREFIX}*")) == sorted([held, path])
+        assert sorted(temporary.glob(f"{SCRATCH_PREFIX}*")) == sorted([held, path])
     alive.communicate("\n")
     assert alive.returncode == 0
     assert not list(temporary.iterdir())

@@ -22,7 +22,7 @@ from quartet.v1 import media_pb2, server_info_pb2, server_info_pb2_grpc, stream_
 from services.common.rpc.errors import ContextTooLong, InvalidInput, StageError, Unavailable
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.rows import Chunk
-from services.thinker.scratch import PREFIX
+from services.thinker.environment import SCRATCH_PREFIX
 from tests.support.hub import Hub
 from tests.support.hub import serving as hub_serving
 from tests.support.media import png, wav
@@ -308,11 +308,11 @@ async def test_a_start_that_is_interrupted_leaves_no_files(tiny_checkpoint: Path
     command = [sys.executable, "-m", "services.thinker", "--model", str(tiny_checkpoint)]
     process = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL)
     async with asyncio.timeout(START_TIMEOUT_S):
-        while not list(tmp_path.glob(f"{PREFIX}*")):
+        while not list(tmp_path.glob(f"{SCRATCH_PREFIX}*")):
             await asyncio.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(process.wait, 30) == 0
-    assert not list(tmp_path.glob(f"{PREFIX}*"))
+    assert not list(tmp_path.glob(f"{SCRATCH_PREFIX}*"))
 
 
 async def test_a_dead_engine_is_reported_at_once_and_ends_the_process(tiny_checkpoint: Path) -> None:

@@ -16,8 +16,7 @@ from services.diffusion.request import OutputSpec, check, resolve
 from services.dit.__main__ import describe, start_engine
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.events import Done, Event, Failed, Progress
-from services.dit.output import Output
+from services.dit.output import Done, Event, Failed, Output, Progress
 
 TIMEOUT_S = 120.0
 

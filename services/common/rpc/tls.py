@@ -14,10 +14,11 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from services.common.rpc.file_version import FileVersion, file_version
 from services.common.telemetry import metrics
 
 CHECK_INTERVAL_S = 1.0  # a file that has changed is noticed within this time, by the next connection
+
+FileVersion = tuple[int, int, int] | None
 
 log = structlog.get_logger()
 
@@ -205,3 +206,12 @@ def _names(certificate: x509.Certificate) -> tuple[str, ...]:
 
 def _text(unix_s: float) -> str:
     return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(timespec="seconds")
+
+
+def file_version(file: Path) -> FileVersion:
+    """Inode, time of the last change in nanoseconds, and size in bytes; None while there is no such file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
