@@ -82,7 +82,8 @@ class SlowStore(VideoStore):
 async def test_a_video_deleted_while_it_is_taken_on(tmp_path):
     video = StoredVideo("video_1", MODEL, "a boat", "queued", 0, int(time.time()), 64, 48, 9, FPS)
     away = Stage("dit", load_pipeline(PIPELINE, {"dit": "127.0.0.1:9"}).stages["dit"])
-    async with SlowStore(tmp_path, 60) as store, VideoJobs(store, Limits(1, 1, 60, 1), explain) as jobs:
+    store = SlowStore(tmp_path, 60)
+    async with store, VideoJobs(store, Limits(1, 1, 60, 1), explain) as jobs:
         submitting = asyncio.create_task(jobs.submit(video, away, dit_pb2.DitStart(request_id=video.id), None))
         await store.added.wait()
         assert await jobs.delete(video.id)
