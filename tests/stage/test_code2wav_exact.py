@@ -42,8 +42,8 @@ class Case:
         shape = (streams, frames, spec.num_code_groups)
         self.codes = torch.randint(spec.codebook_sizes[0], shape, generator=generator)
         level = whole_decode(reference, self.codes[0, :100]).square().mean().sqrt()
-        ours: Any = self.decoder
-        for last in (ours.decoder[-1].conv, reference.decoder[-1].conv):
+        decoders: list[Any] = [self.decoder, reference]
+        for last in (decoder.decoder[-1].conv for decoder in decoders):
             last.weight.requires_grad_(False).mul_(SPEECH_LEVEL / level)
             last.bias.requires_grad_(False).mul_(SPEECH_LEVEL / level)
         self.expected = [whole_decode(reference, codes) for codes in self.codes]
