@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from answer import Answer
 from client import PCM16_BYTES
@@ -92,7 +92,8 @@ class Fused:
         from services.thinker.request import sampling_params
 
         thinker = self._thinker
-        prompt = await self._preprocessor.prepare(Conversation([Message("user", [answer.prompt])]))
+        text: Any = answer.prompt
+        prompt = await self._preprocessor.prepare(Conversation([Message("user", [text])]))
         asked = thinker_pb2.SamplingParameters(temperature=0, max_tokens=tokens)
         params = sampling_params(asked, thinker.sampling_defaults, thinker.checkpoint.vocab_size, None)
         speech.begin(prompt.token_ids)

@@ -21,10 +21,10 @@ def draw(loads: Sequence[Load], first_audio_ms: dict[str, list[float]], gaps_ms:
     Raises:
         ImportError: matplotlib is missing.
     """
-    import matplotlib
+    import matplotlib  # pyright: ignore[reportMissingImports]
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
 
     figure, (first, amount, gap) = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
     for label, values_ms in first_audio_ms.items():

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from answer import Answer
 from load import line_arrivals
@@ -81,8 +82,8 @@ def main() -> None:
     logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     directory = sys.argv[1]
-    processor = Qwen3OmniMoeProcessor.from_pretrained(directory)
-    model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(directory, dtype="auto").eval()
+    processor: Any = Qwen3OmniMoeProcessor.from_pretrained(directory)
+    model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(directory, dtype="auto").eval()
     voices = model.config.talker_config.speaker_id
     samples_per_frame = int(model.code2wav.total_upsample)
 

@@ -32,67 +32,78 @@ class GatewaySettings(TlsSettings):
         description="pipeline YAML: a file, or the name of one that comes with Quartet, e.g. qwen3-omni"
     )
     stage: dict[str, str] = Field(
-        {}, description="NAME=HOST:PORT or NAME=dns:///NAME:PORT, instead of the pipeline's address; may be repeated"
+        default={},
+        description="NAME=HOST:PORT or NAME=dns:///NAME:PORT, instead of the pipeline's address; may be repeated",
     )
     model_name: str | None = Field(
-        None, description="name clients ask for; default: the pipeline's, else the main stage's"
+        default=None, description="name clients ask for; default: the pipeline's, else the main stage's"
     )
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_keys_file: Path | None = Field(
-        None, description="YAML of API keys, as `quartet key` prints them; default: none is asked for, on loopback only"
+        default=None,
+        description="YAML of API keys, as `quartet key` prints them; default: none is asked for, on loopback only",
     )
     allow_anonymous: bool = Field(
-        False, description="listen on an address that others reach, without API keys; no effect with them"
+        default=False, description="listen on an address that others reach, without API keys; no effect with them"
     )
     published_host: str | None = Field(
-        None, description="address that clients reach, where it is not host: that of a container's published port"
+        default=None,
+        description="address that clients reach, where it is not host: that of a container's published port",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
-    max_running_requests: int = Field(256, ge=1, description="requests at a time; more get 429")
-    max_choices: int = Field(8, ge=1, le=128, description="largest n of a request")
-    request_timeout_s: float = Field(600.0, gt=0, description="longest a request may take, media fetching included")
-    drain_timeout_s: float = Field(60.0, gt=0, description="longest wait for running requests at stop")
-    audio_ttl_s: float = Field(3600.0, gt=0, description="how long a produced audio id can be referred to")
-    max_body_bytes: int = Field(256 * MIB, ge=1024, description="largest request body")
+    max_running_requests: int = Field(default=256, ge=1, description="requests at a time; more get 429")
+    max_choices: int = Field(default=8, ge=1, le=128, description="largest n of a request")
+    request_timeout_s: float = Field(
+        default=600.0, gt=0, description="longest a request may take, media fetching included"
+    )
+    drain_timeout_s: float = Field(default=60.0, gt=0, description="longest wait for running requests at stop")
+    audio_ttl_s: float = Field(default=3600.0, gt=0, description="how long a produced audio id can be referred to")
+    max_body_bytes: int = Field(default=256 * MIB, ge=1024, description="largest request body")
 
     jobs_dir: Path | None = Field(
         default_factory=_state_dir,
         description="directory of video jobs and their files, for this gateway alone; default: quartet/jobs in "
         "$XDG_STATE_HOME or ~/.local/state",
     )
-    video_ttl_s: float = Field(86_400.0, gt=0, description="how long a video is kept after it was finished or failed")
-    video_timeout_s: float = Field(
-        3600.0, gt=0, description="longest that a stage may take over a video, from when it takes it"
+    video_ttl_s: float = Field(
+        default=86_400.0, gt=0, description="how long a video is kept after it was finished or failed"
     )
-    max_running_videos: int = Field(4, ge=1, description="videos made at a time")
-    max_queued_videos: int = Field(32, ge=0, description="videos that may wait beyond those; more get 429")
+    video_timeout_s: float = Field(
+        default=3600.0, gt=0, description="longest that a stage may take over a video, from when it takes it"
+    )
+    max_running_videos: int = Field(default=4, ge=1, description="videos made at a time")
+    max_queued_videos: int = Field(default=32, ge=0, description="videos that may wait beyond those; more get 429")
 
-    health_interval_s: float = Field(0.25, gt=0, description="time between two health checks of a stage")
-    health_timeout_s: float = Field(1.0, gt=0, description="a health check that takes longer has failed")
-    resolve_interval_s: float = Field(1.0, gt=0, description="time between two look-ups of a stage's host name")
+    health_interval_s: float = Field(default=0.25, gt=0, description="time between two health checks of a stage")
+    health_timeout_s: float = Field(default=1.0, gt=0, description="a health check that takes longer has failed")
+    resolve_interval_s: float = Field(default=1.0, gt=0, description="time between two look-ups of a stage's host name")
     affinity_max_imbalance: int = Field(
-        2,
+        default=2,
         ge=1,
         description="requests by which the thinker's replica that has a conversation cached may be ahead of the least "
         "loaded one, the new request counted; more of it trades even queues for cache hits",
     )
 
     media_private_addresses: bool = Field(
-        False, description="fetch media from private, loopback, link-local and reserved addresses too"
+        default=False, description="fetch media from private, loopback, link-local and reserved addresses too"
     )
-    media_fetch_timeout_s: float = Field(20.0, gt=0, description="longest a media URL may take, redirects included")
-    media_max_redirects: int = Field(3, ge=0, description="redirects followed for a media URL")
-    media_max_parts: int = Field(64, ge=1, description="most images, sounds and videos of a request")
-    media_max_bytes: int = Field(128 * MIB, ge=1, description="largest media file")
-    media_max_total_bytes: int = Field(256 * MIB, ge=1, description="all media files of a request together")
-    media_max_image_pixels: int = Field(64_000_000, ge=1, description="most pixels of an image or video frame")
+    media_fetch_timeout_s: float = Field(
+        default=20.0, gt=0, description="longest a media URL may take, redirects included"
+    )
+    media_max_redirects: int = Field(default=3, ge=0, description="redirects followed for a media URL")
+    media_max_parts: int = Field(default=64, ge=1, description="most images, sounds and videos of a request")
+    media_max_bytes: int = Field(default=128 * MIB, ge=1, description="largest media file")
+    media_max_total_bytes: int = Field(default=256 * MIB, ge=1, description="all media files of a request together")
+    media_max_image_pixels: int = Field(default=64_000_000, ge=1, description="most pixels of an image or video frame")
     media_min_image_side_pixels: int = Field(
-        4, ge=1, description="least width and height; an image of 1 or 3 pixels can be mistaken for its channels"
+        default=4,
+        ge=1,
+        description="least width and height; an image of 1 or 3 pixels can be mistaken for its channels",
     )
-    media_max_audio_s: float = Field(2400.0, gt=0, description="longest sound")
-    media_max_video_s: float = Field(1800.0, gt=0, description="longest video")
+    media_max_audio_s: float = Field(default=2400.0, gt=0, description="longest sound")
+    media_max_video_s: float = Field(default=1800.0, gt=0, description="longest video")
 
     @model_validator(mode="after")
     def _has_keys_where_others_reach_it(self) -> Self:

@@ -25,7 +25,8 @@ def dit(system: System) -> Iterator[str]:
     client = system.client()
     models = [model.id for model in client.models.list().data]
     begin = time.monotonic()
-    [made] = client.images.generate(model="quartet-tiny-dit", prompt="a red square", size="64x64").data
+    [made] = client.images.generate(model="quartet-tiny-dit", prompt="a red square", size="64x64").data or []
+    assert made.b64_json
     picture = Image.open(io.BytesIO(base64.b64decode(made.b64_json)))
     picture.load()
     assert picture.size == (64, 64), picture.size

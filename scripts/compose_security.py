@@ -71,7 +71,9 @@ def _run(image: str, directory: Path, command: str) -> str:
 def _make_key(image: str, directory: Path, flags: str) -> str:
     """Adds a key to the file of keys, and returns it."""
     said = _run(image, directory, f"python -m cli.main key {flags} 2>&1 >> /out/keys/keys.yaml")
-    return re.search(r"sk-quartet-\S+", said)[0]
+    key = re.search(r"sk-quartet-\S+", said)
+    assert key, said
+    return key[0]
 
 
 def _check_keys(system: System, unlimited: str, limited: str) -> Iterator[str]:
@@ -99,7 +101,7 @@ def _check_tls(system: System) -> Iterator[str]:
             grpc.insecure_channel(f"{system.address(container)}:{port}") as channel,
             pytest.raises(grpc.RpcError) as refused,
         ):
-            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=5)  # pyright: ignore[reportAttributeAccessIssue]
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         at = f"python -m services.common.rpc.probe --address {stage}:{port} --service {service} --tls-server-name"
         said = docker("exec", gateway["Id"], "sh", "-c", f"{at} {stage} 2>&1; echo $?; {at} other 2>&1; echo $?")

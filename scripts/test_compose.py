@@ -37,7 +37,7 @@ SECRETS = ("HF_TOKEN", "API_KEY", "PASSWORD")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--no-replicas", action="store_true", help="leave out what needs several replicas of a stage")
     parser.add_argument("--no-dit", action="store_true", help="leave out the dit, and making its image")
     parser.add_argument("--no-prometheus", action="store_true", help="leave out Prometheus")
@@ -131,7 +131,7 @@ def _described(system: System, stage: str, container: dict[str, Any], readiness:
         assert service in services, f"{stage}: {services}"
         for each in services:
             assert database.FindFileContainingSymbol(each).service, each
-        check = health_pb2_grpc.HealthStub(channel).Check
+        check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
         for asked, expected in (("", health_pb2.HealthCheckResponse.SERVING), (service, readiness)):
             answer = check(health_pb2.HealthCheckRequest(service=asked), timeout=5)
             assert answer.status == expected, f"{stage} {asked!r}: {answer.status}"

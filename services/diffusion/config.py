@@ -13,28 +13,38 @@ Size = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$")]
 class PipelineSettings(StageSettings):
     """What every process of a diffusers pipeline has: limits and defaults of requests."""
 
-    max_queued_requests: int = Field(32, ge=0, description="requests that may wait; more are refused")
-    max_count: int = Field(10, ge=1, description="most outputs of a request")
-    max_pixels: int = Field(2048 * 2048, ge=1, description="most pixels of a picture or of a video's frame")
-    max_side: int = Field(8192, ge=1, description="most pixels a side, where the model takes that many")
-    max_frames: int = Field(161, ge=1, description="most frames of a video")
+    max_queued_requests: int = Field(default=32, ge=0, description="requests that may wait; more are refused")
+    max_count: int = Field(default=10, ge=1, description="most outputs of a request")
+    max_pixels: int = Field(default=2048 * 2048, ge=1, description="most pixels of a picture or of a video's frame")
+    max_side: int = Field(default=8192, ge=1, description="most pixels a side, where the model takes that many")
+    max_frames: int = Field(default=161, ge=1, description="most frames of a video")
     max_video_pixels: int = Field(
-        200_000_000, ge=1, description="most pixels of all frames of a request for videos: each takes 4 bytes here"
+        default=200_000_000,
+        ge=1,
+        description="most pixels of all frames of a request for videos: each takes 4 bytes here",
     )
-    max_inference_steps: int = Field(200, ge=2, description="most denoising steps of a request")
-    default_size: Size | None = Field(None, description="WIDTHxHEIGHT in pixels; default: the model's")
-    default_inference_steps: int | None = Field(None, ge=1, description="denoising steps; default: the pipeline's")
-    default_guidance_scale: float | None = Field(None, ge=0, description="guidance; default: the pipeline's")
-    default_frames: int | None = Field(None, ge=1, description="frames of a video; default: the pipeline's")
-    default_audio_s: float = Field(10.0, gt=0, description="seconds of sound, at most what the model can make")
-    frames_per_second: float | None = Field(None, gt=0, description="of videos; default: the model's")
-    max_media_bytes: int = Field(64 * 1024 * 1024, ge=1, description="all pictures of a request together, encoded")
+    max_inference_steps: int = Field(default=200, ge=2, description="most denoising steps of a request")
+    default_size: Size | None = Field(default=None, description="WIDTHxHEIGHT in pixels; default: the model's")
+    default_inference_steps: int | None = Field(
+        default=None, ge=1, description="denoising steps; default: the pipeline's"
+    )
+    default_guidance_scale: float | None = Field(default=None, ge=0, description="guidance; default: the pipeline's")
+    default_frames: int | None = Field(default=None, ge=1, description="frames of a video; default: the pipeline's")
+    default_audio_s: float = Field(default=10.0, gt=0, description="seconds of sound, at most what the model can make")
+    frames_per_second: float | None = Field(default=None, gt=0, description="of videos; default: the model's")
+    max_media_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=1, description="all pictures of a request together, encoded"
+    )
     max_image_pixels: int = Field(
-        32_000_000, ge=1, description="most pixels of a request's pictures together: each takes 3 bytes while it waits"
+        default=32_000_000,
+        ge=1,
+        description="most pixels of a request's pictures together: each takes 3 bytes while it waits",
     )
-    max_aspect_ratio: float = Field(32.0, ge=1, description="of a picture that comes in, longer to shorter side")
-    min_image_side: int = Field(4, ge=1, description="least width and height of a picture that comes in")
-    threads: int = Field(0, ge=0, description="CPU threads of a step; 0: torch's default, one per core")
+    max_aspect_ratio: float = Field(
+        default=32.0, ge=1, description="of a picture that comes in, longer to shorter side"
+    )
+    min_image_side: int = Field(default=4, ge=1, description="least width and height of a picture that comes in")
+    threads: int = Field(default=0, ge=0, description="CPU threads of a step; 0: torch's default, one per core")
 
     @property
     def default_width_height(self) -> tuple[int, int] | None:

@@ -18,41 +18,54 @@ class DitSettings(PipelineSettings):
         *("vae_tiling", "quantization", "encoders"),
     )
 
-    max_running_requests: int = Field(8, ge=1, description="requests the engine works on at a time")
+    max_running_requests: int = Field(default=8, ge=1, description="requests the engine works on at a time")
     max_running_outputs: int = Field(
-        8, ge=1, description="outputs of all requests that are denoised at a time; bounds memory"
+        default=8, ge=1, description="outputs of all requests that are denoised at a time; bounds memory"
     )
-    max_batch: int = Field(8, ge=1, description="most outputs that share a denoising step")
+    max_batch: int = Field(default=8, ge=1, description="most outputs that share a denoising step")
     attention_backend: str | None = Field(
-        None,
+        default=None,
         description="diffusers' name of an attention backend, e.g. native, flash, sage; default: diffusers' choice",
     )
     cache: Literal["none", "first-block", "taylorseer"] = Field(
-        "none", description="reuses results of earlier steps: faster, not exact; steps are not shared between outputs"
+        default="none",
+        description="reuses results of earlier steps: faster, not exact; steps are not shared between outputs",
     )
     cache_threshold: float = Field(
-        0.05, gt=0, description="first-block: relative change of the first block's output up to which a step is skipped"
+        default=0.05,
+        gt=0,
+        description="first-block: relative change of the first block's output up to which a step is skipped",
     )
-    cache_interval_steps: int = Field(5, ge=2, description="taylorseer: every so many steps one is computed in full")
-    compile_blocks: bool = Field(False, description="torch.compile the transformer's repeated blocks")
-    vae_slicing: bool = Field(False, description="decode pictures one at a time: less memory")
-    vae_tiling: bool = Field(False, description="decode large pictures in tiles: less memory, seams are blended")
+    cache_interval_steps: int = Field(
+        default=5, ge=2, description="taylorseer: every so many steps one is computed in full"
+    )
+    compile_blocks: bool = Field(default=False, description="torch.compile the transformer's repeated blocks")
+    vae_slicing: bool = Field(default=False, description="decode pictures one at a time: less memory")
+    vae_tiling: bool = Field(
+        default=False, description="decode large pictures in tiles: less memory, seams are blended"
+    )
     offload: Literal["none", "model", "group", "sequential"] = Field(
-        "none", description="what is kept off the device while it is not used: models, groups of blocks, single layers"
+        default="none",
+        description="what is kept off the device while it is not used: models, groups of blocks, single layers",
     )
     quantization: Literal[
         "none", "float8-storage", "bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8", "torchao-float8"
-    ] = Field("none", description="of the transformer; bitsandbytes and torchao are packages of their own")
+    ] = Field(default="none", description="of the transformer; bitsandbytes and torchao are packages of their own")
     context_parallel_ulysses: int = Field(
-        1, ge=1, description="devices that share each attention's heads; the other devices' processes are started here"
+        default=1,
+        ge=1,
+        description="devices that share each attention's heads; the other devices' processes are started here",
     )
     context_parallel_ring: int = Field(
-        1, ge=1, description="devices that pass keys and values around; times context_parallel_ulysses devices are used"
+        default=1,
+        ge=1,
+        description="devices that pass keys and values around; times context_parallel_ulysses devices are used",
     )
     encoders: Literal["own", "stream"] = Field(
-        "own", description="stream: prompts come encoded from an encoder's process; text encoders are not loaded here"
+        default="own",
+        description="stream: prompts come encoded from an encoder's process; text encoders are not loaded here",
     )
-    lora: dict[str, str] = Field({}, description="NAME=DIRECTORY_OR_FILE of an adapter; may be repeated")
+    lora: dict[str, str] = Field(default={}, description="NAME=DIRECTORY_OR_FILE of an adapter; may be repeated")
 
     @property
     def parallel_devices(self) -> int:

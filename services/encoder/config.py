@@ -12,6 +12,8 @@ class EncoderSettings(PipelineSettings):
     model_config = SettingsConfigDict(env_prefix="QUARTET_ENCODER_")
 
     shared_memory_mib: int = Field(
-        256, ge=0, description="memory for encoded prompts that consumers on this host read, taken at start; 0: none"
+        default=256,
+        ge=0,
+        description="memory for encoded prompts that consumers on this host read, taken at start; 0: none",
     )
-    max_running_requests: int = Field(1, ge=1, le=1, description="prompts that are encoded at a time")
+    max_running_requests: int = Field(default=1, ge=1, le=1, description="prompts that are encoded at a time")

@@ -12,16 +12,20 @@ class TalkerSettings(StageSettings):
     model_config = SettingsConfigDict(env_prefix="QUARTET_TALKER_")
 
     max_context_positions: int = Field(
-        8192, ge=16, description="longest prompt plus frames; key-value memory is reserved for this many a request"
+        default=8192,
+        ge=16,
+        description="longest prompt plus frames; key-value memory is reserved for this many a request",
     )
     prefill_chunk_positions: int = Field(
-        512, ge=1, description="most prompt positions, of all waiting requests together, run between two frames"
+        default=512, ge=1, description="most prompt positions, of all waiting requests together, run between two frames"
     )
     max_frames_ahead: int = Field(
-        128, ge=1, description="codec frames of a request that its consumer has not read, after which it stands still"
+        default=128,
+        ge=1,
+        description="codec frames of a request that its consumer has not read, after which it stands still",
     )
     enforce_eager: bool | None = Field(
-        None,
+        default=None,
         description="run a step kernel by kernel; default: only on a CPU. On a GPU a step is otherwise one CUDA graph; "
         "on a CPU the code predictor is compiled, which takes a minute and a C++ compiler",
     )

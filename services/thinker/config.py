@@ -15,52 +15,60 @@ class ThinkerSettings(StageSettings):
     changes_outputs: ClassVar[tuple[str, ...]] = ("video_fps",)
 
     shared_memory_mib: int = Field(
-        256,
+        default=256,
         ge=0,
         description="memory for prompts' states that talkers on this host read, taken at start; 0: none. "
         "A position of 2,048 elements in bfloat16 is 4 KiB",
     )
     max_context_tokens: int | None = Field(
-        None, ge=2, description="longest prompt plus output; default: the model's, or what the KV cache holds"
+        default=None, ge=2, description="longest prompt plus output; default: the model's, or what the KV cache holds"
     )
     max_batched_tokens: int | None = Field(
-        None, ge=1, description="tokens of one engine step; longer prompts are prefilled in chunks; default: vLLM's"
+        default=None,
+        ge=1,
+        description="tokens of one engine step; longer prompts are prefilled in chunks; default: vLLM's",
     )
-    block_size: int | None = Field(None, ge=1, description="tokens of a KV block; default: vLLM's for the device")
+    block_size: int | None = Field(
+        default=None, ge=1, description="tokens of a KV block; default: vLLM's for the device"
+    )
     gpu_memory_utilization: float = Field(
-        0.85,
+        default=0.85,
         gt=0,
         lt=1,
         description="share of the GPU for weights, activations, KV cache and the kept hidden states",
     )
     kv_cache_bytes: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="size of the KV cache, without the hidden states kept beside it; default: 1 GiB on a CPU, what "
         "gpu_memory_utilization leaves on a GPU",
     )
-    tensor_parallel_size: int = Field(1, ge=1, description="GPUs to split the model over")
-    enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
+    tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs to split the model over")
+    enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of prompts that begin alike")
     keep_embeddings: bool = Field(
-        False,
+        default=False,
         description="keep and offer hidden_states.0 too, the embeddings after the media were merged in: no stage of "
         "Quartet reads them, and they double the memory of the kept states",
     )
     enforce_eager: bool | None = Field(
-        None, description="skip compilation and CUDA graphs; default: on a CPU, where compiling takes a minute"
+        default=None, description="skip compilation and CUDA graphs; default: on a CPU, where compiling takes a minute"
     )
-    preprocessing_threads: int = Field(2, ge=1, description="threads that decode and preprocess media")
-    subscription_timeout_s: float = Field(10.0, gt=0, description="longest wait for the consumer of an output stream")
+    preprocessing_threads: int = Field(default=2, ge=1, description="threads that decode and preprocess media")
+    subscription_timeout_s: float = Field(
+        default=10.0, gt=0, description="longest wait for the consumer of an output stream"
+    )
 
-    max_images: int = Field(16, ge=0, description="images in one request")
-    max_audios: int = Field(16, ge=0, description="audio parts in one request")
-    max_videos: int = Field(4, ge=0, description="video parts in one request")
-    max_media_bytes: int = Field(256 * 1024 * 1024, ge=1, description="encoded media of one request")
-    max_image_pixels: int = Field(64 * 1024 * 1024, ge=1, description="pixels of one image before it is resized")
-    min_image_side: int = Field(2, ge=1, description="least width and height of an image, in pixels")
-    max_audio_s: float = Field(1800.0, gt=0, description="longest audio part")
-    max_video_s: float = Field(600.0, gt=0, description="longest video part")
-    max_video_pixels: int = Field(
-        512 * 1024 * 1024, ge=1, description="pixels of all frames taken from one video before they are resized"
+    max_images: int = Field(default=16, ge=0, description="images in one request")
+    max_audios: int = Field(default=16, ge=0, description="audio parts in one request")
+    max_videos: int = Field(default=4, ge=0, description="video parts in one request")
+    max_media_bytes: int = Field(default=256 * 1024 * 1024, ge=1, description="encoded media of one request")
+    max_image_pixels: int = Field(
+        default=64 * 1024 * 1024, ge=1, description="pixels of one image before it is resized"
     )
-    video_fps: float = Field(2.0, gt=0, description="frames a second taken from a video")
+    min_image_side: int = Field(default=2, ge=1, description="least width and height of an image, in pixels")
+    max_audio_s: float = Field(default=1800.0, gt=0, description="longest audio part")
+    max_video_s: float = Field(default=600.0, gt=0, description="longest video part")
+    max_video_pixels: int = Field(
+        default=512 * 1024 * 1024, ge=1, description="pixels of all frames taken from one video before they are resized"
+    )
+    video_fps: float = Field(default=2.0, gt=0, description="frames a second taken from a video")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,7 +197,8 @@ class TestPublishedSizes:
 
         from services.talker.model import TalkerModel
 
-        config = Qwen3OmniMoeConfig(enable_audio_output=True).talker_config
+        config: Any = Qwen3OmniMoeConfig(enable_audio_output=True).talker_config
+        assert TALKER.moe
         config.num_code_groups = config.code_predictor_config.num_code_groups = TALKER.num_code_groups
         config.text_config.num_experts_per_tok = TALKER.moe.experts_per_token
         config.text_config.head_dim = TALKER.talker.head_dim

@@ -123,6 +123,7 @@ def idle_stream(system: TwoHostsStack) -> Iterator[subprocess.Popen]:
     command = system.hosts.b.command(sys.executable, "-c", IDLE, system.address("thinker"))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
+            assert process.stdout
             assert process.stdout.readline() == "watching\n"
             yield process
         finally:
@@ -172,6 +173,7 @@ def test_a_cut_link_is_a_typed_error_in_time_and_leaves_nothing_behind(system, r
         speaking.wait()
         with getattr(hosts, cut)():
             at = time.monotonic()
+            assert idle.stdin
             idle.stdin.write("\n")
             idle.stdin.flush()
             for heard in (future.result() for future in asked):

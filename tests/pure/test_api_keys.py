@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -248,10 +249,14 @@ async def test_a_websocket_needs_a_key_too():
         def find(self, presented):
             return None
 
+    async def receive():
+        raise AssertionError("nothing is read")
+
     async def send(message):
         sent.append(message)
 
-    await RequireKey(app, NoKeys())({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)
+    keys: Any = NoKeys()
+    await RequireKey(app, keys)({"type": "websocket", "path": "/v1/realtime", "headers": []}, receive, send)
     assert (reached, sent) == ([], [{"type": "websocket.close", "code": 1008}])
 
 

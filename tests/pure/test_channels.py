@@ -24,7 +24,7 @@ def faster(options):
 @asynccontextmanager
 async def serving(options) -> AsyncIterator[int]:
     """A server; its port."""
-    server, servicer = grpc.aio.server(options=options), health.aio.HealthServicer()
+    server, servicer = grpc.aio.server(options=options), health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -61,7 +61,7 @@ async def far(port: int) -> AsyncIterator[int]:
 async def test_a_stream_that_is_idle_for_long_is_not_taken_for_abuse(monkeypatch):
     monkeypatch.setattr(channels, "_CLIENT_OPTIONS", faster(channels._CLIENT_OPTIONS))
     async with serving(faster(channels.SERVER_OPTIONS)) as port:
-        watch = health_pb2_grpc.HealthStub(CHANNELS.channel(f"127.0.0.1:{port}")).Watch(health_pb2.HealthCheckRequest())
+        watch = health_pb2_grpc.HealthStub(CHANNELS.channel(f"127.0.0.1:{port}")).Watch(health_pb2.HealthCheckRequest())  # pyright: ignore[reportAttributeAccessIssue]
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(TimeoutError):  # nothing but pings; a connection that is closed raises AioRpcError
             async with asyncio.timeout(IDLE_S):
@@ -70,6 +70,6 @@ async def test_a_stream_that_is_idle_for_long_is_not_taken_for_abuse(monkeypatch
 
 async def test_a_far_peer_is_reached():
     async with serving(channels.SERVER_OPTIONS) as port, far(port) as far_port:
-        check = health_pb2_grpc.HealthStub(CHANNELS.channel(f"127.0.0.1:{far_port}")).Check
+        check = health_pb2_grpc.HealthStub(CHANNELS.channel(f"127.0.0.1:{far_port}")).Check  # pyright: ignore[reportAttributeAccessIssue]
         answer = await check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=10)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING

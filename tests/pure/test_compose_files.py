@@ -37,7 +37,9 @@ def test_tags_are_the_projects_version():
 
 def image(stage):
     """What the Dockerfile says of one stage."""
-    return re.search(rf"^FROM \S+ AS {stage}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL).group(1)
+    found = re.search(rf"^FROM \S+ AS {stage}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    assert found, stage
+    return found[1]
 
 
 def test_what_the_thinker_compiles_outlives_its_container():
@@ -68,7 +70,9 @@ def test_plain_commands_see_the_whole_system():
         needed = [other for other, how in SERVICES[name].get("depends_on", {}).items() if how.get("required", True)]
         assert not any("profiles" in SERVICES[other] for other in needed)
     example = (ROOT / ".env.example").read_text()
-    named = set(re.search(r"^#?COMPOSE_PROFILES=(\S*)$", example, re.MULTILINE)[1].split(","))
+    profiles = re.search(r"^#?COMPOSE_PROFILES=(\S*)$", example, re.MULTILINE)
+    assert profiles
+    named = set(profiles[1].split(","))
     assert named == {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
 
 
@@ -108,7 +112,7 @@ def test_containers_set_only_settings_that_exist(name):
     files = [COMPOSE, *((ROOT / f"deploy/docker/{file}.yaml").read_text() for file in ("gpu", *SECURITY))]
     services = [service for file in files if (service := yaml.safe_load(file)["services"].get(name))]
     settings = settings_classes()[name]
-    known = {f"{settings.model_config['env_prefix']}{setting.upper()}" for setting in settings.model_fields}
+    known = {f"{settings.model_config.get('env_prefix', '')}{setting.upper()}" for setting in settings.model_fields}
     known |= {f"QUARTET_{setting.upper()}" for setting in settings.for_every_process}
     image = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
     used = {variable for service in services for variable in service.get("environment", {})}
@@ -135,9 +139,10 @@ def test_pipelines_name_services_and_ports_of_compose():
 def test_only_this_machine_reaches_a_gateway_without_keys():
     gateway = SERVICES["gateway"]
     [published] = gateway["ports"]
-    host = re.match(r"\$\{QUARTET_BIND:-[^}]+\}", published)[0]
-    assert gateway["environment"]["QUARTET_GATEWAY_PUBLISHED_HOST"] == host
-    assert host == "${QUARTET_BIND:-127.0.0.1}"
+    host = re.match(r"\$\{QUARTET_BIND:-[^}]+\}", published)
+    assert host
+    assert gateway["environment"]["QUARTET_GATEWAY_PUBLISHED_HOST"] == host[0]
+    assert host[0] == "${QUARTET_BIND:-127.0.0.1}"
     assert gateway["environment"]["QUARTET_GATEWAY_ALLOW_ANONYMOUS"] == "${QUARTET_ALLOW_ANONYMOUS:-false}"
 
 

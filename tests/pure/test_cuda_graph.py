@@ -1,7 +1,7 @@
 """Captures on a device, told by fakes of torch.cuda; and the stand-in for a CPU notices what a graph would."""
 
 import contextlib
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -123,7 +123,11 @@ class _Shapes:
 def test_talker_steps_are_captured_from_the_largest_and_cover_all(slots: int, positions: int) -> None:
     capturer = _Shapes()
     inputs = torch.ones(6, slots, dtype=torch.long)
-    graphs = StepGraphs(capturer, lambda shape: shape, inputs, (0, 0, 0, positions, 0, 0), positions, codes=3072)
+
+    def step(shape: StepShape) -> Any:
+        return shape
+
+    graphs = StepGraphs(capturer, step, inputs, (0, 0, 0, positions, 0, 0), positions, codes=3072)
     sizes = [(shape.width, shape.rows, shape.length) for shape in capturer.steps]
     assert sizes == sorted(sizes, reverse=True)
     assert len(graphs) == len(set(sizes)) == len(sizes)

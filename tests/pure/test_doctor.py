@@ -1,7 +1,6 @@
 """`quartet doctor`: which paths the stages take on which GPU, what is refused, and this very machine."""
 
 import io
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,11 +174,10 @@ def test_settings_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def published(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub has the published model's sizes."""
     monkeypatch.setattr("cli.doctor.fit.read_sizes", lambda model: PUBLISHED)
     monkeypatch.setenv("QUARTET_TALKER_MAX_RUNNING_REQUESTS", "8")
-    return
 
 
 def test_a_model_that_fits_as_set(published: None, monkeypatch: pytest.MonkeyPatch) -> None:

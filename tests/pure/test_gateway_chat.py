@@ -55,7 +55,7 @@ async def test_whole_speech_in_each_format(gateway, file_format):
         assert file == PCM16
     else:
         with av.open(io.BytesIO(file)) as container:
-            heard_s = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
+            heard_s = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))  # pyright: ignore[reportAttributeAccessIssue]
         assert heard_s == pytest.approx(len(PCM16) / 2 / SAMPLE_RATE_HZ, abs=0.15)  # lossy codecs pad
     assert body.usage.completion_tokens_details.audio_tokens == 3
     assert body.usage.completion_tokens == 6
@@ -312,6 +312,7 @@ async def test_a_stream_nobody_reads_ends():
 
     async def receive():
         await asyncio.Event().wait()
+        return {}
 
     made = events()
     with pytest.raises(ClientGone):

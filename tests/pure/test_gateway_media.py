@@ -6,6 +6,7 @@ import io
 import struct
 import wave
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -17,7 +18,7 @@ from gateway.settings import GatewaySettings
 
 
 def settings(**changes) -> GatewaySettings:
-    return GatewaySettings(pipeline="unused.yaml", **changes)
+    return GatewaySettings(pipeline=Path("unused.yaml"), **changes)
 
 
 @asynccontextmanager

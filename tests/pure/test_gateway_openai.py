@@ -23,7 +23,7 @@ def test_files_decode_to_the_sound_they_hold(tmp_path, file_format, rate_hz):
     file = tmp_path / "sound"
     file.write_bytes(encode_audio(samples.tobytes(), rate_hz, file_format))
     with av.open(file) as container:
-        frames = list(container.decode(audio=0))
+        frames = list(container.decode(audio=0))  # pyright: ignore[reportAttributeAccessIssue]
         decoded = np.concatenate([frame.to_ndarray().astype(np.float64).mean(0).ravel() for frame in frames])
         decoded_rate_hz = frames[0].sample_rate
     if file_format in ("wav", "flac"):

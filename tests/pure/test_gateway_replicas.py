@@ -175,6 +175,7 @@ async def test_a_stage_changes_over_when_the_last_of_the_old_ones_has_left(monke
         monkeypatch.setattr(stage, "HOLD_S", 0.3)
         await system.groups[0].servers["talker"].stop(None)
         await until(lambda: new.serving)
+        assert talker.info
         assert talker.info.config_digest == "new"
         await system.groups[0].start("talker")
         await until(lambda: old.refusal is not None)
@@ -208,7 +209,9 @@ async def painters(file: str = "dit.yaml", kinds: tuple[str, ...] = ("dit",)):
         pipeline = load_pipeline(SPEECH.with_name(file), addresses)
         stages = await stack.enter_async_context(Pipeline(pipeline, INTERVAL_S, 1.0))
         await until(lambda: all(r["state"] == "SERVING" for kind in kinds for r in stages.replicas[kind]))
-        yield Routed(groups, stages), stages.output("image")
+        stage = stages.output("image")
+        assert stage is not None
+        yield Routed(groups, stages), stage
 
 
 async def _paint(stage: Stage, media: tuple[bytes, ...] = (b"picture",)) -> list[str]:

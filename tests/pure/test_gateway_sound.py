@@ -54,7 +54,7 @@ async def test_lossy_files_are_stereo(gateway, file_format, kind):
     response = await gateway.http.post(PATH, json=ASK | {"response_format": file_format})
     assert response.headers["content-type"] == f"audio/{kind}"
     with av.open(io.BytesIO(response.content)) as container:
-        frames = list(container.decode(audio=0))
+        frames = list(container.decode(audio=0))  # pyright: ignore[reportAttributeAccessIssue]
         assert container.streams.audio[0].channels == 2
     assert sum(f.samples / f.sample_rate for f in frames) == pytest.approx(0.5, abs=0.15)  # lossy codecs pad
     left, right = np.concatenate([f.to_ndarray() for f in frames], axis=1)[:2]

@@ -39,6 +39,7 @@ async def test_the_last_message_is_spoken(gateway, modalities):
     response = await gateway.chat(SPEAK | {"modalities": modalities, "audio": audio, "seed": 5, "n": 2})
     body = ChatCompletion.model_validate_json(response.text)
     for choice in body.choices:
+        assert choice.message.audio
         assert base64.b64decode(choice.message.audio.data) == PCM16
         assert choice.message.audio.transcript == choice.message.content == TEXT
         assert choice.finish_reason == "stop"

@@ -83,7 +83,8 @@ async def test_a_video_deleted_while_it_is_taken_on(tmp_path):
     video = StoredVideo("video_1", MODEL, "a boat", "queued", 0, int(time.time()), 64, 48, 9, FPS)
     away = Stage("dit", load_pipeline(PIPELINE, {"dit": "127.0.0.1:9"}).stages["dit"])
     settings = GatewaySettings(pipeline=PIPELINE, max_running_videos=1, max_queued_videos=1, drain_timeout_s=1)
-    async with SlowStore(tmp_path, 60) as store, VideoJobs(store, settings, explain) as jobs:
+    store = SlowStore(tmp_path, 60)
+    async with store, VideoJobs(store, settings, explain) as jobs:
         submitting = asyncio.create_task(jobs.submit(video, away, dit_pb2.DitStart(request_id=video.id), None))
         await store.added.wait()
         assert await jobs.delete(video.id)

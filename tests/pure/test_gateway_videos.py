@@ -62,9 +62,11 @@ async def test_official_client_from_creation_to_file(gateway):
     assert isinstance(video, Video)
     assert (video.status, video.progress, video.object, video.model) == ("completed", 100, "video", MODEL)
     assert (video.prompt, video.size, video.seconds, video.error) == ("a boat", "96x64", "1.062", None)
+    assert video.completed_at
+    assert video.expires_at
     assert video.created_at <= video.completed_at <= time.time()
     assert video.expires_at - video.completed_at == pytest.approx(86400, abs=1)
-    assert video.quartet == {"seed": 7, "num_frames": 17, "frames_per_second": FPS}
+    assert video.model_dump()["quartet"] == {"seed": 7, "num_frames": 17, "frames_per_second": FPS}
 
     content = await (await videos.download_content(video.id)).aread()
     assert content.find(b"moov") < content.find(b"mdat")  # plays while it loads

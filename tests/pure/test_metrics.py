@@ -13,7 +13,7 @@ from services.common.rpc.call import Admission
 from services.common.rpc.errors import QueueFull, Unavailable
 from services.common.stream.consumer import CREDITS
 from services.common.stream.hub import StreamHub
-from services.common.stream.rows import Rows
+from services.common.stream.rows import Chunk, Rows
 from services.common.stream.service import TensorStreamServicer
 from tests.support.streaming import subscribe
 
@@ -59,7 +59,9 @@ async def test_a_stream_counts_bytes_chunks_and_credits():
             await asyncio.sleep(0.2)  # it waits for its consumer
             async with subscribe(source, "r", []) as messages:
                 assert isinstance(await anext(messages), stream_pb2.StreamHeader)
-                assert len((await anext(messages)).rows) == 1
+                chunk = await anext(messages)
+                assert isinstance(chunk, Chunk)
+                assert len(chunk.rows) == 1
                 output.put([Rows("known", 4, tensor)])
                 await anext(messages)
                 await asyncio.sleep(0.1)

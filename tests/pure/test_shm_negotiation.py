@@ -7,7 +7,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from quartet.v1 import stream_pb2, stream_pb2_grpc
+from quartet.v1 import stream_pb2, stream_pb2_grpc, tensor_pb2
 from services.common.rpc.errors import InvalidInput
 from services.common.stream.rows import Rows
 from services.common.stream.shared_memory import open_shared_memory
@@ -67,7 +67,7 @@ class Liar(stream_pb2_grpc.TensorStreamServiceServicer):
 )
 async def test_a_producer_that_lies_is_found_out(directory: Path, field: str, arena: str, size_bytes: int):
     rows = stream_pb2.Rows(name="states")
-    rows.tensor.dtype, rows.tensor.shape[:] = 1, [1]
+    rows.tensor.dtype, rows.tensor.shape[:] = tensor_pb2.DATA_TYPE_FLOAT32, [1]
     rows.tensor.shared_memory.arena, rows.tensor.shared_memory.size_bytes = arena, size_bytes
     server = grpc.aio.server()
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(Liar(rows), server)

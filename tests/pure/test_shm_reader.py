@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -41,9 +42,15 @@ def message(name: str, **changes) -> tensor_pb2.Tensor:
     return message
 
 
+def read(message: tensor_pb2.Tensor, field: str, directory: Path) -> torch.Tensor:
+    """The tensor in `field`, as a new reader of `directory` gives it."""
+    resolve: Any = ArenaReader(directory).read  # of the two kinds of handles it takes one
+    return to_torch(message, field, resolve)
+
+
 def test_a_good_handle_is_read_in_place_and_unmapped_with_its_last_tensor(arena):
     directory, made = arena
-    reader = ArenaReader(directory)
+    reader: Any = ArenaReader(directory)
     tensor = to_torch(message(made.name), "t", reader.read)
     assert torch.equal(tensor, torch.arange(ELEMENTS, dtype=torch.float32).view(10, -1))
     made._bytes[:4] = 255  # what the producer writes, the consumer sees: there is no copy
@@ -76,7 +83,7 @@ def test_a_good_handle_is_read_in_place_and_unmapped_with_its_last_tensor(arena)
 )
 def test_names_that_are_no_arenas_are_refused(arena, name: str):
     with pytest.raises(InvalidInput) as refused:
-        to_torch(message(name), "source.states", ArenaReader(arena[0]).read)
+        read(message(name), "source.states", arena[0])
     assert refused.value.field == "source.states.shared_memory.arena"
 
 
@@ -96,7 +103,7 @@ def test_files_that_are_no_arenas_are_refused(arena, tmp_path: Path, kind: str):
             path.touch()
     try:
         with pytest.raises(InvalidInput) as refused:
-            to_torch(message(path.name), "t", ArenaReader(directory).read)
+            read(message(path.name), "t", directory)
         assert refused.value.field == "t.shared_memory.arena"
     finally:
         path.rmdir() if kind == "directory" else path.unlink()
@@ -109,7 +116,7 @@ def test_another_users_file_is_refused(arena):
     os.chown(path, 12345, 12345)
     try:
         with pytest.raises(InvalidInput, match="not a file of this user"):
-            to_torch(message(path.name), "t", ArenaReader(arena[0]).read)
+            read(message(path.name), "t", arena[0])
     finally:
         path.unlink()
 
@@ -134,7 +141,7 @@ def test_handles_that_lie_are_refused(arena, kind: str):
     bad = message(arena[1].name, **changes)
     bad.shape[:] = shape
     with pytest.raises(InvalidInput) as refused:
-        to_torch(bad, "t", ArenaReader(arena[0]).read)
+        read(bad, "t", arena[0])
     assert refused.value.field == f"t.shared_memory.{field}"
 
 
@@ -142,10 +149,10 @@ def test_shapes_and_dtypes_are_checked_first(arena):
     bad = message(arena[1].name)
     bad.shape[:] = [-10, -100]
     with pytest.raises(InvalidInput, match=r"t.shape: has a negative dimension"):
-        to_torch(bad, "t", ArenaReader(arena[0]).read)
+        read(bad, "t", arena[0])
     bad.dtype = 99  # type: ignore[assignment]
     with pytest.raises(InvalidInput, match=r"t.dtype"):
-        to_torch(bad, "t", ArenaReader(arena[0]).read)
+        read(bad, "t", arena[0])
     with pytest.raises(InvalidInput, match=r"t.shared_memory: is taken in tensor streams only"):
         to_torch(message(arena[1].name), "t")
 
@@ -155,7 +162,7 @@ def decode(message: tensor_pb2.Tensor, directory: Path) -> tuple[torch.Tensor | 
     if message.HasField("ucx"):  # see test_ucx.py
         message.ClearField("ucx")
     try:
-        return to_torch(message, "t", ArenaReader(directory).read), ""
+        return read(message, "t", directory), ""
     except InvalidInput as error:
         return None, error.field
 

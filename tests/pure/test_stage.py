@@ -128,7 +128,7 @@ async def test_two_stages_in_one_process_have_their_own_identity_and_transports(
 async def health(channels: Channels, stage: Stage) -> str:
     stub = health_pb2_grpc.HealthStub(channels.channel(f"127.0.0.1:{stage.server.port}"))
     try:
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=5)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=5)  # pyright: ignore[reportAttributeAccessIssue]
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
     finally:

@@ -8,12 +8,12 @@ import grpc
 import pytest
 import torch
 
-from quartet.v1 import stream_pb2, stream_pb2_grpc
+from quartet.v1 import stream_pb2, stream_pb2_grpc, tensor_pb2
 from services.common.rpc import channels
 from services.common.rpc.errors import AlreadyExists, InvalidInput, QueueFull, RequestCancelled, StageLost
 from services.common.stream.consumer import CREDITS
 from services.common.stream.hub import StreamHub
-from services.common.stream.rows import Rows
+from services.common.stream.rows import Chunk, Rows
 from services.common.stream.service import TensorStreamServicer
 from services.common.stream.tensors import to_message, to_torch
 from tests.support.streaming import CHANNELS, subscribe
@@ -190,12 +190,14 @@ async def test_rows_are_gathered_after_the_first_positions_and_the_end_is_not_he
             for i in range(4):  # each leaves at once, the fourth is the first after which there is a wait
                 stream.put([Rows("codes", i, frame)])
                 chunk = await asyncio.wait_for(anext(messages), 0.5)
+                assert isinstance(chunk, Chunk)
                 assert [row.first_position for row in chunk.rows] == [i]
             for i in range(4, 9):
                 stream.put([Rows("codes", i, frame)])
                 await asyncio.sleep(0.01)
             stream.finish(9)
             chunk = await asyncio.wait_for(anext(messages), 0.5)
+            assert isinstance(chunk, Chunk)
             assert [row.first_position for row in chunk.rows] == [4, 5, 6, 7, 8]
             assert isinstance(await asyncio.wait_for(anext(messages), 0.5), stream_pb2.StreamEnd)
 
@@ -272,6 +274,6 @@ def test_tensors_that_contradict_themselves_are_refused():
     message.inline = b""
     with pytest.raises(InvalidInput, match="shape"):
         to_torch(message)
-    message.dtype = 0
+    message.dtype = tensor_pb2.DATA_TYPE_UNSPECIFIED
     with pytest.raises(InvalidInput, match="dtype"):
         to_torch(message)

@@ -33,7 +33,7 @@ def test_draws_follow_transformers_warpers(temperature: float, top_k: int, top_p
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     warpers += [TopKLogitsWarper(top_k)] if top_k else []
     warpers += [TopPLogitsWarper(top_p)]
-    expected = warpers(torch.zeros(1, 0, dtype=torch.long), logits.clone()).softmax(dim=-1)[0]
+    expected = warpers(torch.zeros(1, 0, dtype=torch.long), logits.clone()).softmax(dim=-1)[0]  # pyright: ignore[reportArgumentType]
 
     grid = 20_000  # evenly spread noise: the share of each code is its probability, to within one grid cell
     noise = (torch.arange(grid) + 0.5) / grid
@@ -84,7 +84,7 @@ def test_repetition_penalty_equals_transformers() -> None:
     logits = torch.randn(1, CODES, generator=torch.Generator().manual_seed(2))
     earlier = torch.tensor([[3, 7, 7, 20]])
     seen = torch.zeros(1, CODES, dtype=torch.bool).scatter_(1, earlier, True)
-    expected = RepetitionPenaltyLogitsProcessor(1.3)(earlier, logits.clone())
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(earlier, logits.clone())  # pyright: ignore[reportArgumentType]
     torch.testing.assert_close(penalize(logits, seen, torch.tensor([1.3])), expected)
 
 

@@ -44,7 +44,7 @@ class Info(server_info_pb2_grpc.ServerInfoServiceServicer):
 @contextlib.asynccontextmanager
 async def serving(server_credentials: grpc.ServerCredentials) -> AsyncIterator[tuple[str, StreamHub]]:
     """Address and streams of a server that says it is a talker, and SERVING."""
-    server, servicer, hub = grpc.aio.server(options=SERVER_OPTIONS), health.aio.HealthServicer(), StreamHub()
+    server, servicer, hub = grpc.aio.server(options=SERVER_OPTIONS), health.aio.HealthServicer(), StreamHub()  # pyright: ignore[reportAttributeAccessIssue]
     for service in ("", KINDS["talker"].service):
         await servicer.set(service, SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -72,7 +72,7 @@ async def ask(channels: Channels, address: str, server_name: str = "") -> str:
     """What a health check by one of `channels` comes to: SERVING, or why there is no connection."""
     stub = health_pb2_grpc.HealthStub(channels.channel(address, server_name))
     try:
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)  # pyright: ignore[reportAttributeAccessIssue]
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
@@ -95,7 +95,7 @@ async def test_only_who_has_a_certificate_of_the_ca_is_let_in(tmp_path: Path):
         authorities = (ours / "ca.crt").read_bytes()
         async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authorities)) as nobody:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await health_pb2_grpc.HealthStub(nobody).Check(health_pb2.HealthCheckRequest(), timeout=5)
+                await health_pb2_grpc.HealthStub(nobody).Check(health_pb2.HealthCheckRequest(), timeout=5)  # pyright: ignore[reportAttributeAccessIssue]
             assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
@@ -215,7 +215,7 @@ async def test_new_files_are_used_without_a_failed_call(tmp_path: Path):
     server = credentials(directory, "talker").for_server()
     async with serving(server) as (address, _), calling(credentials(directory, "gateway")) as channels:
         before = channels.channel(address)
-        stream = health_pb2_grpc.HealthStub(before).Watch(health_pb2.HealthCheckRequest())
+        stream = health_pb2_grpc.HealthStub(before).Watch(health_pb2.HealthCheckRequest())  # pyright: ignore[reportAttributeAccessIssue]
         assert (await stream.read()).status == SERVING
         first = serial(directory, "talker")
         assert await asyncio.to_thread(shown, address, directory, "gateway") == first

@@ -71,6 +71,7 @@ def test_any_split_equals_one_whole_decode(checkpoint, dtype, attention, toleran
     splits = [[frames], [1] * frames, random_split(frames, 8, rng), random_split(frames, 100, rng)]
     for split in splits:
         slot = states.acquire()
+        assert slot is not None
         actual = decode(decoder, states, slot, codes, split)
         states.release(slot)
         assert actual.shape == expected.shape
@@ -146,6 +147,7 @@ def test_sizes_come_from_the_config(tiny_checkpoint, tmp_path, rates, ratios, wi
     states = decoder.new_states(2)
     states.acquire()
     slot = states.acquire()
+    assert slot is not None
     actual = decode(decoder, states, slot, codes, random_split(frames, 4, rng))
     assert (actual - expected).abs().max() <= FLOAT64_TOLERANCE
 

@@ -10,6 +10,7 @@ import itertools
 import queue
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,8 @@ class Case:
         shape = (streams, frames, spec.num_code_groups)
         self.codes = torch.randint(spec.codebook_sizes[0], shape, generator=generator)
         level = whole_decode(reference, self.codes[0, :100]).square().mean().sqrt()
-        for last in (self.decoder.decoder[-1].conv, reference.decoder[-1].conv):
+        decoders: list[Any] = [self.decoder, reference]
+        for last in (decoder.decoder[-1].conv for decoder in decoders):
             last.weight.requires_grad_(False).mul_(SPEECH_LEVEL / level)
             last.bias.requires_grad_(False).mul_(SPEECH_LEVEL / level)
         self.expected = [whole_decode(reference, codes) for codes in self.codes]
@@ -95,7 +97,7 @@ def test_batches_of_random_streams_with_random_splits(case: Case):
     decoder, rng = case.decoder, random.Random(3)
     computed = decoder.frames_computed
     states = decoder.new_states(case.streams)
-    slots = [states.acquire() for _ in range(case.streams)][::-3]
+    slots: list[Any] = [states.acquire() for _ in range(case.streams)][::-3]
     streams = len(slots)
     pieces: list[list[torch.Tensor]] = [[] for _ in slots]
     done = [0] * streams

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.code2wav import __main__ as code2wav_main
-from services.code2wav.causal import StepGraphs
+from services.code2wav.causal import CausalDecoder, StepGraphs
 from services.code2wav.config import Code2WavSettings
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, States, load_decoder
@@ -65,6 +65,7 @@ def test_captured_steps_give_what_eager_ones_give(tiny_checkpoint, device, dtype
     decoder = load_decoder(str(tiny_checkpoint), dtype, device)
     codes = random_codes(decoder, 5, 80)  # three rows of padding; more frames than the attention window holds
     split = [1, 2, 4, 8, 3, 1, *[8] * 7, 4, 1]  # 3 is not captured
+    assert isinstance(decoder, CausalDecoder)
     states = decoder.new_states(6)
     graphs = StepGraphs(capturer_of(decoder), decoder, states, max_frames=8)
     expected = decode(decoder, codes, split)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -203,7 +204,7 @@ async def test_bad_requests_are_refused_while_another_streams_on(decoder, servic
     await service.idle()
 
 
-async def collect_rest(call: grpc.aio.UnaryStreamCall) -> tuple[list, code2wav_pb2.DecodeSummary]:
+async def collect_rest(call: Any) -> tuple[list, code2wav_pb2.DecodeSummary]:
     responses = []
     async with asyncio.timeout(GUARD_S):
         while not (response := await call.read()).HasField("summary"):

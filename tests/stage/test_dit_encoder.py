@@ -95,7 +95,7 @@ async def serving(checkpoint: Path, dit: Bench, transport: SharedMemoryTransport
     for admission, server in zip(admissions, servers, strict=True):
         admission.open()
         await server.start()
-    yield Pair(*(f"127.0.0.1:{port}" for port in ports), admissions[0])
+    yield Pair(f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", admissions[0])
     for server in servers:
         await server.stop(None)
     await CHANNELS.close_all()

@@ -201,7 +201,7 @@ def make_lora(checkpoint: Path, out: Path, seed: int) -> Path:
     for name, parameter in transformer.named_parameters():
         if "lora" in name:
             parameter.data.normal_(std=0.3)
-    FluxPipeline.save_lora_weights(out, get_peft_model_state_dict(transformer))
+    FluxPipeline.save_lora_weights(out, get_peft_model_state_dict(transformer))  # pyright: ignore[reportArgumentType]
     return out
 
 

@@ -138,7 +138,7 @@ async def test_the_course_of_a_request(service: Service, dit: Bench) -> None:
 
 
 async def test_floats_and_seeds(service: Service, dit: Bench) -> None:
-    fields = {"pixel_format": dit_pb2.PIXEL_FORMAT_FLOAT32}
+    fields: dict[str, Any] = {"pixel_format": dit_pb2.PIXEL_FORMAT_FLOAT32}
     first = outputs(await service.responses(**fields, seed=8))[0]
     (wanted,) = dit.make(dit.orders(dit_pb2.DitStart(prompt="a red fox", seed=8, num_inference_steps=4)))
     torch.testing.assert_close(first, wanted, atol=1e-6, rtol=0)
@@ -262,7 +262,7 @@ def test_masks_of_every_kind() -> None:
     for value, wanted in ((0, 0), (20_000, 78), (65_535, 255)):
         file = io.BytesIO()
         Image.fromarray(np.full((8, 8), value, np.uint16)).save(file, "PNG")
-        assert np.unique(decode_mask(file.getvalue(), "mask", of, limits)).tolist() == [wanted]
+        assert np.unique(np.asarray(decode_mask(file.getvalue(), "mask", of, limits))).tolist() == [wanted]
 
 
 def test_a_picture_with_transparency_is_put_on_white() -> None:

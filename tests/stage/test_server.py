@@ -48,6 +48,7 @@ async def code2wav(checkpoint: Path, *flags: str) -> AsyncIterator[tuple[subproc
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while await health(channel, SERVICE) != "SERVING":
+                    assert process.stderr
                     assert process.poll() is None, process.stderr.read()
                     await asyncio.sleep(0.1)
             yield process, channel, f"127.0.0.1:{port}"
@@ -58,7 +59,7 @@ async def code2wav(checkpoint: Path, *flags: str) -> AsyncIterator[tuple[subproc
 
 async def health(channel: grpc.aio.Channel, service: str) -> str:
     try:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))  # pyright: ignore[reportAttributeAccessIssue]
     except grpc.aio.AioRpcError as error:
         return error.code().name
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
@@ -103,7 +104,7 @@ async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(tiny_checkp
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.Decode(code2wav_pb2.DecodeRequest(request_id="late", codes=to_message(frame))).read()
             assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert "draining" in refused.value.details()
+            assert "draining" in (refused.value.details() or "")
 
             stream.put([Rows("codes", 1, frame)])
             stream.finish(2)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,7 +139,7 @@ async def test_late_text_gives_the_same_codes_and_holds_nobody_up(setup: Setup, 
 
 
 async def test_seeded_codes_do_not_depend_on_the_batch(setup: Setup, engine: TalkerEngine) -> None:
-    rules = {"temperature": 0.9, "predictor_temperature": 1.0}
+    rules: dict[str, Any] = {"temperature": 0.9, "predictor_temperature": 1.0}
     alone = [await _say(engine, setup.request("text", seed=seed, **rules)) for seed in (1, 2, 3)]
     requests = [setup.request("text", seed=seed, **rules) for seed in (1, 2, 3)]
     together = await asyncio.gather(_say(engine, setup.request("chinese")), *[_say(engine, r) for r in requests])
@@ -199,7 +200,8 @@ async def test_a_broken_engine_tells_every_request(setup: Setup) -> None:
 
 
 async def test_a_batch_of_32_says_what_32_single_runs_say(setup: Setup) -> None:
-    names, rules = list(CONVERSATIONS), {"temperature": 0.9, "predictor_temperature": 1.0, "repetition_penalty": 1.05}
+    names = list(CONVERSATIONS)
+    rules: dict[str, Any] = {"temperature": 0.9, "predictor_temperature": 1.0, "repetition_penalty": 1.05}
     requests = [setup.request(names[i % len(names)], seed=i, **(rules if i % 2 else {})) for i in range(32)]
     engine = setup.engine(slots=32)
     together = await asyncio.gather(*[_say(engine, request) for request in requests])

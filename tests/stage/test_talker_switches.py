@@ -75,7 +75,7 @@ def test_rope_sections_in_one_piece_are_those_of_transformers() -> None:
     query, key = (torch.randn(5, heads, 32, generator=generator) for heads in (4, 2))
     positions = torch.randint(0, 500, (5, 3), generator=generator)
     parameters = {"rope_type": "default", "rope_theta": SIZES.rope_theta, "mrope_section": [4, 6, 6]}
-    reference = Qwen2_5OmniRotaryEmbedding(Qwen2_5OmniTalkerConfig(head_dim=32, rope_parameters=parameters))
+    reference = Qwen2_5OmniRotaryEmbedding(Qwen2_5OmniTalkerConfig(head_dim=32, rope_parameters=parameters))  # pyright: ignore[reportArgumentType]
     expected = apply_rotary_pos_emb(
         query.transpose(0, 1)[None], key.transpose(0, 1)[None], *reference(query, positions.T[:, None])
     )

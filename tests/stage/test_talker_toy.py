@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -92,7 +93,7 @@ async def test_the_toy_says_what_its_reference_says(checkpoint: Path, captured: 
 async def test_both_ends_of_speech_end_it_but_not_before_the_least_frames(checkpoint: Path) -> None:
     """Random speech, so that it ends somewhere; what the rules forbid never comes."""
     async with Toy(checkpoint) as toy:
-        rules = {"temperature": 2, "top_k": 0, "repetition_penalty": 1, "max_frames": 250}
+        rules: dict[str, Any] = {"temperature": 2, "top_k": 0, "repetition_penalty": 1, "max_frames": 250}
         said = [await toy.speak(TEXT, seed=seed, **rules) for seed in range(12)]
     ended = [codes for codes, summary in said if summary.end == talker_pb2.SPEECH_END_STOP]
     assert ended

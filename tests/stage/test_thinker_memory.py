@@ -33,12 +33,12 @@ def vllm_config(kv_cache_bytes: int | None = None) -> Any:
 
 def test_the_rank_that_keeps_the_rows_has_less_for_its_kv_cache() -> None:
     """Qwen3-Omni-30B-A3B over four GPUs: one KV head each of 128 elements, 48 layers."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 
     from services.thinker.plugin.executor import kv_bytes_per_slot, leave_room
 
     layer = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=128, dtype=torch.bfloat16)
-    specs = [{f"layers.{i}": layer for i in range(48)}] * 4
+    specs: list[dict[str, KVCacheSpec]] = [{f"layers.{i}": layer for i in range(48)}] * 4
     kv_bytes, rows = kv_bytes_per_slot(specs[0]), row_bytes(KINDS, torch.bfloat16)
     assert (kv_bytes, rows) == (24 * 1024, 4096 + 12)
     first, *others = leave_room(vllm_config(), specs, [48 * GIB] * 4)
@@ -78,7 +78,7 @@ def test_a_step_has_as_many_tokens_as_vllm_gives_its_own_server(monkeypatch: pyt
     monkeypatch.setattr(AsyncLLM, "from_engine_args", from_engine_args)
     monkeypatch.setattr(engine, "engine_args", lambda *_: None)
     checkpoint: Any = SimpleNamespace(dtype="bfloat16")
-    context = engine._load(ThinkerSettings(model="org/name"), checkpoint, "ipc://@nobody")
+    context: Any = engine._load(ThinkerSettings(model="org/name"), checkpoint, "ipc://@nobody")
     h100 = SimpleNamespace(
         get_device_total_memory=lambda: 80 * GIB,
         get_device_name=lambda: "NVIDIA H100",

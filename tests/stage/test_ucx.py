@@ -112,6 +112,7 @@ def eight() -> list[Rows]:
 async def test_a_consumer_that_dies_frees_what_was_on_its_way():
     async with consumed() as (hub, worker, stream, process):
         stream.put(eight())
+        assert process.stdout
         assert json.loads(await asyncio.to_thread(process.stdout.readline)) == {"got": MIB}
         assert worker.under_way > 0
         process.kill()

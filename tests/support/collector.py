@@ -18,7 +18,9 @@ class Received:
 
     @property
     def attributes(self) -> dict:
-        return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in self.span.attributes}
+        return {
+            entry.key: getattr(entry.value, entry.value.WhichOneof("value") or "") for entry in self.span.attributes
+        }
 
     @property
     def events(self) -> list[str]:

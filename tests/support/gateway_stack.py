@@ -79,7 +79,7 @@ def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
 async def serving(app):
     """`app` on a port of this machine: its URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none"))
-    server.capture_signals = contextlib.nullcontext  # signals are pytest's
+    server.capture_signals = contextlib.nullcontext  # signals are pytest's  # pyright: ignore[reportAttributeAccessIssue]
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.005)

@@ -107,7 +107,7 @@ class Script:
                     await self.release.wait()
                 if i == self.after and isinstance(self.error, tuple):
                     await context.abort(*self.error)
-                if i == self.after and self.error is not None:
+                if i == self.after and isinstance(self.error, StageError):
                     await abort(context, self.error)
                 if output is not None:
                     yield output
@@ -294,7 +294,7 @@ class ScriptedStages:
         self.scripts = {stage: Script() for stage in kinds}
         self.addresses: dict[str, str] = {}
         self.servers: dict[str, grpc.aio.Server] = {}
-        self.health: dict[str, health.aio.HealthServicer] = {}
+        self.health: dict[str, Any] = {}
         self.infos = {stage: ServerInfo(stage, script) for stage, script in self.scripts.items()}
 
     async def start(self, stage: str) -> None:
@@ -312,7 +312,7 @@ class ScriptedStages:
         else:
             code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(Code2Wav(script), server)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
-        health_servicer = self.health[stage] = health.aio.HealthServicer()
+        health_servicer = self.health[stage] = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
         await health_servicer.set(KINDS[stage].service, health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         address = self.addresses.get(stage, "127.0.0.1:0")

@@ -75,6 +75,7 @@ def peer(*arguments: str, script: str = "shm_support") -> Iterator[tuple[subproc
     """A process of this file, or of another one, and what it says when it is ready."""
     command = [sys.executable, "-m", f"tests.support.{script}", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
     try:
         line = process.stdout.readline()
         assert line, f"the peer ended with {process.wait(READY_S)}"

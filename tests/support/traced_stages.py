@@ -114,7 +114,7 @@ class TracedStages(ScriptedStages):
         add(servicer, server)
         stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(servicer.hub, stage), server)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
-        servicer_of_health = health.aio.HealthServicer()
+        servicer_of_health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
         await servicer_of_health.set(KINDS[stage].service, health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer_of_health, server)
         self.addresses[stage] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -142,7 +142,7 @@ async def scripted_dit(info: server_info_pb2.DitInfo) -> AsyncIterator[ScriptedD
     stage, server = ScriptedDit(info), grpc.aio.server(options=channels.SERVER_OPTIONS)
     dit_pb2_grpc.add_DitServiceServicer_to_server(stage, server)
     server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(stage, server)
-    health_servicer = health.aio.HealthServicer()
+    health_servicer = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
     await health_servicer.set(KINDS["dit"].service, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     stage.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -211,7 +211,8 @@ def decode_mp4(file: bytes) -> tuple[np.ndarray, float]:
     with av.open(io.BytesIO(file)) as container:
         stream = container.streams.video[0]
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
-        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])  # pyright: ignore[reportAttributeAccessIssue]
+        assert stream.average_rate
         return frames, float(stream.average_rate)
 
 
@@ -245,6 +246,7 @@ async def gateway_process(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
+    assert process.stdout
     output = asyncio.create_task(process.stdout.read())
     client = Client(f"http://127.0.0.1:{port}", stage, jobs_dir)
 

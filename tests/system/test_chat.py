@@ -84,7 +84,11 @@ def test_speech_streams_beside_the_text(client, model):
             pcm += base64.b64decode(delta.audio.data or "")
             first_samples = first_samples or len(pcm) // 2
             ids.add(delta.audio.id)
-    frames = usage.completion_tokens_details.audio_tokens
+    assert usage
+    details = usage.completion_tokens_details
+    assert details
+    frames = details.audio_tokens
+    assert frames
     samples = np.frombuffer(pcm, np.int16)
     assert transcript == text != ""
     assert len(ids) == 1
@@ -92,7 +96,7 @@ def test_speech_streams_beside_the_text(client, model):
     assert 0 < frames * 1920 - len(samples) < 1920  # the decoder's tail
     assert first_samples == facts["samples_per_frame"] - facts["trimmed_samples"]  # one codec frame
     assert np.abs(samples).max() > 100
-    assert usage.completion_tokens == usage.completion_tokens_details.text_tokens + frames
+    assert usage.completion_tokens == details.text_tokens + frames
     # The first sound left the gateway before the thinker had finished its text.
     assert kinds.index("audio") < len(kinds) - 1 - kinds[::-1].index("text")
 
@@ -122,7 +126,7 @@ def test_speech_in_every_format(client, model, file_format):
         heard_s = len(samples) / rate_hz
     else:
         with av.open(io.BytesIO(file)) as container:
-            heard_s = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
+            heard_s = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))  # pyright: ignore[reportAttributeAccessIssue]
     assert heard_s == pytest.approx(seconds, abs=0.12)  # lossy codecs pad
 
 
@@ -132,6 +136,7 @@ def test_pictures_sounds_and_films_are_read(client, model, media):
         messages = [{"role": "user", "content": content}]
         answer = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=4)
         assert answer.choices[0].message.content is not None
+        assert answer.usage
         return answer.usage
 
     plain = prompt_tokens()
@@ -143,7 +148,9 @@ def test_pictures_sounds_and_films_are_read(client, model, media):
     assert image.prompt_tokens > plain.prompt_tokens
     assert video.prompt_tokens > plain.prompt_tokens
     assert audio.prompt_tokens == audio_url.prompt_tokens > plain.prompt_tokens
-    assert audio.prompt_tokens_details.audio_tokens > 0
+    assert audio.prompt_tokens_details
+    assert plain.prompt_tokens_details
+    assert (audio.prompt_tokens_details.audio_tokens or 0) > 0
     assert plain.prompt_tokens_details.audio_tokens == 0
 
 

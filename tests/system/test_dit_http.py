@@ -90,7 +90,7 @@ def film(client: httpx.Client, fields: dict[str, Any], from_picture: bool) -> np
     assert job["status"] == "completed", job
     content = client.get(f"/v1/videos/{job['id']}/content").raise_for_status().content
     with av.open(io.BytesIO(content)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def compare(family: str, mine: np.ndarray, theirs: np.ndarray) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ def reference_answers(checkpoint: Path, media: Media) -> dict[str, ReferenceAnsw
                         content.append({"type": "audio", "audio": video.sound})
             conversation.append({"role": role, "content": content})
         has_video = any(VIDEO in parts for _, parts in turns)
-        options = {"fps": VIDEO_FPS} if has_video else {}
+        options: dict[str, Any] = {"fps": VIDEO_FPS} if has_video else {}
         answers[case] = reference.answer(conversation, MAX_TOKENS, MAX_FRAMES, use_audio_in_video=heard, **options)
     return answers
 

@@ -56,7 +56,7 @@ async def test_nobody_reaches_a_stage_without_a_certificate_of_the_ca(stack, tmp
         for identity in (None, credentials(tmp_path, "stranger").identity):
             async with channels.new_channel(address, identity) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+                    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)  # pyright: ignore[reportAttributeAccessIssue]
                 assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
 
 

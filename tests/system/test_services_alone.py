@@ -20,6 +20,7 @@ BUF = Path(sys.executable).parent / "buf"
 
 def curl(stack: Stack, stage: str, method: str, *messages: dict) -> list[dict]:
     """Calls `method` with `messages`; what came back, message by message."""
+    assert stack.access
     home = stack.access.certificates / IDENTITY
     identity = ["--cacert", home / "ca.crt", "--cert", home / "tls.crt", "--key", home / "tls.key"]
     url = f"https://{stack.addresses[stage]}/{method}"

@@ -127,11 +127,14 @@ class TlsSettings(Settings):
 
     for_every_process: ClassVar[tuple[str, ...]] = ("tls_cert", "tls_key", "tls_ca", "tls_server_name")
 
-    tls_cert: Path | None = Field(None, description="PEM of this process's certificate, shown to clients and servers")
-    tls_key: Path | None = Field(None, description="PEM of its private key")
-    tls_ca: Path | None = Field(None, description="PEM of the CAs that sign the certificates of all processes")
+    tls_cert: Path | None = Field(
+        default=None, description="PEM of this process's certificate, shown to clients and servers"
+    )
+    tls_key: Path | None = Field(default=None, description="PEM of its private key")
+    tls_ca: Path | None = Field(default=None, description="PEM of the CAs that sign the certificates of all processes")
     tls_server_name: str | None = Field(
-        None, description="name that the certificates of other stages must have; default: the host they are reached by"
+        default=None,
+        description="name that the certificates of other stages must have; default: the host they are reached by",
     )
 
     @model_validator(mode="after")
@@ -156,29 +159,35 @@ class StageSettings(TlsSettings):
     changes_outputs: ClassVar[tuple[str, ...]] = ()
 
     model: str = Field(description="checkpoint directory or hub id")
-    served_model_name: str | None = Field(None, description="name of the model in ServerInfo; default: --model")
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: the checkpoint's")
-    device: str = Field("auto", description="torch device; auto: cuda if there is one, else cpu")
-    max_running_requests: int = Field(32, ge=1, description="requests the engine works on at a time")
-    max_queued_requests: int = Field(128, ge=0, description="requests that may wait; more are refused")
+    served_model_name: str | None = Field(default=None, description="name of the model in ServerInfo; default: --model")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=0, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="auto: the checkpoint's"
+    )
+    device: str = Field(default="auto", description="torch device; auto: cuda if there is one, else cpu")
+    max_running_requests: int = Field(default=32, ge=1, description="requests the engine works on at a time")
+    max_queued_requests: int = Field(default=128, ge=0, description="requests that may wait; more are refused")
     transports: Annotated[list[Transport], NoDecode, BeforeValidator(_words)] = Field(
-        ["inline", "shared_memory"],
+        default=["inline", "shared_memory"],
         description="how tensors may come and go: large ones by shared_memory if both ends see the same, else by ucx "
         "if both have it, else inline",
     )
     shared_memory_mib: int = Field(
-        0, ge=0, description="memory for large tensors that consumers on this host read, taken at start; 0: none"
+        default=0,
+        ge=0,
+        description="memory for large tensors that consumers on this host read, taken at start; 0: none",
     )
     shared_memory_dir: str = Field(
-        "/dev/shm", description="where it is, a directory in memory; consumers need the same"
+        default="/dev/shm", description="where it is, a directory in memory; consumers need the same"
     )
-    shared_memory_min_bytes: int = Field(65536, ge=1, description="least size of a tensor that goes there")
-    ucx_min_bytes: int = Field(262144, ge=1, description="least size of a tensor that goes by ucx")
-    drain_timeout_s: float = Field(60.0, gt=0, description="longest wait for requests in flight after SIGTERM")
-    metrics_port: int | None = Field(None, ge=0, le=65535, description="Prometheus port; default: no metrics server")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+    shared_memory_min_bytes: int = Field(default=65536, ge=1, description="least size of a tensor that goes there")
+    ucx_min_bytes: int = Field(default=262144, ge=1, description="least size of a tensor that goes by ucx")
+    drain_timeout_s: float = Field(default=60.0, gt=0, description="longest wait for requests in flight after SIGTERM")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Prometheus port; default: no metrics server"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
     @field_validator("transports")
     @classmethod
