@@ -15,6 +15,7 @@ from gateway.pipeline.job import Finished, Job, StageFailure, speech
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.run import run
 from quartet.v1 import talker_pb2, thinker_pb2
+from services.common.rpc.channels import Channels
 from services.common.rpc.errors import Unavailable
 from tests.support.stack import free_port
 
@@ -90,11 +91,12 @@ async def test_stages_are_replaced_under_load_and_no_request_fails(stack, tiny_c
     seconds = [Second(stage, tiny_checkpoint, *stack.access.stage_flags) for stage in ("talker", "code2wav")]
     addresses = stack.addresses | {second.stage: [stack.addresses[second.stage], second.address] for second in seconds}
     try:
-        async with stack.stages_reached(), Pipeline(load_pipeline(PIPELINE, addresses), 0.25, 1.0) as stages:
+        channels = Channels(stack.access.credentials)
+        async with Pipeline(load_pipeline(PIPELINE, addresses), 0.25, 1.0, channels=channels) as stages:
             replicas = {second: stages.by_name[second.stage].replicas[second.address] for second in seconds}
 
             async def until(serving: bool, *awaited: Second) -> None:
-                async with asyncio.timeout(90):
+                async with asyncio.timeout(300):
                     while any(replicas[second].serving is not serving for second in awaited):
                         await asyncio.sleep(0.02)
 
