@@ -1,6 +1,6 @@
 """What tests make once on a machine and find again in their next run: small checkpoints, and references' answers.
 
-It lies in $QUARTET_TEST_CACHE, by default ~/.cache/quartet-tests, by a hash of all that it depends on: what is asked
+It lies in $QUARTET_KEPT_DIR, by default ~/.cache/quartet-tests, by a hash of all that it depends on: what is asked
 for, the source that makes it, and the versions of the libraries that do the work. The directory may always be deleted.
 """
 
@@ -21,7 +21,7 @@ from PIL import Image
 T = TypeVar("T")
 
 LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers", "safetensors", "numpy", "pillow")
-ROOT = Path(os.environ.get("QUARTET_TEST_CACHE") or Path.home() / ".cache" / "quartet-tests")
+ROOT = Path(os.environ.get("QUARTET_KEPT_DIR") or Path.home() / ".cache" / "quartet-tests")
 
 
 def kept_folder(make: Callable[[Path], object], *asked: Any) -> Path:
