@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import math
 import subprocess
 import sys
 import threading
@@ -200,7 +201,8 @@ def test_a_long_and_slow_link_plays_without_a_gap(system, reference):
     with system.hosts.far(ONE_WAY_S, RATE_BPS):
         assert system.round_trip_s() >= 2 * ONE_WAY_S
         system.start_gateway()  # connects over it
-        for _ in range(3):  # the link holds up all of them, a busy machine one or the other
+        while len(gaps_ms) < 10 and min(gaps_ms, default=math.inf) > AUDIBLE_GAP_MS:
+            # a link that is too slow holds up all of them, a busy machine one or the other
             heard = listen(system.url, picture_in_speech(model_of(system.url)))
             assert_same(heard, reference)
             gaps_ms.append(longest_gap_ms((came * 1000, len(pcm16) / BYTES_A_MS) for came, pcm16 in heard.pieces))
