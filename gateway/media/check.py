@@ -1,7 +1,6 @@
 """Looks at the headers of media files, so that a broken or endless one is refused before any stage sees it."""
 
 import io
-import struct
 import warnings
 
 import av
@@ -11,6 +10,7 @@ from PIL import Image
 
 from gateway.media.fetch import MediaError
 from gateway.settings import GatewaySettings
+from services.common.rpc.messages import claimed_wav_s
 
 # Containers of one file each. Playlists (HLS, DASH, concat) are not among them: reading one opens what it names.
 _CONTAINERS = (
@@ -82,7 +82,7 @@ def _check_stream(kind: str, content: bytes, settings: GatewaySettings) -> None:
             if kind == "video":
                 context = container.streams.video[0].codec_context
                 _check_pixels(context.width, context.height, settings)
-            duration_s = max(_duration_s(container, stream), _wav_claim_s(content))
+            duration_s = max(_duration_s(container, stream), claimed_wav_s(content))
             if duration_s > max_s:
                 raise MediaError(f"the {kind} is {duration_s:.0f} s long; at most {max_s:g} s are allowed")
             if not any(packet.size for packet in container.demux(stream)):
@@ -99,21 +99,3 @@ def _duration_s(container: InputContainer, stream: av.AudioStream | av.VideoStre
     if stream.duration is not None and stream.time_base is not None:
         claims.append(float(stream.duration * stream.time_base))
     return max(claims)
-
-
-def _wav_claim_s(content: bytes) -> float:
-    """Duration that a WAV header claims, which FFmpeg would cut to the file's size; 0 for other files.
-
-    A data size near 2^32 is what programs write that do not know it: no claim.
-    """
-    if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
-        return 0.0
-    position, bytes_per_second = 12, 0
-    while position + 8 <= len(content):
-        name, size = struct.unpack_from("<4sI", content, position)
-        if name == b"fmt " and position + 20 <= len(content):
-            (bytes_per_second,) = struct.unpack_from("<I", content, position + 16)
-        elif name == b"data":
-            return size / bytes_per_second if bytes_per_second and size < 0xFFFFFF00 else 0.0
-        position += 8 + size + size % 2
-    return 0.0

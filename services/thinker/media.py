@@ -2,7 +2,6 @@
 
 import io
 import math
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from services.common.rpc.errors import InvalidInput
-from services.common.rpc.messages import open_image
+from services.common.rpc.messages import claimed_wav_s, open_image
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 
@@ -145,30 +144,13 @@ def _sound(file: MediaFile, container: Any, sample_rate_hz: int, max_s: float) -
 
 def _refuse_longer(file: MediaFile, container: Any, stream: Any, max_s: float) -> None:
     """Refuses by what the header says, before anything is decoded."""
-    duration_s = _promised_wav_s(file.data)
+    duration_s = claimed_wav_s(file.data)
     if stream.duration and stream.time_base:
         duration_s = max(duration_s, float(stream.duration * stream.time_base))
     elif container.duration:
         duration_s = max(duration_s, container.duration / 1_000_000)  # microseconds (AV_TIME_BASE)
     if not math.isfinite(duration_s) or duration_s > max_s:
         raise InvalidInput(file.field, f"lasts {duration_s:.0f} s; at most {max_s:g} s are taken")
-
-
-def _promised_wav_s(data: bytes) -> float:
-    """Seconds that a WAV file's header speaks of, 0 where it says nothing. FFmpeg looks at the size of the file
-    instead, and would take a long recording that was cut off for a short one."""
-    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        return 0.0
-    at, bytes_a_second = 12, 0
-    while at + 8 <= len(data):
-        name, size_bytes = struct.unpack_from("<4sI", data, at)
-        if name == b"fmt " and at + 20 <= len(data):
-            bytes_a_second = struct.unpack_from("<I", data, at + 16)[0]
-        if name == b"data":
-            unknown = size_bytes >= 0xFFFFFF00  # what is written by programs that cannot seek back
-            return size_bytes / bytes_a_second if bytes_a_second and not unknown else 0.0
-        at += 8 + size_bytes + size_bytes % 2
-    return 0.0
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,25 @@ def open_image(data: bytes, field: str) -> "Iterator[Image]":
             yield image
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidInput(field, f"cannot be decoded as an image: {error}") from None
+
+
+def claimed_wav_s(data: bytes) -> float:
+    """Seconds that a WAV file's header claims; 0 where it claims nothing, and for other files.
+
+    FFmpeg looks at the size of the file instead, and would take a long recording that was cut off for a short one. A
+    data size near 2^32 is what programs write that cannot seek back: no claim.
+    """
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        return 0.0
+    at, bytes_per_second = 12, 0
+    while at + 8 <= len(data):
+        name, size_bytes = struct.unpack_from("<4sI", data, at)
+        if name == b"fmt " and at + 20 <= len(data):
+            (bytes_per_second,) = struct.unpack_from("<I", data, at + 16)
+        elif name == b"data":
+            return size_bytes / bytes_per_second if bytes_per_second and size_bytes < 0xFFFFFF00 else 0.0
+        at += 8 + size_bytes + size_bytes % 2
+    return 0.0
 
 
 async def first_start(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
