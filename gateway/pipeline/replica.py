@@ -191,9 +191,7 @@ class Replica:
                 health += f" ({(error.details() or '').rpartition('last error: ')[2]})"
         else:
             self._late = 0
-            if (
-                losses != self._losses
-            ):  # lost while this was on its way: the answer may be from before; it is asked again
+            if losses != self._losses:  # lost meanwhile: the answer may be from before, and it is asked again
                 return
         self._set_health(health, info)
 

@@ -81,9 +81,7 @@ class Stack:
     @cached_property
     def http(self) -> httpx.Client:
         """Asks the gateway, with the key. For any thread."""
-        limits = httpx.Limits(
-            max_keepalive_connections=0
-        )  # each request on a connection of its own, as of a new client
+        limits = httpx.Limits(max_keepalive_connections=0)  # a connection of its own for each, as of a new client
         headers = {"authorization": f"Bearer {self.key}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=60, limits=limits)
 

@@ -11,6 +11,10 @@ from typing import Any, Protocol
 import structlog
 import torch
 
+_WARM_UP_RUNS = 2  # before a capture: libraries allocate and choose kernels on their first calls
+
+log = structlog.get_logger()
+
 
 def engine_device(asked: str) -> torch.device:
     """The device of this machine that the setting `device` names; see `device_among`."""
@@ -91,9 +95,6 @@ class Staging:
         return moved
 
 
-_WARM_UP_RUNS = 2  # before a capture: libraries allocate and choose kernels on their first calls
-
-
 def power_of_two(n: int) -> int:
     """The least power of two that is at least `n`: few sizes are captured, and a step runs as the next one."""
     return 1 << max(0, n - 1).bit_length()
@@ -152,9 +153,6 @@ class CudaGraphs:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 output = run()
         return CapturedRun(graph.replay, output)
-
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
