@@ -92,7 +92,7 @@ def _header(path: Path) -> dict[str, Any]:
 def _hub(model: str) -> tuple[dict[str, Any], Iterator[tuple[str, int]]]:
     from huggingface_hub import get_safetensors_metadata, hf_hub_download
 
-    config = json.loads(Path(hf_hub_download(model, "config.json")).read_text())
+    config = read_config(Path(hf_hub_download(model, "config.json")).parent)
     files = get_safetensors_metadata(model).files_metadata.values()
     tensors = (
         (name, tensor.data_offsets[1] - tensor.data_offsets[0])

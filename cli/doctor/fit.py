@@ -11,7 +11,7 @@ from cli.doctor.machine import Machine
 from cli.plan import is_diffusion
 from cli.sizes import TooLittleMemory, read_sizes, stored_dtype, tensor_bytes
 from services.families import read_config
-from services.families.sizes import Sizes
+from services.families.sizes import Sizes, weights_dtype
 
 LEAST_CONTEXT_TOKENS = 8192  # where no setting says so, vLLM takes what its cache holds
 DIT_STEP_BYTES = 3 * GIB  # activations of a picture of 1024 x 1024 pixels, and of its decoding
@@ -32,10 +32,9 @@ def model_dtype(model: str) -> str:
     if not folder.is_dir():
         return "bfloat16"
     try:
-        config = read_config(folder)
+        return weights_dtype(read_config(folder))
     except ValueError as error:
         raise ValueError(f"--model {model}: {error}") from None
-    return config.get("dtype") or config.get("torch_dtype") or "bfloat16"
 
 
 def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:

@@ -32,6 +32,11 @@ class Sizes:
     talker_kv_per_position: int
 
 
+def weights_dtype(config: Mapping[str, Any]) -> str:
+    """The dtype of a checkpoint's weights by its config.json; "bfloat16" where that says none."""
+    return config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+
+
 def weights_by_stage(tensors: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Bytes of each stage's weights, from (name, bytes) of tensors whose names begin with a stage's."""
     weights: dict[str, int] = dict.fromkeys(STAGES, 0)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.families.sizes import DTYPE_BYTES, Sizes, kv_bytes, weights_by_stage
+from services.families.sizes import DTYPE_BYTES, Sizes, kv_bytes, weights_by_stage, weights_dtype
 
 STATE_LAYERS = 1  # that which the talker reads; --keep-embeddings would be another one
 ROPE_BYTES = 3 * 4  # position of a token in time, height and width, int32
@@ -14,7 +14,7 @@ def sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]]) -> Size
     """Those of a checkpoint with `config` and (name, bytes) of its tensors. Raises KeyError: a key is missing."""
     tensors = list(tensors)
     thinker, talker = config["thinker_config"]["text_config"], config["talker_config"]["text_config"]
-    element = DTYPE_BYTES[config.get("dtype") or config.get("torch_dtype") or "bfloat16"]
+    element = DTYPE_BYTES[weights_dtype(config)]
     return Sizes(
         weights=weights_by_stage(tensors),
         unsplit=sum(size for name, size in tensors if name.startswith(UNSPLIT)),
