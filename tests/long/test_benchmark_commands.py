@@ -29,21 +29,17 @@ def _run(script: str, *flags: str) -> str:
     return done.stdout
 
 
+def _of(stack: Stack, checkpoint: Path) -> tuple[str, ...]:
+    """Flags of a benchmark of `stack`, with short answers."""
+    answers = ("--tokens", "8", "--frames", "10")
+    return ("--run-dir", str(stack.run_directory), "--model", str(checkpoint), *answers)
+
+
 @pytest.mark.e2e
 @pytest.mark.long
 def test_speech_beside_transformers(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
-    flags = [
-        "--run-dir",
-        str(open_stack.run_directory),
-        "--model",
-        str(tiny_checkpoint),
-        "--tokens",
-        "8",
-        "--frames",
-        "10",
-    ]
     loads = ["--concurrency", "2", "--requests", "4", "--rate", "4", "--arrivals", "4", "--peer-requests", "2"]
-    output = _run("speech.py", *flags, *loads, "--json", str(tmp_path / "figures.json"))
+    output = _run("speech.py", *_of(open_stack, tiny_checkpoint), *loads, "--json", str(tmp_path / "figures.json"))
     assert "TTFA ms" in output
     closed, arriving = json.loads((tmp_path / "figures.json").read_text())["loads"]
     assert (closed["concurrency"], arriving["concurrency"], arriving["rate_per_s"]) == (2, None, 4.0)
@@ -62,18 +58,10 @@ def test_speech_beside_transformers(open_stack: Stack, tiny_checkpoint: Path, tm
 @pytest.mark.e2e
 @pytest.mark.long
 def test_split_and_fused_say_the_same(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
-    flags = [
-        "--run-dir",
-        str(open_stack.run_directory),
-        "--model",
-        str(tiny_checkpoint),
-        "--tokens",
-        "8",
-        "--frames",
-        "10",
-    ]
     loads = ["--concurrency", "2", "--requests", "2", "--rounds", "1", "--threads", "1"]
-    assert "both said the same" in _run("split_vs_fused.py", *flags, *loads, "--json", str(tmp_path / "figures.json"))
+    assert "both said the same" in _run(
+        "split_vs_fused.py", *_of(open_stack, tiny_checkpoint), *loads, "--json", str(tmp_path / "figures.json")
+    )
     sides = json.loads((tmp_path / "figures.json").read_text())["2"]
     assert sides["split"][0]["frames_per_s"] > 0 < sides["fused"][0]["frames_per_s"]
 

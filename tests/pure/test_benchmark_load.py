@@ -11,9 +11,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 from answer import Answer
 from client import Exchange, Gateway, Wish
 from figures import figures

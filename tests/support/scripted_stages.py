@@ -327,10 +327,10 @@ class ScriptedStages:
 
 
 @asynccontextmanager
-async def scripted_stages(*kinds: str) -> AsyncIterator[ScriptedStages]:
-    """Running servers; by default those that speak: thinker, talker and code2wav."""
+async def scripted_stages(*kinds: str, of: type[ScriptedStages] = ScriptedStages) -> AsyncIterator[ScriptedStages]:
+    """Running servers, as `of` makes them; by default those that speak: thinker, talker and code2wav."""
     kinds = kinds or ("thinker", "talker", "code2wav")
-    stages = ScriptedStages(kinds)
+    stages = of(kinds)
     for stage in kinds:
         await stages.start(stage)
     try:

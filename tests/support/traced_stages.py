@@ -1,8 +1,7 @@
 """Scripted stages in the shell that real ones have: admission, spans, metrics, and streams from one to the next."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 import torch
@@ -23,7 +22,7 @@ from services.common.rpc.call import Admission, Call, serve_call
 from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.service import TensorStreamServicer
-from tests.support.scripted_stages import Code2Wav, ScriptedStages, Talker, Thinker
+from tests.support.scripted_stages import Code2Wav, ScriptedStages, Talker, Thinker, scripted_stages
 from tests.support.streaming import subscribe
 
 
@@ -121,13 +120,5 @@ class TracedStages(ScriptedStages):
         await server.start()
 
 
-@asynccontextmanager
-async def traced_stages(*kinds: str) -> AsyncIterator[ScriptedStages]:
-    """Running servers of `kinds`."""
-    stages = TracedStages(kinds)
-    for stage in kinds:
-        await stages.start(stage)
-    try:
-        yield stages
-    finally:
-        await asyncio.gather(*(server.stop(grace=None) for server in stages.servers.values()))
+traced_stages = partial(scripted_stages, of=TracedStages)
+"""Running servers of the kinds it is given."""
