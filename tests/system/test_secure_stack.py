@@ -78,21 +78,28 @@ async def test_certificates_change_without_a_failed_request(stack, client):
     """Long answers that began before the change, short ones meanwhile, and new certificates everywhere."""
     directory = stack.access.certificates
     before = serial(directory, IDENTITY)
+
+    async def changed_everywhere() -> bool:
+        """Opens connections to look: a stage reads its files when one comes, at most once a second."""
+        addresses = stack.addresses.values()
+        serials = [await asyncio.to_thread(shown, address, directory, IDENTITY) for address in addresses]
+        assert set(serials) <= {before, serial(directory, IDENTITY)}
+        return before not in serials and "TLS files read again" in stack.log("gateway")
+
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         long = [threads.submit(speak, client, LONG, LONG)]
         await asyncio.to_thread(speak, client, 8, 8)  # when it has ended the long one has begun
         make(directory, IDENTITY)
         short = 0
-        while any("TLS files read again" not in stack.log(name) for name in [*stack.addresses, "gateway"]):
+        while not await changed_everywhere():
             both = [threads.submit(speak, client, 8, 8) for _ in range(2)]
             assert all(await asyncio.gather(*map(asyncio.wrap_future, both)))
             short += len(both)
             if long[-1].done():  # a fast machine
                 long.append(threads.submit(speak, client, LONG, LONG))
-        for address in stack.addresses.values():
-            assert await asyncio.to_thread(shown, address, directory, IDENTITY) == serial(directory, IDENTITY) != before
         assert await asyncio.to_thread(speak, client, 8, 8) > 0
         assert all(await asyncio.gather(*map(asyncio.wrap_future, long)))
     assert short
+    assert serial(directory, IDENTITY) != before
     assert stack.ready()
     until(lambda: set(stack.in_flight().values()) == {0}, "a stage counts a request out just after its last word")
