@@ -40,7 +40,6 @@ NAMED_TOKENS = {
     "audio_eos_token": "<|audio_end|>",
 }
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-AUDIO_RATE_HZ = 16_000
 AUDIO_S = 300
 PATCH = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 PIXELS = {"shortest_edge": 3_136, "longest_edge": 12_845_056}
@@ -91,13 +90,7 @@ def save_processor(out: Path, tokenizer: Qwen2Tokenizer) -> None:
     processor = Qwen3OmniMoeProcessor(
         image_processor=Qwen2VLImageProcessor(size=PIXELS, **PATCH),
         video_processor=Qwen2VLVideoProcessor(size=PIXELS, **PATCH),
-        feature_extractor=WhisperFeatureExtractor(
-            feature_size=128,
-            sampling_rate=AUDIO_RATE_HZ,
-            hop_length=160,
-            chunk_length=AUDIO_S,
-            n_fft=400,
-        ),
+        feature_extractor=WhisperFeatureExtractor(feature_size=128, chunk_length=AUDIO_S),
         tokenizer=tokenizer,
         chat_template=template,
     )
