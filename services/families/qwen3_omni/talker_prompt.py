@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,37 +15,38 @@ _TTS_PADS = 4
 _ASSISTANT_ROWS = ASSISTANT_HEADER + _TTS_PADS + 2  # and tts_bos, and the first text token
 
 
-@dataclass(frozen=True)
 class PromptSpec:
     """What prompts of a checkpoint are made of. Ids named `codec_*` and those of speakers are codes, the others text.
 
+    Args:
+        config: a Qwen3OmniMoeConfig.
+
     Attributes:
-        state_layer: layer of the thinker whose states stand for media.
+        states: kind of the rows that stand for media, as in `Rows.name`: those of layer `state_layer` of the thinker.
         state_width: their width.
         codec_prefix: codes before the speaker's.
         speaker_ids: code of each voice.
     """
 
-    state_layer: int
-    state_width: int
-    im_start_id: int
-    user_id: int
-    assistant_id: int
-    media_ids: frozenset[int]
-    vision_ids: frozenset[int]
-    vision_start_id: int
-    audio_start_id: int
-    tts_bos_id: int
-    tts_pad_id: int
-    codec_prefix: tuple[int, ...]
-    codec_pad_id: int
-    codec_bos_id: int
-    speaker_ids: Mapping[str, int]
-
-    @property
-    def states(self) -> str:
-        """Kind of the rows that stand for media, as in `Rows.name`."""
-        return f"hidden_states.{self.state_layer}"
+    def __init__(self, config: Any) -> None:
+        talker, thinker = config.talker_config, config.thinker_config
+        self.state_layer: int = talker.accept_hidden_layer
+        self.states = f"hidden_states.{self.state_layer}"
+        self.state_width: int = talker.thinker_hidden_size
+        self.im_start_id: int = config.im_start_token_id
+        self.user_id: int = config.user_token_id
+        self.assistant_id: int = config.assistant_token_id
+        self.vision_ids: frozenset[int] = frozenset({thinker.image_token_id, thinker.video_token_id})
+        self.media_ids: frozenset[int] = self.vision_ids | {thinker.audio_token_id}
+        self.vision_start_id: int = talker.vision_start_token_id
+        self.audio_start_id: int = talker.audio_start_token_id
+        self.tts_bos_id: int = config.tts_bos_token_id
+        self.tts_pad_id: int = config.tts_pad_token_id
+        self.codec_prefix: tuple[int, ...]
+        self.codec_prefix = (talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id)
+        self.codec_pad_id: int = talker.codec_pad_id
+        self.codec_bos_id: int = talker.codec_bos_id
+        self.speaker_ids: Mapping[str, int] = talker.speaker_id
 
 
 @dataclass(frozen=True)
@@ -146,11 +148,13 @@ def talker_prompt(prompt: ThinkerPrompt, first_text_id: int, speaker: str, spec:
         InvalidInput: the rows of the prompt do not fit together.
     """
     head = answer_head(prompt.token_ids, spec)
-    _check_states(prompt, spec)
+    is_state = is_media(prompt.token_ids, spec)
+    rows, media_rows = sum(map(len, prompt.media_states)), int(is_state.sum())
+    if rows != media_rows or any(states.shape[1:] != (spec.state_width,) for states in prompt.media_states):
+        raise InvalidInput(spec.states, f"has {rows} rows, the prompt needs {media_rows} of {spec.state_width}")
     kept = user_positions(prompt.token_ids, spec)
-    ids = prompt.token_ids[kept]
-    media = torch.nonzero(is_media(ids, spec)).flatten()
-    picked = (is_media(prompt.token_ids, spec).cumsum(dim=0) - 1)[kept[media]]  # position -> row of media_states
+    ids, media = prompt.token_ids[kept], torch.nonzero(is_state[kept]).flatten()
+    picked = (is_state.cumsum(dim=0) - 1)[kept[media]]  # position -> row of media_states
     header_begin = len(prompt.token_ids) - len(head) - ASSISTANT_HEADER
     header = prompt.token_ids[header_begin : header_begin + ASSISTANT_HEADER].tolist()
     assistant = [*header, *[spec.tts_pad_id] * _TTS_PADS, spec.tts_bos_id, first_text_id]
@@ -161,10 +165,3 @@ def talker_prompt(prompt: ThinkerPrompt, first_text_id: int, speaker: str, spec:
         positions=rope_positions(prompt, spec),
         states=States(spec.states, prompt.media_states, picked, media) if len(media) else None,
     )
-
-
-def _check_states(prompt: ThinkerPrompt, spec: PromptSpec) -> None:
-    media = int(is_media(prompt.token_ids, spec).sum())
-    rows = sum(map(len, prompt.media_states))
-    if rows != media or any(states.shape[1:] != (spec.state_width,) for states in prompt.media_states):
-        raise InvalidInput(spec.states, f"has {rows} rows, the prompt needs {media} of {spec.state_width}")
