@@ -7,8 +7,7 @@ from typing import Any
 
 from transformers import Qwen3OmniMoeConfig
 
-from services.families.qwen3_omni.talker_input import AnswerInput
-from services.families.qwen3_omni.talker_prompt import PromptSpec
+from services.families.qwen3_omni.talker_prompt import AnswerInput, PromptSpec
 from services.talker.family import (
     TEXT_EMBEDDINGS,
     MoeSpec,
@@ -107,7 +106,7 @@ def _sampling_defaults(folder: Path) -> SamplingDefaults:
     passes to it.
     """
     path = folder / "generation_config.json"
-    values = json.loads(path.read_text()) if path.is_file() else {}
+    values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return SamplingDefaults(
         temperature=values.get("talker_temperature", 0.9),
         top_k=values.get("talker_top_k", 50),

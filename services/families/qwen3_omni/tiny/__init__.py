@@ -91,9 +91,9 @@ def write_checkpoint(out: Path, size: str) -> None:
         KeyError: no such size.
     """
     sizes = SIZES[size]
-    from services.families.qwen3_omni.tiny.model import make_model
+    from services.families.qwen3_omni.tiny.model import write_model
     from services.families.qwen3_omni.tiny.processor import make_tokenizer, save_processor
 
     tokenizer = make_tokenizer(sizes.merges)
-    make_model(sizes, tokenizer).save_pretrained(out)
+    write_model(out, sizes, tokenizer)
     save_processor(out, tokenizer)

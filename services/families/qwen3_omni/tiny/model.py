@@ -10,6 +10,7 @@ logits are spread and every input matters.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,20 +58,17 @@ SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
 CALIBRATION_FRAMES = 40
 
 
-def make_model(sizes: "Sizes", tokenizer: PreTrainedTokenizerBase) -> Qwen3OmniMoeForConditionalGeneration:
-    """The model in float32, with weights from torch's global generator; special ids are those of `tokenizer`."""
-    model = Qwen3OmniMoeForConditionalGeneration(_model_config(sizes, tokenizer)).float().eval()
-    _randomize(model, tokenizer)
+def write_model(out: Path, sizes: "Sizes", tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes config and weights, in float32 and from torch's global generator, into the directory `out`. Special ids
+    are those of `tokenizer`."""
+    model: Any = Qwen3OmniMoeForConditionalGeneration(_model_config(sizes, tokenizer))
+    _randomize(model.float().eval(), tokenizer)
     model.generation_config = _generation_config(tokenizer)
-    return model
+    model.save_pretrained(out)
 
 
 def _model_config(sizes: "Sizes", tokenizer: PreTrainedTokenizerBase) -> Qwen3OmniMoeConfig:
-    media = {
-        **_ids(tokenizer, MEDIA_IDS),
-        "position_id_per_seconds": POSITIONS_PER_SECOND,
-        "seconds_per_chunk": 2,
-    }
+    media = _ids(tokenizer, MEDIA_IDS) | {"position_id_per_seconds": POSITIONS_PER_SECOND, "seconds_per_chunk": 2}
     vocabulary = -(-len(tokenizer) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     thinker = {
         "text_config": {"vocab_size": vocabulary, **_moe(sizes.thinker)},
@@ -211,7 +209,7 @@ def _randomize(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: PreTraine
     _set_loudness(model)
 
 
-def _prefer_text(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: PreTrainedTokenizerBase) -> None:
+def _prefer_text(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: Any) -> None:
     """Keeps the thinker to tokens that are text by themselves, and the end of the turn."""
     head = model.thinker.lm_head.weight
     end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
