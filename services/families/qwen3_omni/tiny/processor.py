@@ -72,7 +72,8 @@ def make_tokenizer(merges: int, words: Sequence[str] = ()) -> Qwen2Tokenizer:
     )
     byte_level.train_from_iterator([CORPUS, *(f"{word}\n" * 200 for word in (*ROLES, *words))], trainer)
     model = json.loads(byte_level.to_str())["model"]
-    tokenizer: Any = Qwen2Tokenizer(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]])
+    merges_of_pairs: Any = [tuple(pair) for pair in model["merges"]]
+    tokenizer: Any = Qwen2Tokenizer(vocab=model["vocab"], merges=merges_of_pairs)
     for token in SPECIAL_TOKENS:
         tokenizer.add_tokens(AddedToken(token, special=token not in PLAIN_TOKENS, normalized=False))
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
