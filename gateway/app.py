@@ -10,10 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from gateway.access.keys import ApiKeys, RequireKey
+from gateway.api_keys import ApiKeys
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
-from gateway.middleware import BodyLimit, RequestContext
+from gateway.middleware import BodyLimit, RequestContext, RequireKey
 from gateway.openai import audio, chat, images, models, videos
 from gateway.openai.connection import ClientGone
 from gateway.pipeline.config import PipelineConfig

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import ExitStack, aclosing, nullcontext
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import metrics
-from gateway.access.keys import ApiKey, Place
+from gateway.api_keys import ApiKey
 from gateway.errors import ApiError, from_failure
 from gateway.gateway import Gateway
 from gateway.pipeline.job import StageFailure
@@ -26,25 +26,18 @@ LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error t
 async def admitted(http: Request) -> AsyncIterator[Gateway]:
     """Holds one of the gateway's places, and one of the API key's, until the response is sent or the client is gone.
 
-    `request.state.place` is the key's, for what the request starts and leaves running; None without keys.
+    `request.state.place` is the key's, for what the request starts and leaves running to take along; without keys it
+    holds nothing.
     """
     gateway: Gateway = http.app.state.gateway
+    key: ApiKey | None = getattr(http.state, "key", None)
+    place = nullcontext(ExitStack()) if key is None else key.usage.request(key.entry)
     try:
         # the key's rate is counted last: what the gateway refuses does not use it up
-        with gateway.admission.admit(), _place(http) as http.state.place, metrics.RUNNING.track_inprogress():
+        with gateway.admission.admit(), place as http.state.place, metrics.RUNNING.track_inprogress():
             yield gateway
     except QueueFull as error:
         raise from_failure(StageFailure("gateway", error)) from None
-
-
-@contextmanager
-def _place(http: Request) -> Iterator[Place | None]:
-    key: ApiKey | None = getattr(http.state, "key", None)
-    if key is None:
-        yield None
-        return
-    with key.usage.request(key.entry) as place:
-        yield place
 
 
 def sse(data: dict[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 import uuid
+from contextlib import ExitStack
 from copy import deepcopy
 from typing import Annotated, Any, Self
 
@@ -12,7 +13,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BeforeValidator, Field, model_validator
 from starlette.responses import Response
 
-from gateway.access.keys import ApiKey, Place
+from gateway.api_keys import ApiKey
 from gateway.errors import ApiError, from_failure, invalid
 from gateway.gateway import Gateway
 from gateway.media.encode import VIDEO_MAX_SIDE_PIXELS
@@ -170,13 +171,12 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
     )
     start.request_id = video.id
     http.state.log |= {"video": video.id, "frames": video.frames}
-    place: Place | None = http.state.place
+    place: ExitStack = http.state.place.pop_all()  # the video counts among its key's requests until it ends
     try:
-        await _jobs(http).submit(video, stage, start, picture, on_end=place.release if place else None)
+        await _jobs(http).submit(video, stage, start, picture, on_end=place.close)
     except StageError as error:
+        place.close()
         raise from_failure(StageFailure("gateway", error)) from None
-    if place is not None:
-        place.kept = True  # the video counts among its key's requests until it ends
     return JSONResponse(video_object(video), headers=_POLL_AFTER)
 
 

@@ -1,52 +1,105 @@
-"""The API keys of a gateway, read again when their file changes, and what their requests take of their limits."""
+"""API keys: their file, which is read again when it changes, and what each one's requests take of its limits."""
 
 import asyncio
+import hashlib
 import hmac
 import math
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import structlog
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from pydantic import Field, StringConstraints
 
 from gateway import metrics
-from gateway.access.key_file import ApiKeyEntry, digest, read_key_file
 from gateway.errors import ApiError
-from gateway.strict import YamlError
+from gateway.strict import Strict, YamlError, YamlSource, read_yaml
 from services.common.rpc.tls import file_version
 
 CHECK_INTERVAL_S = 1.0
-# For probes, Prometheus and `quartet top`; the API's description is the same everywhere. An Ingress leaves them inside.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/docs", "/openapi.json"})
-_POLICY_VIOLATION = 1008  # a WebSocket's close code
 LIMITS = ("concurrency", "rate")
 _WINDOW_S = 60.0
 _RETRY_S = 1.0  # when a place will be free is not known
+PREFIX = "sk-quartet-"
+_RANDOM_BYTES = 32
+_MAX_REQUESTS_PER_MINUTE = 100_000  # the time of each is remembered for a minute
 
 log = structlog.get_logger()
 
 
-class Place:
-    """A request's place among those that its key may have at a time.
+class ApiKeyEntry(Strict):
+    """A key as the file has it."""
 
-    Attributes:
-        kept: whether it is held beyond the request, by what the request started.
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = Field(
+        description="in logs and metrics; letters, digits and . _ -"
+    )
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(
+        description="of the whole key, hexadecimal, as `quartet key` prints it"
+    )
+    max_concurrent_requests: int | None = Field(None, ge=1, description="requests at a time; default: no limit")
+    requests_per_minute: int | None = Field(
+        None, ge=1, le=_MAX_REQUESTS_PER_MINUTE, description="in any 60 seconds; default: no limit"
+    )
+
+
+class ApiKeyFile(Strict):
+    """The whole file."""
+
+    keys: list[ApiKeyEntry] = Field(min_length=1)
+
+
+def new_key() -> str:
+    """A key that nobody can guess: 256 random bits."""
+    return PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+
+
+def digest(key: str) -> str:
+    """SHA-256 of a key, hexadecimal.
+
+    Slow hashes with salt (bcrypt, argon2) are for what people make up: they keep the few likely passwords from being
+    tried. 256 random bits cannot be tried out, whatever the hash, and this one is computed for each request.
     """
+    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).hexdigest()
 
-    def __init__(self, usage: "Usage") -> None:
-        self.kept = False
-        self._usage: Usage | None = usage
 
-    def release(self) -> None:
-        """The place is free. May be called again."""
-        if self._usage is not None:
-            self._usage.release()
-            self._usage = None
+def read_key_file(file: Path) -> list[ApiKeyEntry]:
+    """The keys in `file`.
+
+    Raises:
+        YamlError: "FILE:LINE: what is wrong and how to fix it". What stands there for a hash is not repeated.
+    """
+    source = read_yaml(file)
+    if not isinstance(source.data, dict):
+        raise source.error((), "must be a mapping with the key `keys`, a list of what `quartet key` prints")
+    entries = source.parse(ApiKeyFile, _explain).keys
+    _check_unique(source, entries)
+    return entries
+
+
+def _explain(error: Any) -> str:
+    path = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return f"{path}: unknown; an entry has {', '.join(ApiKeyEntry.model_fields)}"
+    if error["loc"][-1:] == ("sha256",) and error["type"] != "missing":
+        return f"{path}: must be 64 hexadecimal digits, in quotes: the key's hash as `quartet key` prints it"
+    if error["loc"][-1:] == ("name",) and error["type"] == "string_pattern_mismatch":
+        return f"{path}: must be 1 to 64 letters, digits or . _ -"
+    return f"{path}: {error['msg']}"
+
+
+def _check_unique(source: YamlSource, entries: list[ApiKeyEntry]) -> None:
+    for field in ("name", "sha256"):
+        seen: dict[str, int] = {}
+        for index, entry in enumerate(entries):
+            first = seen.setdefault(getattr(entry, field), index)
+            if first != index:
+                what = f"keys.{index}.{field}: is that of keys.{first} too; each key has its own"
+                raise source.error(("keys", index, field), what)
 
 
 class Usage:
@@ -59,8 +112,9 @@ class Usage:
         self._running_metric = metrics.KEY_RUNNING.labels(name)
 
     @contextmanager
-    def request(self, entry: ApiKeyEntry) -> Iterator[Place]:
-        """While a request is served, or for longer if its place is kept.
+    def request(self, entry: ApiKeyEntry) -> Iterator[ExitStack]:
+        """A request's place among those that the key may have at a time: held while the request is served, or by what
+        the request started, if that takes it along (`pop_all`) and closes it.
 
         Raises:
             ApiError: 429, a limit of `entry` is reached.
@@ -68,19 +122,14 @@ class Usage:
         self._check_concurrency(entry)
         self._check_rate(entry)
         metrics.KEY_REQUESTS.labels(self.name).inc()
-        self._running += 1
-        self._running_metric.inc()
-        place = Place(self)
-        try:
+        self._count(1)
+        with ExitStack() as place:
+            place.callback(self._count, -1)
             yield place
-        finally:
-            if not place.kept:
-                place.release()
 
-    def release(self) -> None:
-        """For Place."""
-        self._running -= 1
-        self._running_metric.dec()
+    def _count(self, change: int) -> None:
+        self._running += change
+        self._running_metric.inc(change)
 
     def forget(self) -> None:
         """Removes the key's name from the metrics."""
@@ -171,46 +220,3 @@ class ApiKeys:
         self._keys = [ApiKey(entry, before.pop(entry.name, None) or Usage(entry.name)) for entry in entries]
         for usage in before.values():
             usage.forget()
-
-
-class RequireKey:
-    """Lets in who has a key, and sets `request.state.key`; answers others with 401.
-
-    Args:
-        app: what is protected, but for OPEN_PATHS.
-        keys: those that are known.
-    """
-
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
-        self._app, self._keys = app, keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        presented = _bearer(Headers(scope=scope).get("authorization", ""))
-        key = self._keys.find(presented) if presented else None
-        if key is not None:
-            state = scope.setdefault("state", {})
-            state["key"] = key
-            state.setdefault("log", {})["key"] = key.entry.name
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
-        else:
-            await _refuse(presented, scope, receive, send)
-
-
-async def _refuse(presented: str, scope: Scope, receive: Receive, send: Send) -> None:
-    reason = "the API key is not known here" if presented else "an API key is required"
-    message = f"{reason}; send `Authorization: Bearer KEY` with one that this server's operator gave out"
-    error = ApiError(401, message, None, "invalid_api_key")
-    scope.get("state", {}).get("log", {})["code"] = error.code
-    response = error.response()
-    response.headers["www-authenticate"] = "Bearer"
-    await response(scope, receive, send)
-
-
-def _bearer(header: str) -> str:
-    scheme, _, credentials = header.partition(" ")
-    return credentials.strip() if scheme.lower() == "bearer" else ""
