@@ -11,22 +11,20 @@ from starlette.responses import Response
 
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
-from gateway.openai.chat_requests import Pending, last_user_message, load_media, refuse_members
+from gateway.openai.chat_requests import last_words, refuse_members
 from gateway.openai.connection import DONE, sse
-from gateway.openai.content import ImagePart, TextPart
+from gateway.openai.content import ImagePart
 from gateway.openai.diffusion import ImageOptions, ImageRequest
 from gateway.openai.forms import validated
 from gateway.openai.image_generation import (
     FinishedImage,
     ImageGeneration,
-    Upload,
-    check_together,
     image_facts,
+    load_pictures,
     to_base64,
 )
 from gateway.openai.schema import ChatCompletionRequest
 from gateway.pipeline.stage import Stage
-from quartet.v1 import media_pb2
 
 # Members that ask for another answer than pictures; those that only say how text is sampled are not read.
 _TEXT_ONLY = ("audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
@@ -99,7 +97,8 @@ class ImageChat:
         refuse_members(request, _TEXT_ONLY, "this model answers with images; leave it out")
         if "audio" in (request.modalities or ()):
             raise invalid("modalities", 'this model answers with images: use ["image"]')
-        prompt, images = self._last_message()
+        why, reads = "it says what the image shows", "reads text and images"
+        self._asked_in, prompt, images = last_words(request, why, reads, ImagePart)
         info = image_facts(self._stage, edits=bool(images))
         members = {"prompt": prompt, "n": request.n, "seed": request.seed}
         with self._in_chat_terms():
@@ -107,11 +106,9 @@ class ImageChat:
         if len(images) > info.max_images:
             reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
             raise invalid(images[info.max_images].field, reason)
-        files = await load_media(self._gateway, images)
-        uploads = [Upload(image.field, file) for image, file in zip(images, files, strict=True)]
-        await check_together(self._gateway, uploads)
+        await load_pictures(self._gateway, images)
         start.request_id = self._request_id
-        return ImageGeneration(self._stage, start, uploads, None, self._deadline, self._log)
+        return ImageGeneration(self._stage, start, images, None, self._deadline, self._log)
 
     async def _parts(self, pictures: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
         """(index, content part) of each picture, as they are finished. Raises ApiError."""
@@ -132,18 +129,3 @@ class ImageChat:
                 error.param = self._asked_in if param == "prompt" else f"quartet.dit.{param}"
                 error.message = error.param + error.message.removeprefix(param)
             raise
-
-    def _last_message(self) -> tuple[str, list[Pending]]:
-        """Text and images of the user's last message."""
-        index, message = last_user_message(self._request, "it says what the image shows")
-        texts, images = [], []
-        self._asked_in = f"messages[{index}].content"
-        for j, part in enumerate(message.content):
-            field = f"messages[{index}].content[{j}]"
-            if isinstance(part, TextPart):
-                texts.append(part.text)
-            elif isinstance(part, ImagePart):
-                images.append(Pending(media_pb2.Media(), part, "image", field))
-            else:
-                raise invalid(field, "this model reads text and images only")
-        return "\n".join(texts), images

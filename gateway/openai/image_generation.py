@@ -13,23 +13,14 @@ import numpy as np
 from gateway import metrics
 from gateway.errors import invalid
 from gateway.gateway import Gateway
-from gateway.media.check import check, image_pixels
+from gateway.media.check import MediaFile, image_pixels, load_media
 from gateway.media.encode import IMAGE_MAX_SIDE_PIXELS, ImageFormat, encode_image
-from gateway.media.fetch import MediaError
 from gateway.openai.answer import timings
 from gateway.openai.diffusion import check_side, require_info, told_of
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.rpc.errors import InternalError
-
-
-@dataclass(frozen=True)
-class Upload:
-    """A picture that came with a request, and the member it came in."""
-
-    field: str
-    content: bytes
 
 
 @dataclass(frozen=True)
@@ -58,8 +49,8 @@ class ImageGeneration:
     Args:
         stage: makes them.
         start: what the stage gets, without files.
-        images: the pictures to start from; they have been checked.
-        mask: of the first of them; checked too.
+        images: the pictures to start from; they have been loaded.
+        mask: of the first of them; loaded too.
         deadline: `time.monotonic()` at which the request's time is over.
         log: fields of the request's log line, filled in here.
 
@@ -72,8 +63,8 @@ class ImageGeneration:
         self,
         stage: Stage,
         start: dit_pb2.DitStart,
-        images: Sequence[Upload],
-        mask: Upload | None,
+        images: Sequence[MediaFile],
+        mask: MediaFile | None,
         deadline: float,
         log: dict[str, Any],
     ) -> None:
@@ -83,7 +74,7 @@ class ImageGeneration:
             start.images.add(field=image.field)
         if mask is not None:
             start.mask.field = mask.field
-        self._files = [upload.content for upload in (*images, *([mask] if mask else []))]
+        self._files = [picture.content for picture in (*images, *([mask] if mask else []))]
         log |= {"pictures": start.count, "inputs": len(images)}
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -139,31 +130,20 @@ def image_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
     return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "pictures of a prompt alone")
 
 
-async def check_uploads(gateway: Gateway, uploads: Sequence[Upload]) -> None:
-    """Raises ApiError: 400 naming the first upload that is broken, too large or no picture."""
-    settings, total_bytes = gateway.settings, 0
-    for upload in uploads:
-        total_bytes += len(upload.content)
-        try:
-            if len(upload.content) > settings.media_max_bytes:
-                raise MediaError(f"the file is larger than the {settings.media_max_bytes} bytes allowed")
-            if total_bytes > settings.media_max_total_bytes:
-                raise MediaError(f"all media together are more than {settings.media_max_total_bytes} bytes")
-            await asyncio.to_thread(check, "image", upload.content, settings)
-        except MediaError as error:
-            raise invalid(upload.field, str(error), "invalid_media") from None
-    await check_together(gateway, uploads)
+async def load_pictures(gateway: Gateway, pictures: Sequence[MediaFile]) -> None:
+    """Fetches and checks what a stage is to start from.
 
-
-async def check_together(gateway: Gateway, uploads: Sequence[Upload]) -> None:
-    """Raises ApiError: 400 naming the first of the pictures, each good by itself, that is more than a stage is to hold
-    decoded for one request."""
+    Raises:
+        ApiError: 400 naming the first picture that is at fault, or, each being good by itself, that is more than a stage
+            is to hold decoded for one request; 504, too slow.
+    """
+    await load_media(gateway.fetcher, pictures)
     pixels, most = 0, gateway.settings.media_max_image_pixels
-    for upload in uploads:
-        pixels += await asyncio.to_thread(image_pixels, upload.content)
+    for picture in pictures:
+        pixels += await asyncio.to_thread(image_pixels, picture.content)
         if pixels > most:
             reason = f"with it the request's images have {pixels} pixels; together they may have {most}"
-            raise invalid(upload.field, reason, "invalid_media")
+            raise invalid(picture.field, reason, "invalid_media")
 
 
 def to_base64(pixels: np.ndarray, file_format: ImageFormat, quality: int) -> str:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
+from gateway.media.check import MediaFile
 from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.openai.diffusion import ImageRequest
 from gateway.openai.forms import FILE, is_form, page, read_form, read_json
@@ -20,9 +21,8 @@ from gateway.openai.image_generation import (
     FinishedImage,
     ImageGeneration,
     Preview,
-    Upload,
-    check_uploads,
     image_facts,
+    load_pictures,
     to_base64,
 )
 
@@ -62,16 +62,18 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
         raise invalid("image", "required, but missing: send it as a file", "missing_required_parameter")
     if len(masks) > 1:
         raise invalid("mask", "is in the form twice")
-    uploads = [Upload(f"image[{i}]" if len(images) > 1 else "image", file) for i, file in enumerate(images)]
-    return await _respond(http, gateway, request, uploads, Upload("mask", masks[0]) if masks else None, deadline)
+    fields = [f"image[{i}]" for i in range(len(images))] if len(images) > 1 else ["image"]
+    pictures = [MediaFile(field, "image", content=file) for field, file in zip(fields, images, strict=True)]
+    mask = MediaFile("mask", "image", content=masks[0]) if masks else None
+    return await _respond(http, gateway, request, pictures, mask, deadline)
 
 
 async def _respond(
     http: Request,
     gateway: Gateway,
     request: ImageRequest,
-    images: Sequence[Upload],
-    mask: Upload | None,
+    images: Sequence[MediaFile],
+    mask: MediaFile | None,
     deadline: float,
 ) -> Response:
     stage = gateway.stage_for("image", request.model)
@@ -83,7 +85,7 @@ async def _respond(
         raise invalid("mask", "this model takes none; leave it out")
     if mask is not None and len(images) > 1:
         raise invalid("mask", "only with one image, which it is a mask of")
-    await check_uploads(gateway, [*images, *([mask] if mask else [])])
+    await load_pictures(gateway, [*images, *([mask] if mask else [])])
     start.request_id = http.state.request_id
     http.state.log["stream"] = bool(request.stream)
     pictures = ImageGeneration(stage, start, images, mask, deadline, http.state.log)

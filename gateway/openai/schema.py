@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from gateway.errors import invalid
 from gateway.openai.content import Message
 from gateway.openai.diffusion import ImageOptions
 from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
@@ -197,20 +198,19 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
         """Whether the sound track of videos is heard."""
         return bool(self.quartet.thinker.use_audio_in_video or self.mm_processor_kwargs.use_audio_in_video)
 
-    def conflict(self) -> tuple[str, str] | None:
-        """(field, reason) of the first parameter that contradicts another, if any."""
+    def check(self) -> None:
+        """Raises ApiError: 400 naming the first parameter that contradicts another."""
         most = self.max_completion_tokens or self.max_tokens
         if self.speaks and self.stream and self.audio_format != "pcm16":
-            return "audio.format", "a stream has pcm16 only; leave it out, or set stream to false"
+            raise invalid("audio.format", "a stream has pcm16 only; leave it out, or set stream to false")
         if self.stream_options is not None and not self.stream:
-            return "stream_options", "only with stream: true"
+            raise invalid("stream_options", "only with stream: true")
         if self.top_logprobs is not None and not self.logprobs:
-            return "top_logprobs", "only with logprobs: true"
+            raise invalid("top_logprobs", "only with logprobs: true")
         if self.min_tokens is not None and most is not None and self.min_tokens > most:
-            return "min_tokens", f"{self.min_tokens} is more than the most tokens allowed, {most}"
+            raise invalid("min_tokens", f"{self.min_tokens} is more than the most tokens allowed, {most}")
         if self.tool_choice is not None and self.tool_choice.type != "none" and not self.tools:
-            return "tool_choice", "only with tools"
+            raise invalid("tool_choice", "only with tools")
         named = self.tool_choice and self.tool_choice.function
         if named and named.name not in {tool.function.name for tool in self.tools or ()}:
-            return "tool_choice.function.name", f"{named.name!r} is not one of the tools"
-        return None
+            raise invalid("tool_choice.function.name", f"{named.name!r} is not one of the tools")

@@ -16,12 +16,11 @@ from starlette.responses import Response
 from gateway.api_keys import ApiKey
 from gateway.errors import ApiError, from_failure, invalid
 from gateway.gateway import Gateway
+from gateway.media.check import MediaFile, load_media
 from gateway.media.encode import VIDEO_MAX_SIDE_PIXELS
-from gateway.media.fetch import MediaError
 from gateway.openai.connection import admitted
 from gateway.openai.diffusion import DiffusionRequest, fill_size, from_stage, require_info
 from gateway.openai.forms import FILE, is_form, page, read_form, read_json
-from gateway.openai.image_generation import Upload, check_uploads
 from gateway.pipeline.job import StageFailure
 from gateway.pipeline.stage import Stage
 from gateway.strict import Strict
@@ -146,15 +145,13 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
     stage = gateway.stage_for("video", request.model)
     info = require_info(stage, _TASKS, "videos")
     start = request.video_start(info)
-    if request.input_reference is not None:
-        picture = await _fetch(gateway, request.input_reference.image_url or "")
     if picture is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in info.tasks:
         raise invalid("input_reference", "required: this model animates a picture", "missing_required_parameter")
     if picture is not None:
         if dit_pb2.DIT_TASK_IMAGE_TO_VIDEO not in info.tasks:
             raise invalid("input_reference", "this model makes videos of a prompt alone; leave it out")
-        await check_uploads(gateway, [Upload("input_reference", picture)])
-        start.images.add(field="input_reference")
+        await load_media(gateway.fetcher, [picture])
+        start.images.add(field=picture.field)
     video = Video(
         id=f"video_{uuid.uuid4().hex}",
         model=gateway.model_of(stage) or "",
@@ -173,7 +170,7 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
     http.state.log |= {"video": video.id, "frames": video.frames}
     place: ExitStack = http.state.place.pop_all()  # the video counts among its key's requests until it ends
     try:
-        await _jobs(http).submit(video, stage, start, picture, on_end=place.close)
+        await _jobs(http).submit(video, stage, start, picture and picture.content, on_end=place.close)
     except StageError as error:
         place.close()
         raise from_failure(StageFailure("gateway", error)) from None
@@ -257,19 +254,16 @@ def _not_found(video_id: str) -> ApiError:
     return ApiError(404, f"no video {video_id!r}; it may have expired", "video_id", "not_found")
 
 
-async def _read(http: Request, gateway: Gateway) -> tuple[VideoRequest, bytes | None]:
-    """The request, and the picture if it is a file of a form."""
-    limit_s = gateway.settings.request_timeout_s
-    if not is_form(http):
-        return await read_json(http, VideoRequest, limit_s), None
-    request, files = await read_form(http, VideoRequest, limit_s, {"input_reference"}, max_files=1)
-    if files and request.input_reference is not None:
+async def _read(http: Request, gateway: Gateway) -> tuple[VideoRequest, MediaFile | None]:
+    """The request and its picture: a file of a form, or yet to be fetched."""
+    limit_s, files = gateway.settings.request_timeout_s, {}
+    if is_form(http):
+        request, files = await read_form(http, VideoRequest, limit_s, {"input_reference"}, max_files=1)
+    else:
+        request = await read_json(http, VideoRequest, limit_s)
+    reference = request.input_reference
+    if files and reference is not None:
         raise invalid("input_reference", "is in the form twice")
-    return request, files["input_reference"][0] if files else None
-
-
-async def _fetch(gateway: Gateway, url: str) -> bytes:
-    try:
-        return await gateway.fetcher.get(url, "image")
-    except MediaError as error:
-        raise invalid("input_reference", str(error), "invalid_media") from None
+    if reference is not None:
+        return request, MediaFile("input_reference", "image", reference.image_url or "")
+    return request, MediaFile("input_reference", "image", content=files["input_reference"][0]) if files else None
