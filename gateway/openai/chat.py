@@ -1,19 +1,20 @@
 """`POST /v1/chat/completions`."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
+from starlette.datastructures import State
 from starlette.responses import Response
 
 from gateway import metrics
 from gateway.errors import from_failure
 from gateway.gateway import Gateway
 from gateway.media.encode import BYTES_PER_SAMPLE
-from gateway.openai.answer import Answer, ChunkStream, WholeAnswers, usage
+from gateway.openai.answer import Answer, StreamedAnswer, WholeAnswer, usage
 from gateway.openai.chat_requests import to_jobs
 from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.openai.forms import page, read_json
@@ -25,6 +26,7 @@ from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
 
 router = APIRouter(tags=["chat"])
+AnswerKind = TypeVar("AnswerKind", bound=Answer)
 
 _OPENAPI = page(
     ChatCompletionRequest,
@@ -40,9 +42,9 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
     request = await read_json(http, ChatCompletionRequest, limit_s)
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:
-        exchange = ImageChat(gateway, stage, request, http.state.request_id, http.state.log)
+        exchange = ImageChat(gateway, stage, request, http.state)
     else:
-        exchange = Exchange(gateway, request, http.state.request_id, http.state.log)
+        exchange = Exchange(gateway, request, http.state)
     if request.stream:
         return EventStream(exchange.stream(), limit_s + LAST_WORD_S)
     return await while_connected(http.receive, exchange.whole())
@@ -63,50 +65,65 @@ class Exchange:
     Args:
         gateway: the gateway.
         request: the request, valid by itself.
-        request_id: names it in every stage and log line.
-        log: fields of the request's log line, filled in here.
+        state: its id, and the fields of its log line, filled in here.
     """
 
-    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, request_id: str, log: dict[str, Any]) -> None:
-        self._gateway, self._request, self._request_id, self._log = gateway, request, request_id, log
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State) -> None:
+        self._gateway, self._request, self._request_id, self._log = gateway, request, state.request_id, state.log
         self._arrived = time.monotonic()
-        self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": request.model}
-        self._answers = [Answer(i, *gateway.transcripts.new_id()) for i in range(request.n or 1)]
-        log |= {"stream": bool(request.stream), "speech": request.speaks, "answers": len(self._answers)}
+        self._head = {"id": f"chatcmpl-{self._request_id}", "created": int(time.time()), "model": request.model}
+        self._log |= {"stream": bool(request.stream), "speech": request.speaks, "answers": request.n or 1}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""
-        options = self._request.stream_options
+        options, answers = self._request.stream_options, self._new(StreamedAnswer)
         include_usage = bool(options and options.include_usage)
-        chunks = ChunkStream(self._head, self._answers, bool(self._request.logprobs), include_usage)
-        async with aclosing(self._events()) as events:
+        head = self._head | {"object": "chat.completion.chunk"}
+        if include_usage:  # every chunk has the key, and a last one the numbers
+            head["usage"] = None
+        async with aclosing(self._events(answers)) as events:
             async for index, event in events:
-                for chunk in chunks.chunks(index, event):
-                    yield sse(chunk)
+                for chunk in answers[index].chunks(event):
+                    yield sse(head | chunk)
         if include_usage:
-            yield sse(chunks.usage())
+            yield sse(head | {"choices": [], "modality": "text", "usage": usage(answers)})
         yield DONE
 
     async def whole(self) -> Response:
         """The response in one piece. Raises ApiError."""
-        whole = WholeAnswers(self._head, self._answers, bool(self._request.logprobs), self._request.audio_format)
-        async with aclosing(self._events()) as events:
-            async for index, event in events:
-                whole.take(index, event)
-        return JSONResponse(await whole.response())
+        answers = self._new(WholeAnswer)
+        async with aclosing(self._events(answers)) as events:
+            async for _ in events:
+                pass
+        body = self._head | {
+            "object": "chat.completion",
+            "choices": [
+                await answer.choice(self._request.audio_format, bool(self._request.logprobs))
+                | ({"quartet": answer.quartet()} if len(answers) > 1 else {})
+                for answer in answers
+            ],
+            "usage": usage(answers),
+            "modality": "audio" if any(answer.samples for answer in answers) else "text",
+            "quartet": answers[0].quartet(),
+        }
+        return JSONResponse(body)
 
-    async def _events(self) -> AsyncGenerator[tuple[int, Event], None]:
+    def _new(self, kind: type[AnswerKind]) -> list[AnswerKind]:
+        return [kind(i, *self._gateway.transcripts.new_id()) for i in range(self._request.n or 1)]
+
+    async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Event], None]:
+        """What happens, as it does; the answers have taken it. Raises ApiError."""
         try:
             jobs = await to_jobs(self._gateway, self._request, self._request_id)
             left_s = max(0.0, self._gateway.settings.request_timeout_s - self._elapsed_s())
             async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
                 async for index, event in events:
-                    self._answers[index].take(event)
+                    answers[index].take(event)
                     self._observe(event)
                     yield index, event
         except StageFailure as failure:
             raise from_failure(failure) from failure
-        self._finish()
+        self._finish(answers)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._arrived
@@ -119,15 +136,15 @@ class Exchange:
             metrics.TTFA.observe(self._elapsed_s())
             self._log["ttfa_ms"] = round(self._elapsed_s() * 1000, 1)
 
-    def _finish(self) -> None:
+    def _finish(self, answers: Sequence[Answer]) -> None:
         """Remembers what was said, and counts."""
-        for answer in self._answers:
+        for answer in answers:
             if answer.audio_bytes:
                 self._gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
                 audio_s = answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz
                 metrics.AUDIO_SECONDS.inc(audio_s)
                 metrics.RTF.observe(self._elapsed_s() / audio_s)
-        tokens = usage(self._answers)
+        tokens = usage(answers)
         details = tokens["completion_tokens_details"]
         metrics.PROMPT_TOKENS.inc(tokens["prompt_tokens"])
         metrics.TEXT_TOKENS.inc(details["text_tokens"])

@@ -18,7 +18,6 @@ from gateway.openai.content import (
     RefusalPart,
     TextPart,
     UserMessage,
-    UserPart,
 )
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
 from gateway.pipeline import job

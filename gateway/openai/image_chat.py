@@ -7,10 +7,12 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from starlette.datastructures import State
 from starlette.responses import Response
 
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
+from gateway.openai.answer import chunk
 from gateway.openai.chat_requests import last_words, refuse_members
 from gateway.openai.connection import DONE, sse
 from gateway.openai.content import ImagePart
@@ -38,20 +40,17 @@ class ImageChat:
         gateway: the gateway.
         stage: makes the pictures.
         request: the request, valid by itself.
-        request_id: names it in every stage and log line.
-        log: fields of the request's log line, filled in here.
+        state: its id, and the fields of its log line, filled in here.
     """
 
-    def __init__(
-        self, gateway: Gateway, stage: Stage, request: ChatCompletionRequest, request_id: str, log: dict[str, Any]
-    ) -> None:
+    def __init__(self, gateway: Gateway, stage: Stage, request: ChatCompletionRequest, state: State) -> None:
         self._gateway, self._stage, self._request = gateway, stage, request
-        self._request_id, self._log = request_id, log
+        self._request_id, self._log = state.request_id, state.log
         self._deadline = time.monotonic() + gateway.settings.request_timeout_s
         self._options = request.quartet.dit or ImageOptions()
-        self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": request.model}
+        self._head = {"id": f"chatcmpl-{self._request_id}", "created": int(time.time()), "model": request.model}
         self._asked_in = "messages"  # where the prompt is
-        log["stream"] = bool(request.stream)
+        self._log["stream"] = bool(request.stream)
 
     async def whole(self) -> Response:
         """The response in one piece. Raises ApiError."""
@@ -73,19 +72,15 @@ class ImageChat:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""
         pictures = await self._pictures()
-        indices = []
+        head, indices = self._head | {"object": "chat.completion.chunk"}, []
         async with aclosing(self._parts(pictures)) as made:
             async for i, part in made:
                 indices.append(i)
                 delta = {"role": "assistant", "content": [part]}
-                yield await asyncio.to_thread(sse, self._chunk(i, delta, None))
+                yield await asyncio.to_thread(sse, head | chunk(i, "image", delta))
         for i in sorted(indices):
-            yield sse(self._chunk(i, {}, "stop") | {"quartet": pictures.quartet()})
+            yield sse(head | chunk(i, "image", {}, finish_reason="stop") | {"quartet": pictures.quartet()})
         yield DONE
-
-    def _chunk(self, index: int, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return self._head | {"object": "chat.completion.chunk", "modality": "image", "choices": [choice]}
 
     async def _part(self, picture: FinishedImage) -> dict[str, Any]:
         file_format = self._options.file_format
