@@ -15,7 +15,7 @@ import numpy as np
 import structlog
 
 from gateway import metrics
-from gateway.media.encode import VIDEO_MAX_SIDE_PIXELS, VideoFile
+from gateway.media.encode import MAX_SIDE_PIXELS, VideoFile
 from gateway.pipeline.dit import Misfit, generate, to_numpy
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
@@ -260,9 +260,8 @@ class VideoJobs:
 
     async def _open(self, video: Video, frames_per_second: float, frames: np.ndarray) -> VideoFile:
         _, video.height, video.width, _ = frames.shape
-        if (
-            max(frames.shape[1:3]) > VIDEO_MAX_SIDE_PIXELS
-        ):  # the model chose the size, or it would have been refused before
+        # the model chose the size, or it would have been refused before
+        if max(video.width, video.height) > MAX_SIDE_PIXELS["H.264"]:
             raise InvalidInput("width", f"frames of {video.width}x{video.height} are too large for H.264")
         video.frames_per_second = frames_per_second
         part = self._store.part(video.id)

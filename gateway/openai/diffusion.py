@@ -1,14 +1,16 @@
 """Bodies of requests for images, videos and audio, and checks against the model's facts."""
 
+import base64
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BeforeValidator, Field
 
 from gateway.errors import ApiError, from_failure, invalid
-from gateway.media.encode import IMAGE_MAX_SIDE_PIXELS, ImageFormat
+from gateway.media.encode import MAX_SIDE_PIXELS, ImageFormat, encode_image
 from gateway.pipeline.job import StageFailure
 from gateway.pipeline.sampling import MAX_SEED
 from gateway.pipeline.stage import Stage
@@ -87,17 +89,14 @@ class DiffusionRequest(Strict):
         return start
 
 
-def fill_size(
-    start: dit_pb2.DitStart, size: str, info: server_info_pb2.DitInfo, file_format: str, max_side_pixels: int
-) -> None:
+def fill_size(start: dit_pb2.DitStart, size: str, info: server_info_pb2.DitInfo, file_format: str) -> None:
     """Sets the size that `size` says.
 
     Args:
         start: gets it.
         size: as the client wrote it.
         info: the facts of the model.
-        file_format: what the result is written as, as people call it.
-        max_side_pixels: largest width and height of that format.
+        file_format: what the result is written as, a key of MAX_SIDE_PIXELS.
 
     Raises:
         ApiError: 400 naming `size`: it is none, or the model or the format has none such.
@@ -111,14 +110,14 @@ def fill_size(
         raise invalid("size", f"width and height must be multiples of {multiple} pixels")
     if info.max_pixels and width * height > info.max_pixels:
         raise invalid("size", f"{size} is more than the {info.max_pixels} pixels that this model makes")
-    check_side(width, height, file_format, max_side_pixels)
+    _check_side(width, height, file_format)
     start.width, start.height = width, height
 
 
-def check_side(width: int, height: int, file_format: str, max_side_pixels: int) -> None:
+def _check_side(width: int, height: int, file_format: str) -> None:
     """Raises ApiError: 400 naming `size`, as no file of the format has so many pixels a side."""
-    if max(width, height) > max_side_pixels:
-        raise invalid("size", f"{width}x{height}: {file_format} has at most {max_side_pixels} pixels a side")
+    if max(width, height) > (most := MAX_SIDE_PIXELS[file_format]):
+        raise invalid("size", f"{width}x{height}: {file_format} has at most {most} pixels a side")
 
 
 def require_info(stage: Stage, tasks: tuple[dit_pb2.DitTask, ...], what: str) -> server_info_pb2.DitInfo:
@@ -193,7 +192,17 @@ class ImageMembers(Strict):
         if self.output_compression is not None and self.file_format == "png":
             raise invalid("output_compression", "only with output_format jpeg or webp: png loses nothing")
         if self.size not in (None, "auto"):
-            fill_size(start, self.size, info, self.file_format, IMAGE_MAX_SIDE_PIXELS[self.file_format])
+            fill_size(start, self.size, info, self.file_format)
+
+    def to_base64(self, pixels: np.ndarray) -> str:
+        """The file of a picture (height, width, 3) uint8, in base64. Blocking: call it in a thread.
+
+        Raises:
+            ApiError: 400, too large for the format; the model chose the size, or it would have been refused before.
+        """
+        height, width, _ = pixels.shape
+        _check_side(width, height, self.file_format)
+        return base64.b64encode(encode_image(pixels, self.file_format, self.file_quality)).decode()
 
 
 class ImageOptions(ImageMembers):

@@ -17,7 +17,6 @@ from gateway.api_keys import ApiKey
 from gateway.errors import ApiError, from_failure, invalid
 from gateway.gateway import Gateway
 from gateway.media.check import MediaFile, load_media
-from gateway.media.encode import VIDEO_MAX_SIDE_PIXELS
 from gateway.openai.connection import admitted
 from gateway.openai.diffusion import DiffusionRequest, fill_size, from_stage, require_info
 from gateway.openai.forms import FILE, is_form, page, read_form, read_json
@@ -74,7 +73,7 @@ class VideoRequest(DiffusionRequest):
         start = self.start(info)
         start.pixel_format = dit_pb2.PIXEL_FORMAT_UINT8
         if self.size is not None:
-            fill_size(start, self.size, info, "H.264", VIDEO_MAX_SIDE_PIXELS)
+            fill_size(start, self.size, info, "H.264")
         start.num_frames = self._frames(info)
         return start
 
