@@ -92,9 +92,8 @@ class RequestContext:
 def end_span(span: tracing.Span, method: str, path: str, status: int, fields: dict) -> None:
     """Ends an HTTP request's span. A client's mistake is no error of ours."""
     span.rename(f"{method} {path}")
-    span.set(stage="gateway", status=status, code=fields.get("code"), failed_stage=fields.get("failed_stage"))
-    for name in ("ttft_ms", "ttfa_ms", "prompt_tokens", "text_tokens", "frames", "speech"):
-        span.set(**{name: fields.get(name)})
+    told = ("code", "failed_stage", "ttft_ms", "ttfa_ms", "prompt_tokens", "text_tokens", "frames", "speech")
+    span.set(stage="gateway", status=status, **{name: fields.get(name) for name in told})
     span.end(f"HTTP {status}" if status >= 500 else "")
 
 

@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field
 
 from gateway.errors import ApiError, from_failure, invalid
 from gateway.media.encode import MAX_SIDE_PIXELS, ImageFormat, encode_image
+from gateway.pipeline.config import MAX_SEED
 from gateway.pipeline.job import StageFailure
-from gateway.pipeline.sampling import MAX_SEED
 from gateway.pipeline.stage import Stage
 from gateway.strict import Strict
 from quartet.v1 import dit_pb2, server_info_pb2
@@ -20,9 +20,6 @@ from services.common.rpc.errors import InvalidInput, StageError
 
 PROGRESS_INTERVAL_MS = 100  # as often as a person looks
 MAX_PROMPT_CHARACTERS = 100_000  # beyond what any text encoder reads; the stage knows its own limit in tokens
-Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
-Steps = Annotated[int, Field(ge=1, lt=2**31)]
-Guidance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
 
@@ -50,16 +47,21 @@ Loras = Annotated[
 ]
 
 
-class DiffusionRequest(Strict):
+class DiffusionMembers(Strict):
+    """How a diffusion transformer makes what it makes."""
+
+    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
+    num_inference_steps: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    guidance_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    lora: Loras | None = None
+
+
+class DiffusionRequest(DiffusionMembers):
     """Members of every request to a diffusion transformer."""
 
     model: str | None = Field(default=None, description="default: the model that makes what the endpoint is for")
-    prompt: Prompt
-    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
-    num_inference_steps: Steps | None = None
-    guidance_scale: Guidance | None = None
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    lora: Loras | None = None
     user: Any = Field(default=None, description="accepted; without effect")
 
     def start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
@@ -205,13 +207,8 @@ class ImageMembers(Strict):
         return base64.b64encode(encode_image(pixels, self.file_format, self.file_quality)).decode()
 
 
-class ImageOptions(ImageMembers):
+class ImageOptions(ImageMembers, DiffusionMembers):
     """`quartet.dit` of a chat request: how an answer's pictures are made."""
-
-    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
-    num_inference_steps: Steps | None = None
-    guidance_scale: Guidance | None = None
-    lora: Loras | None = None
 
 
 class StreamExtras(Strict):

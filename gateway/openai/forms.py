@@ -3,7 +3,8 @@
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -28,18 +29,21 @@ def is_form(http: Request) -> bool:
     return http.headers.get("content-type", "").split(";")[0].strip().lower() == "multipart/form-data"
 
 
-async def _read_body(http: Request, limit_s: float) -> bytes:
-    """The whole body. Raises ApiError: 408 after `limit_s` seconds."""
+@asynccontextmanager
+async def _in_time(limit_s: float) -> AsyncIterator[None]:
+    """Raises ApiError: 408 after `limit_s` seconds."""
     try:
         async with asyncio.timeout(limit_s):
-            return await http.body()
+            yield
     except TimeoutError:
-        raise _too_slow(limit_s) from None
+        message = f"the body took longer to arrive than the {limit_s:g} s allowed"
+        raise ApiError(408, message, None, "request_timeout", "timeout_error") from None
 
 
 async def read_json(http: Request, model: type[Model], limit_s: float) -> Model:
     """The body as a `model`. Raises ApiError: 400 naming the member at fault, 408 after `limit_s` seconds."""
-    body = await _read_body(http, limit_s)
+    async with _in_time(limit_s):
+        body = await http.body()
     try:
         if len(body) > _LARGE_BODY_BYTES:
             return await asyncio.to_thread(model.model_validate_json, body)
@@ -76,10 +80,8 @@ async def _read_parts(http: Request, limit_s: float, max_files: int) -> tuple[di
     fields: dict[str, Any] = {}
     files: dict[str, list[bytes]] = {}
     try:
-        async with asyncio.timeout(limit_s):
+        async with _in_time(limit_s):
             form = await http.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES)
-    except TimeoutError:
-        raise _too_slow(limit_s) from None
     except HTTPException as error:
         raise ApiError(400, f"the body is not a valid form: {error.detail}", None, "invalid_form") from None
     try:
@@ -119,11 +121,6 @@ def _put(fields: dict[str, Any], name: str, value: Any) -> None:
         group.append(value)
     else:
         raise invalid(name, "is in the form twice")
-
-
-def _too_slow(limit_s: float) -> ApiError:
-    message = f"the body took longer to arrive than the {limit_s:g} s allowed"
-    return ApiError(408, message, None, "request_timeout", "timeout_error")
 
 
 # Where pydantic puts the tag of a union's chosen member into an error's path.

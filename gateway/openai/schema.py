@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from gateway.errors import invalid
 from gateway.openai.content import Message
 from gateway.openai.diffusion import ImageOptions
-from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
+from gateway.pipeline.config import TalkerSampling, ThinkerSampling
 from gateway.strict import Strict
 
 MAX_STOP_STRINGS = 16

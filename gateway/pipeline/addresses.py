@@ -127,10 +127,8 @@ class NameWatcher:
         host = endpoint.host
         try:
             found = sorted(await self._resolver(host))
-        except OSError as error:
-            reason = error.strerror or str(error)
         except Exception as error:  # e.g. a UnicodeError for a name that cannot be one: this must not end the watch
-            reason = str(error)
+            reason = getattr(error, "strerror", None) or str(error)
         else:
             reason = "" if found else "the name has no address"
             if found and found != self._found[endpoint]:

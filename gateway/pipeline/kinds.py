@@ -30,8 +30,7 @@ class StageKind:
 
     Attributes:
         name: in pipeline files, metrics and logs.
-        service: full name of its gRPC service.
-        stub: client of that service.
+        stub: client of its gRPC service.
         method: the call of it that serves a request.
         streamed_request: type of the call's requests where there are several, the start message and then files; None
             where the start message is the only one.
@@ -44,8 +43,7 @@ class StageKind:
     """
 
     name: str
-    service: str
-    stub: Callable[[grpc.aio.Channel], Any]
+    stub: type[Any]
     method: str
     streamed_request: Callable[..., Any] | None = None
     reads: tuple[str, ...] = ()
@@ -54,6 +52,16 @@ class StageKind:
     is_diffusion: bool = False
     shares_checkpoint: bool = False
     caches_prompts: bool = False
+
+    @property
+    def service(self) -> str:
+        """Full name of its gRPC service."""
+        return f"quartet.v1.{self.stub.__name__.removesuffix('Stub')}"
+
+    @property
+    def settings(self) -> str:
+        """Name of the class of its settings, in `services.KIND.config`."""
+        return self.stub.__name__.replace("ServiceStub", "Settings")
 
     def call(self, channel: grpc.aio.Channel, start: Any, media: Sequence[bytes], timeout_s: float) -> Any:
         """The call that serves a request.
@@ -81,7 +89,6 @@ KINDS = {
     for kind in (
         StageKind(
             "thinker",
-            "quartet.v1.ThinkerService",
             thinker_pb2_grpc.ThinkerServiceStub,
             "Generate",
             thinker_pb2.GenerateRequest,
@@ -91,7 +98,6 @@ KINDS = {
         ),
         StageKind(
             "talker",
-            "quartet.v1.TalkerService",
             talker_pb2_grpc.TalkerServiceStub,
             "Speak",
             reads=("thinker",),
@@ -100,7 +106,6 @@ KINDS = {
         ),
         StageKind(
             "code2wav",
-            "quartet.v1.Code2WavService",
             code2wav_pb2_grpc.Code2WavServiceStub,
             "Decode",
             reads=("talker",),
@@ -109,7 +114,6 @@ KINDS = {
         ),
         StageKind(
             "dit",
-            "quartet.v1.DitService",
             dit_pb2_grpc.DitServiceStub,
             "Generate",
             dit_pb2.DitServiceGenerateRequest,
@@ -120,7 +124,6 @@ KINDS = {
         ),
         StageKind(
             "encoder",
-            "quartet.v1.EncoderService",
             encoder_pb2_grpc.EncoderServiceStub,
             "Encode",
             encoder_pb2.EncodeRequest,

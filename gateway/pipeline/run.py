@@ -9,7 +9,6 @@ import grpc
 
 from gateway.pipeline.balance import prompt_key
 from gateway.pipeline.job import AudioDelta, Event, Finished, Job, PromptRead, StageFailure, TextDelta
-from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.route import LOST, Lease, Route
 from quartet.v1 import tensor_pb2, thinker_pb2
@@ -133,7 +132,7 @@ class _Answer:
             StageFailure: the replica failed, or was lost and is marked down.
         """
         stage = lease.stage
-        call = KINDS[stage.kind].call(lease.replica.channel, start, self._job.media, self._time_left_s())
+        call = lease.replica.call(start, self._job.media, self._time_left_s())
         summary = None
         try:
             async for response in call:
