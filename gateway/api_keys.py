@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,25 +101,29 @@ def _check_unique(source: YamlSource, entries: list[ApiKeyEntry]) -> None:
                 raise source.error(("keys", index, field), what)
 
 
-class Usage:
-    """The requests of the key `name`, whatever its entry becomes."""
+class ApiKey:
+    """A key that may be used now, and what its requests take of its limits.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    Attributes:
+        entry: what the file says of it now; the name stays.
+    """
+
+    def __init__(self, entry: ApiKeyEntry) -> None:
+        self.entry, self.name = entry, entry.name
         self._running = 0
         self._admitted_s: deque[float] = deque()
-        self._running_metric = metrics.KEY_RUNNING.labels(name)
+        self._running_metric = metrics.KEY_RUNNING.labels(self.name)
 
     @contextmanager
-    def request(self, entry: ApiKeyEntry) -> Iterator[ExitStack]:
+    def request(self) -> Iterator[ExitStack]:
         """A request's place among those that the key may have at a time: held while the request is served, or by what
         the request started, if that takes it along (`pop_all`) and closes it.
 
         Raises:
-            ApiError: 429, a limit of `entry` is reached.
+            ApiError: 429, a limit of the key is reached.
         """
-        self._check_concurrency(entry)
-        self._check_rate(entry)
+        self._check_concurrency()
+        self._check_rate()
         metrics.KEY_REQUESTS.labels(self.name).inc()
         self._count(1)
         with ExitStack() as place:
@@ -138,15 +141,15 @@ class Usage:
             with suppress(KeyError):
                 metric.remove(self.name, *labels)
 
-    def _check_concurrency(self, entry: ApiKeyEntry) -> None:
-        most = entry.max_concurrent_requests
+    def _check_concurrency(self) -> None:
+        most = self.entry.max_concurrent_requests
         if most is not None and self._running >= most:
             reason = f"has {self._running} requests in progress; it may have {most} at a time"
             raise self._refusal("concurrency", reason, _RETRY_S)
 
-    def _check_rate(self, entry: ApiKeyEntry) -> None:
+    def _check_rate(self) -> None:
         """Counts the request if it may be made."""
-        most, now = entry.requests_per_minute, time.monotonic()
+        most, now = self.entry.requests_per_minute, time.monotonic()
         if most is None:
             self._admitted_s.clear()
             return
@@ -162,14 +165,6 @@ class Usage:
         metrics.KEY_REFUSED.labels(self.name, which).inc()
         message = f"the API key {self.name!r} {reason}; retry later"
         return ApiError(429, message, None, "rate_limit_exceeded", "rate_limit_error", math.ceil(retry_after_s))
-
-
-@dataclass(frozen=True)
-class ApiKey:
-    """A key that may be used now, and what its requests take."""
-
-    entry: ApiKeyEntry
-    usage: Usage
 
 
 class ApiKeys:
@@ -213,10 +208,12 @@ class ApiKeys:
             except YamlError as error:
                 log.error("the changed API keys cannot be used; those before stay in use", error=str(error))
             else:
-                log.info("API keys read again", keys=[key.entry.name for key in self._keys])
+                log.info("API keys read again", keys=[key.name for key in self._keys])
 
     def _use(self, entries: list[ApiKeyEntry]) -> None:
-        before = {key.entry.name: key.usage for key in self._keys}
-        self._keys = [ApiKey(entry, before.pop(entry.name, None) or Usage(entry.name)) for entry in entries]
-        for usage in before.values():
-            usage.forget()
+        before = {key.name: key for key in self._keys}
+        self._keys = [before.pop(entry.name, None) or ApiKey(entry) for entry in entries]
+        for key, entry in zip(self._keys, entries, strict=True):
+            key.entry = entry
+        for key in before.values():
+            key.forget()

@@ -148,7 +148,7 @@ class RequireKey:
         if key is not None:
             state = scope.setdefault("state", {})
             state["key"] = key
-            state.setdefault("log", {})["key"] = key.entry.name
+            state.setdefault("log", {})["key"] = key.name
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})

@@ -178,8 +178,8 @@ def _fill_message(
             raise invalid(field, "this model reads images in the user's messages only")
         else:
             file = _media_file(part, field)
-            kind = media_pb2.MediaKind.Value(f"MEDIA_KIND_{file.kind.upper()}")
-            pending.append((result.content.add(media=media_pb2.Media(kind=kind, field=field)).media, file))
+            media = media_pb2.Media(kind=f"MEDIA_KIND_{file.kind.upper()}", field=field)
+            pending.append((result.content.add(media=media).media, file))
     if isinstance(message, AssistantMessage):
         if message.audio and not message.content:
             transcript = gateway.transcripts.get(message.audio.id)
@@ -217,8 +217,8 @@ def _fill_tools(start: thinker_pb2.GenerateStart, request: ChatCompletionRequest
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
         start.tools.add(name=function.name, description=function.description or "", parameters_json=parameters)
     if choice := request.tool_choice:
-        start.tool_choice.mode = thinker_pb2.ToolChoice.Mode.Value(f"MODE_{choice.type.upper()}")
-        start.tool_choice.name = choice.function.name if choice.function else ""
+        name = choice.function.name if choice.function else ""
+        start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=f"MODE_{choice.type.upper()}", name=name))
 
 
 async def _attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:

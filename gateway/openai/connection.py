@@ -30,14 +30,19 @@ async def admitted(http: Request) -> AsyncIterator[Gateway]:
     holds nothing.
     """
     gateway: Gateway = http.app.state.gateway
-    key: ApiKey | None = getattr(http.state, "key", None)
-    place = nullcontext(ExitStack()) if key is None else key.usage.request(key.entry)
+    key = key_of(http)
+    place = nullcontext(ExitStack()) if key is None else key.request()
     try:
         # the key's rate is counted last: what the gateway refuses does not use it up
         with gateway.admission.admit(), place as http.state.place, metrics.RUNNING.track_inprogress():
             yield gateway
     except QueueFull as error:
         raise from_failure(StageFailure("gateway", error)) from None
+
+
+def key_of(http: Request) -> ApiKey | None:
+    """The API key that the request came with; None where there are no keys."""
+    return getattr(http.state, "key", None)
 
 
 def sse(data: dict[str, Any]) -> bytes:

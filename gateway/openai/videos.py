@@ -13,11 +13,10 @@ from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BeforeValidator, Field, model_validator
 from starlette.responses import Response
 
-from gateway.api_keys import ApiKey
 from gateway.errors import ApiError, from_failure, invalid
 from gateway.gateway import Gateway
 from gateway.media.check import MediaFile, load_media
-from gateway.openai.connection import admitted
+from gateway.openai.connection import admitted, key_of
 from gateway.openai.diffusion import DiffusionRequest, fill_size, from_stage, require_info
 from gateway.openai.forms import FILE, is_form, page, read_form, read_json
 from gateway.pipeline.job import StageFailure
@@ -238,8 +237,8 @@ def _jobs(http: Request) -> VideoJobs:
 
 def _owner(http: Request) -> str | None:
     """Whose videos the request is about: those made with its API key; all, where there are no keys."""
-    key: ApiKey | None = getattr(http.state, "key", None)
-    return None if key is None else key.entry.name
+    key = key_of(http)
+    return key and key.name
 
 
 async def _video(http: Request, video_id: str) -> Video:
