@@ -135,13 +135,15 @@ def require_info(stage: Stage, tasks: tuple[dit_pb2.DitTask, ...], what: str) ->
     return stage.info.dit
 
 
-_FIELDS = (
-    (r"^(width|height)$", "size"),
-    (r"^count$", "n"),
-    (r"^audio_s$", "seconds"),
-    (r"^loras\b.*", "lora"),
-    (r"^previews$", "partial_images"),
-)
+# Members of a request by the stage's fields that they became.
+_MEMBERS = {
+    "width": "size",
+    "height": "size",
+    "count": "n",
+    "audio_s": "seconds",
+    "loras": "lora",
+    "previews": "partial_images",
+}
 
 
 def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiError:
@@ -149,9 +151,8 @@ def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiErr
     the pictures to start from came in."""
     if isinstance(error, InvalidInput):
         field = error.field.removeprefix("start.")
-        for pattern, replacement in (*_FIELDS, (r"^images\b.*", images)):
-            field = re.sub(pattern, replacement, field)
-        error = InvalidInput(field, error.reason)
+        member = (_MEMBERS | {"images": images}).get(re.split(r"\W", field)[0], field)
+        error = InvalidInput(member, error.reason)
     return from_failure(StageFailure(stage.kind, error))
 
 

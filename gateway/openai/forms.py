@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -13,9 +13,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from gateway.errors import ApiError, invalid
-from gateway.strict import first_error
-
-Model = TypeVar("Model", bound=BaseModel)
+from gateway.strict import Model, first_error
 
 _LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
 _MAX_FIELDS = 1000

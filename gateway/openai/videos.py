@@ -17,10 +17,9 @@ from gateway.errors import ApiError, from_failure, invalid
 from gateway.gateway import Gateway
 from gateway.media.check import MediaFile, load_media
 from gateway.openai.connection import admitted, key_of
-from gateway.openai.diffusion import DiffusionRequest, fill_size, from_stage, require_info
+from gateway.openai.diffusion import DiffusionRequest, fill_size, require_info
 from gateway.openai.forms import FILE, is_form, page, read_form, read_json
 from gateway.pipeline.job import StageFailure
-from gateway.pipeline.stage import Stage
 from gateway.strict import Strict
 from gateway.video_jobs import VideoJobs
 from gateway.video_store import Video
@@ -121,12 +120,6 @@ def video_object(video: Video) -> dict[str, Any]:
     }
 
 
-def explain(stage: Stage, error: StageError) -> tuple[str, str]:
-    """(code, message) of a video that failed by `error`."""
-    api_error = from_stage(stage, error, images="input_reference")
-    return str(api_error.code), api_error.message
-
-
 def _openapi() -> dict[str, Any]:
     described = page(VideoRequest, "application/json", "the new Video object")
     content = described["requestBody"]["content"]
@@ -222,7 +215,7 @@ async def download_video(http: Request, video_id: str) -> Response:
     if video.status != "completed":
         message = f"the video is {video.status}: there is a file only when it is completed"
         raise ApiError(404, message, "video_id", "video_not_completed")
-    path = _jobs(http).file(video_id)
+    path = _jobs(http).store.file(video_id)
     if not await asyncio.to_thread(path.is_file):
         raise ApiError(404, "the video's file was removed from the server's directory", "video_id", "not_found")
     return FileResponse(path, media_type="video/mp4", filename=f"{video_id}.mp4")
