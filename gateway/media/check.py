@@ -48,9 +48,10 @@ class MediaFile:
 async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
     """Fetches and checks the files. Raises ApiError: 400 naming the first one at fault; 504, too slow."""
     settings = fetcher.settings
-    if len(files) > settings.media_max_parts:
-        reason = f"the request has {len(files)} media parts; at most {settings.media_max_parts} are allowed"
-        raise invalid(files[settings.media_max_parts].field, reason)
+    linked = [file for file in files if file.url]  # those that came in a form have been counted
+    if len(linked) > settings.media_max_parts:
+        reason = f"the request has {len(linked)} media parts; at most {settings.media_max_parts} are allowed"
+        raise invalid(linked[settings.media_max_parts].field, reason)
     slots = asyncio.Semaphore(_PARALLEL_LOADS)
     total_bytes = 0
 

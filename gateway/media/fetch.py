@@ -123,19 +123,15 @@ class Fetcher:
         """A streamed GET to a checked address of the URL's host."""
         port = url.port or (443 if url.scheme == "https" else 80)
         address = await resolve(url.raw_host.decode(), port, self.settings.media_private_addresses)
-        request = self._client.build_request(
+        async with self._client.stream(
             "GET",
             url.copy_with(host=address),
             # Uncompressed only: a small file must not unfold into a large one.
             headers={"host": url.netloc.decode(), "accept-encoding": "identity", "accept": "*/*"},
             # The certificate is the host's, not the address's.
             extensions={"sni_hostname": url.raw_host.decode()},
-        )
-        response = await self._client.send(request, stream=True)
-        try:
+        ) as response:
             yield response
-        finally:
-            await response.aclose()
 
     async def _read(self, response: httpx.Response) -> bytes:
         most = self.settings.media_max_bytes

@@ -59,7 +59,18 @@ async def read_form(
     Raises:
         ApiError: 400 if it is no form, or naming the field at fault; 408 after `limit_s` seconds.
     """
-    fields, files = await _read_parts(http, limit_s, max_files)
+    fields: dict[str, Any] = {}
+    files: dict[str, list[bytes]] = {}
+    limits = {"max_files": max_files, "max_fields": _MAX_FIELDS, "max_part_size": _MAX_FIELD_BYTES}
+    try:
+        async with _in_time(limit_s), http.form(**limits) as form:
+            for name, value in form.multi_items():
+                if isinstance(value, UploadFile):
+                    files.setdefault(name.removesuffix("[]"), []).append(await value.read())
+                else:
+                    _put(fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
+    except HTTPException as error:
+        raise ApiError(400, f"the body is not a valid form: {error.detail}", None, "invalid_form") from None
     request = validated(model, fields, strict=False)  # a form has texts only
     if unknown := [name for name in files if name not in file_names]:
         raise invalid(unknown[0], "unknown parameter", "unknown_parameter")
@@ -72,25 +83,6 @@ def validated(model: type[Model], members: dict[str, Any], strict: bool | None =
         return model.model_validate(members, strict=strict)
     except ValidationError as error:
         raise _from_validation(error) from None
-
-
-async def _read_parts(http: Request, limit_s: float, max_files: int) -> tuple[dict[str, Any], dict[str, list[bytes]]]:
-    fields: dict[str, Any] = {}
-    files: dict[str, list[bytes]] = {}
-    try:
-        async with _in_time(limit_s):
-            form = await http.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES)
-    except HTTPException as error:
-        raise ApiError(400, f"the body is not a valid form: {error.detail}", None, "invalid_form") from None
-    try:
-        for name, value in form.multi_items():
-            if isinstance(value, UploadFile):
-                files.setdefault(name.removesuffix("[]"), []).append(await value.read())
-            else:
-                _put(fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
-    finally:
-        await form.close()
-    return fields, files
 
 
 def _parsed(name: str, text: str) -> Any:

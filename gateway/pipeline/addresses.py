@@ -114,9 +114,7 @@ class NameWatcher:
     async def watch(self, interval_s: float) -> None:
         """Looks every name up for ever, `interval_s` after the last answer. Returns at once without names."""
         names = [endpoint for endpoint in self._found if not endpoint.is_literal]
-        async with asyncio.TaskGroup() as group:
-            for endpoint in names:
-                group.create_task(self._watch(endpoint, interval_s))
+        await asyncio.gather(*(self._watch(endpoint, interval_s) for endpoint in names))
 
     async def _watch(self, endpoint: Endpoint, interval_s: float) -> None:
         while True:

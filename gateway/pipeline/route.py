@@ -40,7 +40,7 @@ class Lease:
 
 
 class Route:
-    """A request's way through `stages`, which must all serve.
+    """A request's way through `stages`.
 
     Args:
         stages: those it needs, at most one of them of a kind that caches prompts.
@@ -62,6 +62,8 @@ class Route:
             Unavailable: a stage does not serve.
         """
         self._leases = []
+        for stage in self._stages:
+            stage.require_serving()
         try:
             for stage in self._stages:
                 key = self._key if KINDS[stage.kind].caches_prompts else None
