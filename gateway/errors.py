@@ -15,6 +15,7 @@ from services.common.rpc.errors import (
     NotFound,
     QueueFull,
     RequestCancelled,
+    StageError,
     Unavailable,
 )
 
@@ -76,6 +77,11 @@ def from_failure(failure: StageFailure) -> ApiError:
     if failure.error.detail:
         error.log["detail"] = failure.error.detail
     return error
+
+
+def from_error(kind: str, error: StageError) -> ApiError:
+    """What the client hears of an `error` of the stage of `kind`, or of the gateway itself if that is "gateway"."""
+    return from_failure(StageFailure(kind, error))
 
 
 def _told(failure: StageFailure) -> ApiError:

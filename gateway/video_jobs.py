@@ -36,8 +36,8 @@ log = structlog.get_logger()
 class _Job:
     """A video that has not ended, and what makes it."""
 
-    def __init__(self, video: Video, stage: Stage, start: dit_pb2.DitStart, has_input: bool) -> None:
-        self.video, self.stage, self.start, self.has_input = video, stage, start, has_input
+    def __init__(self, video: Video, stage: Stage, start: dit_pb2.DitStart) -> None:
+        self.video, self.stage, self.start = video, stage, start
         self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None]
 
@@ -108,7 +108,7 @@ class VideoJobs:
         running, queued = self._settings.max_running_videos, self._settings.max_queued_videos
         if len(self._jobs) >= running + queued:
             raise QueueFull(f"{running} videos are being made and {queued} wait; retry later", 10.0)
-        job = self._jobs[video.id] = _Job(video, stage, start, media is not None)
+        job = self._jobs[video.id] = _Job(video, stage, start)
         job.task = asyncio.create_task(self._run(job))
         job.task.add_done_callback(lambda _: self._jobs.pop(video.id, None))
         if on_end is not None:
@@ -214,7 +214,7 @@ class VideoJobs:
             TimeoutError: the stage took it, and then too long.
         """
         path = self.store.input(job.video.id)
-        media = [await asyncio.to_thread(path.read_bytes)] if job.has_input else []
+        media = [await asyncio.to_thread(path.read_bytes)] if job.start.images else []
         while True:
             try:
                 async with asyncio.timeout(self._settings.video_timeout_s):

@@ -13,9 +13,8 @@ import av.error
 from av.container import InputContainer
 from PIL import Image
 
-from gateway.errors import from_failure, invalid
+from gateway.errors import from_error, invalid
 from gateway.media.fetch import Fetcher, MediaError, too_large
-from gateway.pipeline.job import StageFailure
 from gateway.settings import GatewaySettings
 from services.common.rpc.errors import DeadlineExceeded
 from services.common.rpc.messages import claimed_wav_s
@@ -75,7 +74,7 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
             outcomes = await asyncio.gather(*map(load, files), return_exceptions=True)
     except TimeoutError:
         late = DeadlineExceeded(f"the request's media took longer than its {settings.request_timeout_s:g} s")
-        raise from_failure(StageFailure("gateway", late)) from None
+        raise from_error("gateway", late) from None
     for error in filter(None, outcomes):
         raise error
 

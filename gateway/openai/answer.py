@@ -95,13 +95,9 @@ class Answer:
 
 def timings(message: timings_pb2.Timings) -> dict[str, float | None]:
     """The phases of a request in one stage."""
-    return {
-        "queue_ms": message.queue_ms,
-        "prefill_ms": message.prefill_ms,
-        "first_output_ms": message.first_output_ms if message.HasField("first_output_ms") else None,
-        "decode_ms": message.decode_ms,
-        "total_ms": message.total_ms,
-    }
+    names = ("queue_ms", "prefill_ms", "first_output_ms", "decode_ms", "total_ms")
+    phases: dict[str, float | None] = {name: getattr(message, name) for name in names}
+    return phases if message.HasField("first_output_ms") else phases | {"first_output_ms": None}
 
 
 def usage(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import metrics
 from gateway.api_keys import ApiKey
-from gateway.errors import ApiError, from_failure
+from gateway.errors import ApiError, from_error
 from gateway.gateway import Gateway
-from gateway.pipeline.job import StageFailure
 from services.common.rpc.errors import QueueFull
 
 Result = TypeVar("Result")
@@ -37,7 +36,7 @@ async def admitted(http: Request) -> AsyncIterator[Gateway]:
         with gateway.admission.admit(), place as http.state.place, metrics.RUNNING.track_inprogress():
             yield gateway
     except QueueFull as error:
-        raise from_failure(StageFailure("gateway", error)) from None
+        raise from_error("gateway", error) from None
 
 
 def key_of(http: Request) -> ApiKey | None:
@@ -105,23 +104,17 @@ class EventStream(Response):
                 raise ClientGone from None
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
         try:
-            event = await anext(self._events)
-        except ApiError as error:
-            _log(scope, error)
-            await error.response()(scope, receive, send)
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        try:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
             async for event in self._events:
+                if not started:
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    started = True
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except ApiError as error:
-            _log(scope, error)
+            scope.get("state", {}).get("log", {}).update(error.log)
+            if not started:
+                await error.response()(scope, receive, send)
+                return
             await send({"type": "http.response.body", "body": sse(error.body()), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-
-
-def _log(scope: Scope, error: ApiError) -> None:
-    """Has the request's log line say why it failed."""
-    scope.get("state", {}).get("log", {}).update(error.log)

@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from gateway.errors import ApiError, from_failure, invalid
+from gateway.errors import ApiError, from_error, invalid
 from gateway.media.encode import MAX_SIDE_PIXELS, ImageFormat, encode_image
 from gateway.pipeline.config import MAX_SEED
-from gateway.pipeline.job import StageFailure
 from gateway.pipeline.stage import Stage
-from gateway.strict import Strict
+from gateway.strict import Positive, Strict
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.rpc.errors import InvalidInput, StageError
 
@@ -51,7 +50,7 @@ class DiffusionMembers(Strict):
     """How a diffusion transformer makes what it makes."""
 
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
-    num_inference_steps: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    num_inference_steps: Positive | None = None
     guidance_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     lora: Loras | None = None
 
@@ -74,15 +73,8 @@ class DiffusionRequest(DiffusionMembers):
             raise invalid("negative_prompt", "this model takes none; leave it out")
         if self.num_inference_steps is not None and self.num_inference_steps > info.max_inference_steps:
             raise invalid("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
-        start = dit_pb2.DitStart(
-            prompt=self.prompt,
-            count=1,
-            progress_interval_ms=PROGRESS_INTERVAL_MS,
-            negative_prompt=self.negative_prompt,
-            num_inference_steps=self.num_inference_steps,
-            guidance_scale=self.guidance_scale,
-            seed=self.seed,
-        )
+        same = self.model_dump(include={"prompt", "negative_prompt", "num_inference_steps", "guidance_scale", "seed"})
+        start = dit_pb2.DitStart(**same, count=1, progress_interval_ms=PROGRESS_INTERVAL_MS)
         for name, weight in (self.lora or {}).items():
             if name not in info.loras:
                 known = ", ".join(info.loras) or "none"
@@ -153,7 +145,7 @@ def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiErr
         field = error.field.removeprefix("start.")
         member = (_MEMBERS | {"images": images}).get(re.split(r"\W", field)[0], field)
         error = InvalidInput(member, error.reason)
-    return from_failure(StageFailure(stage.kind, error))
+    return from_error(stage.kind, error)
 
 
 @contextmanager
@@ -223,7 +215,7 @@ class StreamExtras(Strict):
 class ImageRequest(ImageMembers, DiffusionRequest):
     """A request for pictures: OpenAI's members and those of diffusion models."""
 
-    n: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(default=None, description="picture i has seed + i")
+    n: Positive | None = Field(default=None, description="picture i has seed + i")
     quality: Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"] | None = Field(
         default=None, description="accepted; without effect: num_inference_steps is what changes it"
     )

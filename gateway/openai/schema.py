@@ -8,7 +8,7 @@ from gateway.errors import invalid
 from gateway.openai.content import Message
 from gateway.openai.diffusion import ImageOptions
 from gateway.pipeline.config import TalkerSampling, ThinkerSampling
-from gateway.strict import Strict
+from gateway.strict import NotNegative, Positive, Strict
 
 MAX_STOP_STRINGS = 16
 AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
@@ -157,9 +157,7 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(
         default=None, description="answers, each its own run with seed + index"
     )
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
-        default=None, description="wins over max_tokens"
-    )
+    max_completion_tokens: Positive | None = Field(default=None, description="wins over max_tokens")
     stop: (
         Annotated[
             list[Annotated[str, Field(min_length=1)]],
@@ -168,7 +166,7 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
         ]
         | None
     ) = None
-    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None

@@ -13,14 +13,13 @@ from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BeforeValidator, Field, model_validator
 from starlette.responses import Response
 
-from gateway.errors import ApiError, from_failure, invalid
+from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
 from gateway.media.check import MediaFile, load_media
 from gateway.openai.connection import admitted, key_of
 from gateway.openai.diffusion import DiffusionRequest, fill_size, require_info
 from gateway.openai.forms import FILE, is_form, page, read_form, read_json
-from gateway.pipeline.job import StageFailure
-from gateway.strict import Strict
+from gateway.strict import Positive, Strict
 from gateway.video_jobs import VideoJobs
 from gateway.video_store import Video
 from quartet.v1 import dit_pb2, server_info_pb2
@@ -58,7 +57,7 @@ class VideoRequest(DiffusionRequest):
     """A video to be made: OpenAI's members, and those of the diffusion transformer."""
 
     seconds: Annotated[float, Field(gt=0), BeforeValidator(_number)] | None = None
-    num_frames: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(default=None, description="instead of seconds")
+    num_frames: Positive | None = Field(default=None, description="instead of seconds")
     size: str | None = Field(default=None, description="WIDTHxHEIGHT in pixels; default: the model's")
     input_reference: InputReference | None = None
 
@@ -97,17 +96,12 @@ class VideoRequest(DiffusionRequest):
 
 def video_object(video: Video) -> dict[str, Any]:
     """OpenAI's Video, with a `quartet` object."""
+    as_stored = ("id", "model", "status", "progress", "created_at", "completed_at", "prompt")
     error = {"code": video.error_code, "message": video.error_message} if video.error_code else None
     return {
-        "id": video.id,
         "object": "video",
-        "model": video.model,
-        "status": video.status,
-        "progress": video.progress,
-        "created_at": video.created_at,
-        "completed_at": video.completed_at,
+        **{name: getattr(video, name) for name in as_stored},
         "expires_at": None if video.expires_at is None else int(video.expires_at),
-        "prompt": video.prompt,
         "seconds": f"{video.frames / (video.frames_per_second or 1):.4g}",
         "size": f"{video.width}x{video.height}",
         "remixed_from_video_id": None,
@@ -164,7 +158,7 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
         await _jobs(http).submit(video, stage, start, picture and picture.content, on_end=place.close)
     except StageError as error:
         place.close()
-        raise from_failure(StageFailure("gateway", error)) from None
+        raise from_error("gateway", error) from None
     return JSONResponse(video_object(video), headers=_POLL_AFTER)
 
 

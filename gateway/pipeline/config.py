@@ -8,7 +8,7 @@ from pydantic import Field
 
 from gateway.pipeline.addresses import Addresses
 from gateway.pipeline.kinds import KINDS, Output, maker
-from gateway.strict import Strict, YamlError, YamlSource, read_yaml
+from gateway.strict import NotNegative, Positive, Strict, YamlError, YamlSource, read_yaml
 
 Kind = TypeVar("Kind", bound="_Stage")
 OUTPUTS: tuple[Output, ...] = get_args(Output)
@@ -21,6 +21,10 @@ MAX_SEED = 2**63 - 1 - 128  # n answers use seed .. seed + n - 1, and those are 
 
 
 class _Sampling(Strict):
+    top_p: Probability | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(default=None, description="1 is none")
+    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
+
     def over(self, defaults: "_Sampling") -> dict[str, Any]:
         """The parameters that are set here, or else in `defaults`; those of `defaults`' type alone."""
         own = self.model_dump(include=set(type(defaults).model_fields), exclude_none=True)
@@ -31,38 +35,26 @@ class ThinkerSampling(_Sampling):
     """How text is sampled. None means: as the pipeline says, else as the checkpoint says."""
 
     temperature: Temperature | None = Field(default=None, description="0 is greedy")
-    top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
         default=None, description="tokens kept; 0 or -1 keeps all"
     )
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(default=None, description="1 is none")
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
-        default=None, description="most tokens of the answer"
-    )
-    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
-        default=None, description="least tokens of the answer"
-    )
-    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
+    max_tokens: Positive | None = Field(default=None, description="most tokens of the answer")
+    min_tokens: NotNegative | None = Field(default=None, description="least tokens of the answer")
     ignore_eos: bool | None = Field(default=None, description="continue past end-of-sequence")
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
-        default=None, description="token ids that end the answer"
-    )
+    stop_token_ids: list[NotNegative] | None = Field(default=None, description="token ids that end the answer")
 
 
 class TalkerSampling(_Sampling):
     """How codec frames are sampled. None means: as the pipeline says, else as the checkpoint says."""
 
     temperature: Temperature | None = Field(default=None, description="0 is greedy for talker and code predictor")
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(default=None, description="codes kept; 0 keeps all")
-    top_p: Probability | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(default=None, description="1 is none")
-    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
-    max_frames: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(default=None, description="most codec frames")
+    top_k: NotNegative | None = Field(default=None, description="codes kept; 0 keeps all")
+    max_frames: Positive | None = Field(default=None, description="most codec frames")
     predictor_temperature: Temperature | None = Field(default=None, description="of code groups 1 and up")
-    predictor_top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(default=None, description="0 keeps all")
+    predictor_top_k: NotNegative | None = Field(default=None, description="0 keeps all")
     predictor_top_p: Probability | None = None
 
 

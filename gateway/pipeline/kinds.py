@@ -6,17 +6,15 @@ from typing import Any, Literal
 
 import grpc
 
-from quartet.v1 import (
-    code2wav_pb2_grpc,
-    dit_pb2,
-    dit_pb2_grpc,
-    encoder_pb2,
-    encoder_pb2_grpc,
-    media_pb2,
-    talker_pb2_grpc,
-    thinker_pb2,
-    thinker_pb2_grpc,
-)
+from quartet.v1.code2wav_pb2_grpc import Code2WavServiceStub
+from quartet.v1.dit_pb2 import DitServiceGenerateRequest
+from quartet.v1.dit_pb2_grpc import DitServiceStub
+from quartet.v1.encoder_pb2 import EncodeRequest
+from quartet.v1.encoder_pb2_grpc import EncoderServiceStub
+from quartet.v1.media_pb2 import MediaChunk
+from quartet.v1.talker_pb2_grpc import TalkerServiceStub
+from quartet.v1.thinker_pb2 import GenerateRequest
+from quartet.v1.thinker_pb2_grpc import ThinkerServiceStub
 from services.common.telemetry import tracing
 
 Output = Literal["text", "speech", "image", "video", "audio"]
@@ -56,12 +54,7 @@ class StageKind:
     @property
     def service(self) -> str:
         """Full name of its gRPC service."""
-        return f"quartet.v1.{self.stub.__name__.removesuffix('Stub')}"
-
-    @property
-    def settings(self) -> str:
-        """Name of the class of its settings, in `services.KIND.config`."""
-        return self.stub.__name__.replace("ServiceStub", "Settings")
+        return f"quartet.v1.{self.name.title()}Service"  # e.g. Code2WavService
 
     def call(self, channel: grpc.aio.Channel, start: Any, media: Sequence[bytes], timeout_s: float) -> Any:
         """The call that serves a request.
@@ -81,7 +74,7 @@ async def _in_messages(request: Callable[..., Any], start: Any, media: Sequence[
     yield request(start=start)
     for file in media:
         for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
-            yield request(media=media_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))
+            yield request(media=MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))
 
 
 KINDS = {
@@ -89,46 +82,28 @@ KINDS = {
     for kind in (
         StageKind(
             "thinker",
-            thinker_pb2_grpc.ThinkerServiceStub,
+            ThinkerServiceStub,
             "Generate",
-            thinker_pb2.GenerateRequest,
+            GenerateRequest,
             makes=("text",),
             is_model=True,
             caches_prompts=True,
         ),
+        StageKind("talker", TalkerServiceStub, "Speak", reads=("thinker",), is_model=True, shares_checkpoint=True),
         StageKind(
-            "talker",
-            talker_pb2_grpc.TalkerServiceStub,
-            "Speak",
-            reads=("thinker",),
-            is_model=True,
-            shares_checkpoint=True,
-        ),
-        StageKind(
-            "code2wav",
-            code2wav_pb2_grpc.Code2WavServiceStub,
-            "Decode",
-            reads=("talker",),
-            makes=("speech",),
-            shares_checkpoint=True,
+            "code2wav", Code2WavServiceStub, "Decode", reads=("talker",), makes=("speech",), shares_checkpoint=True
         ),
         StageKind(
             "dit",
-            dit_pb2_grpc.DitServiceStub,
+            DitServiceStub,
             "Generate",
-            dit_pb2.DitServiceGenerateRequest,
+            DitServiceGenerateRequest,
             reads=("encoder",),
             makes=("image", "video", "audio"),
             is_model=True,
             is_diffusion=True,
         ),
-        StageKind(
-            "encoder",
-            encoder_pb2_grpc.EncoderServiceStub,
-            "Encode",
-            encoder_pb2.EncodeRequest,
-            is_diffusion=True,
-        ),
+        StageKind("encoder", EncoderServiceStub, "Encode", EncodeRequest, is_diffusion=True),
     )
 }
 

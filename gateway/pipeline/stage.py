@@ -177,17 +177,12 @@ class Stage:
         await asyncio.gather(*(replica.check(timeout_s) for replica in self.replicas.values()))
 
     def describe_replicas(self) -> list[dict[str, Any]]:
-        """Each replica's address, state and load."""
+        """Each replica's address, state, load and identity."""
+        told = ("address", "state", "running", "queued", "in_flight")
         return [
-            {
-                "address": address,
-                "state": replica.state,
-                "running": replica.running,
-                "queued": replica.queued,
-                "in_flight": replica.in_flight,
-                "config_digest": replica.info.config_digest if replica.info else "",
-            }
-            for address, replica in self.replicas.items()
+            {name: getattr(replica, name) for name in told}
+            | {"config_digest": replica.info.config_digest if replica.info else ""}
+            for replica in self.replicas.values()
         ]
 
     def _set_addresses(self, addresses: Mapping[str, str]) -> None:
