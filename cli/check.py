@@ -116,9 +116,8 @@ def _check_port(host: str, port: int) -> None:
 
 def _check_memory(models: Iterable[str]) -> None:
     """Of checkpoints that are directories: those on the hub have not been fetched."""
-    needed = HOST_BYTES
-    for model in models:
-        needed += sum(file.stat().st_size for file in Path(model).rglob("*.safetensors"))
+    files = (file for model in models for file in Path(model).rglob("*.safetensors"))
+    needed = HOST_BYTES + sum(file.stat().st_size for file in files)
     if needed > memory_bytes():
         raise StartError(too_large(needed, memory_bytes()))
 
