@@ -55,6 +55,7 @@ def budget(
 
 
 def doctor(
+    ctx: typer.Context,
     model: Annotated[
         str | None, typer.Option(help="checkpoint directory or hub id: does it fit? Without, nothing is fetched")
     ] = None,
@@ -78,10 +79,9 @@ def doctor(
     except ModuleNotFoundError as error:  # where only a gateway is installed
         raise CommandError(f"{error.name} is not installed; stages have it: pip install 'quartet[talker]'") from None
 
-    kinds = list(Stage)
-    default = kinds if model is None else [Stage.dit] if is_diffusion(model) else kinds[:3]
-    given = (thinker_arg, talker_arg, code2wav_arg, dit_arg)
-    flags = {kind.value: flags or () for kind, flags in zip(kinds, given, strict=True)}
+    omni = [Stage.thinker, Stage.talker, Stage.code2wav]
+    default = list(Stage) if model is None else [Stage.dit] if is_diffusion(model) else omni
+    flags = {kind.value: ctx.params[f"{kind}_arg"] or () for kind in Stage}
     report = examine(Machine.read(), [kind.value for kind in stage or default], model, flags)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2, default=sorted))

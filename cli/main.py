@@ -54,6 +54,7 @@ def tiny(
 
 @app.command()
 def up(
+    ctx: typer.Context,
     model: Annotated[str, typer.Option(help="checkpoint directory or hub id")],
     host: Annotated[str, typer.Option(help="address of the HTTP API")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port of the HTTP API")] = 8000,
@@ -89,8 +90,7 @@ def up(
     from cli.up import serve
     from gateway.pipeline.kinds import KINDS
 
-    given = (thinker_arg, talker_arg, code2wav_arg, dit_arg, encoder_arg, gateway_arg)
-    arguments = {kind: flags or [] for kind, flags in zip((*KINDS, GATEWAY), given, strict=True)}
+    arguments = {kind: ctx.params[f"{kind}_arg"] or [] for kind in (*KINDS, GATEWAY)}
     secrets = Tls(tls_cert, tls_key, tls_ca, tls_server_name), api_keys_file
     pipeline = pipeline or pipeline_for(model)
     asyncio.run(serve(Options(model, host, port, pipeline, run_dir, arguments, dit_model, *secrets)))
