@@ -26,16 +26,17 @@ _BLOCK_BYTES = 1024 * 1024
 class Image:
     """A finished image: `content` is its file, `size` is "WIDTHxHEIGHT", `output` counts from 0.
 
-    `timings` are the dit's, in milliseconds; so is `total_ms`, the client's time since before it sent the request.
+    `total_ms` is the client's time in milliseconds since before it sent the request. The last image of a request also
+    has its number of steps and the dit's `timings`, in milliseconds.
     """
 
     output: int
     content: bytes
     size: str
     seed: int
+    total_ms: float
     num_inference_steps: int
     timings: dict[str, float]
-    total_ms: float
 
 
 @contextlib.contextmanager
@@ -78,8 +79,8 @@ def make_images(client: httpx.Client, body: dict[str, Any], uploads: Sequence[Fi
             elif event["type"].endswith(".completed"):
                 count, how, content = count + 1, event["quartet"], base64.b64decode(event["b64_json"])
                 total_ms = (time.perf_counter() - sent_s) * 1000
-                made = how["num_inference_steps"], how["timings"]["dit"], total_ms
-                yield Image(how["output"], content, event["size"], how["seed"], *made)
+                steps_made, timings = how.get("num_inference_steps", 0), how.get("timings", {}).get("dit", {})
+                yield Image(how["output"], content, event["size"], how["seed"], total_ms, steps_made, timings)
     if count != wanted:
         raise ApiError(f"{address(client)}: the answer ended after {count} of {wanted} pictures")
 
