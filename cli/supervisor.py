@@ -161,5 +161,7 @@ def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
 def free_ports(count: int) -> list[int]:
     """Ports that are free now. All are held until all are found, so that they differ."""
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
         return [each.getsockname()[1] for each in sockets]
