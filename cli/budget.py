@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cli.sizes import BudgetError, TooLittleMemory
-from services.families.sizes import Sizes
+from services.families import Sizes
 
 GIB = 1024**3
 MIB = 1024**2

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from services.families import families, family_of, read_config
-from services.families.sizes import Sizes
+from services.families import Sizes, families, family_of, read_config
 
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
