@@ -36,7 +36,7 @@ async def serve(stage: Stage, settings: DitSettings) -> None:
     await stage.serve(
         load=lambda: asyncio.to_thread(start_engine, settings, stage.fatal),
         warm_up=lambda engine: asyncio.to_thread(warm_up, engine, describe(engine.models, settings)),
-        describe=lambda engine: stage.server.describe(
+        describe=lambda engine: stage.describe(
             str(engine.models.dtype), str(engine.models.device), dit=describe(engine.models, settings)
         ),
         bind=lambda engine, info: servicer.bind(engine, info.dit),

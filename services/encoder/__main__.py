@@ -28,7 +28,7 @@ async def serve(stage: Stage, settings: EncoderSettings) -> None:
             pipeline=type(engine.models.pipeline).__name__, models=engine.names, needs_seed=engine.draws_prior_tokens
         )
         log.info("loaded", pipeline=info.pipeline, models=list(info.models))
-        return stage.server.describe(str(engine.dtype), str(engine.models.device), encoder=info)
+        return stage.describe(str(engine.dtype), str(engine.models.device), encoder=info)
 
     await stage.serve(
         load=lambda: asyncio.to_thread(EncoderEngine, settings),

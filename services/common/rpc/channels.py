@@ -52,11 +52,6 @@ class Channels:
         self._open: dict[tuple[str, str], tuple[Identity | None, grpc.aio.Channel]] = {}
         self._retired: set[asyncio.Task[None]] = set()
 
-    @property
-    def are_secure(self) -> bool:
-        """Whether these channels use TLS."""
-        return self.credentials is not None
-
     def channel(self, address: str, server_name: str = "") -> grpc.aio.Channel:
         """The one channel to `address` ("host:port"); it reconnects by itself.
 
