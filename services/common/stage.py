@@ -46,8 +46,9 @@ class CannotLoad(Exception):
     """What the settings name cannot be loaded: no such checkpoint or device, or files that are at fault."""
 
 
-class Stage:
-    """One stage: its server, the streams it produces and consumes, its engine's life. Made in a running event loop.
+class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
+    """One stage: its server and ServerInfo, the streams it produces and consumes, its engine's life. Made in a running
+    event loop.
 
     Several can live in one process: each has its own identity, channels and transports.
 
@@ -87,9 +88,9 @@ class Stage:
         self._loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[None] = self._loop.create_future()
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
-        self._info = _ServerInfoServicer(self.admission)
+        self._info: server_info_pb2.GetServerInfoResponse | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
-        server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self._info, self.grpc)
+        server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self, self.grpc)
         self._listed = [service, "quartet.v1.ServerInfoService", health.SERVICE_NAME, reflection.SERVICE_NAME]
         if streams:
             stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(self.hub, name), self.grpc)
@@ -111,6 +112,19 @@ class Stage:
         )
         info.config_digest = config_digest(info, settings)
         return info
+
+    async def GetServerInfo(
+        self, request: server_info_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> server_info_pb2.GetServerInfoResponse:
+        if self._info is None:
+            await abort(context, Unavailable("the stage is loading its model; retry later"))
+        assert self._info is not None
+        return self._info
+
+    async def GetLoad(
+        self, request: server_info_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
+    ) -> server_info_pb2.GetLoadResponse:
+        return server_info_pb2.GetLoadResponse(running=self.admission.running, queued=self.admission.queued)
 
     def request_stop(self) -> None:
         """Begins to drain; while the engine is loading, gives up."""
@@ -169,7 +183,7 @@ class Stage:
                 await asyncio.wait({starting, self._stop}, return_when=asyncio.FIRST_COMPLETED)
                 if self._stop.done():
                     await self._abandon(starting)
-                self._info.info = info = starting.result()
+                self._info = info = starting.result()
                 freeze_heap()
                 self.admission.open()
                 await self._health.set(self._service, SERVING)
@@ -228,25 +242,6 @@ class Stage:
     def _close_transports(self) -> None:
         for transport in self.hub.transports:
             transport.close()
-
-
-class _ServerInfoServicer(server_info_pb2_grpc.ServerInfoServiceServicer):
-    def __init__(self, admission: Admission) -> None:
-        self.info: server_info_pb2.GetServerInfoResponse | None = None
-        self._admission = admission
-
-    async def GetServerInfo(
-        self, request: server_info_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
-    ) -> server_info_pb2.GetServerInfoResponse:
-        if self.info is None:
-            await abort(context, Unavailable("the stage is loading its model; retry later"))
-        assert self.info is not None
-        return self.info
-
-    async def GetLoad(
-        self, request: server_info_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
-    ) -> server_info_pb2.GetLoadResponse:
-        return server_info_pb2.GetLoadResponse(running=self._admission.running, queued=self._admission.queued)
 
 
 def main(

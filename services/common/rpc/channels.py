@@ -84,9 +84,8 @@ class Channels:
 
     async def close_all(self) -> None:
         """Closes every channel."""
-        while self._open:
-            _, (_, channel) = self._open.popitem()
-            await channel.close()
+        for address, _ in list(self._open):
+            await self.close(address)
         for task in list(self._retired):
             task.cancel()
         await asyncio.gather(*self._retired, return_exceptions=True)

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
@@ -52,6 +51,8 @@ class Settings(BaseSettings):
         config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         config.add_argument("--config", type=_existing_file)
         known, flags = config.parse_known_args(arguments)
+        variables = {name: os.environ.get(f"QUARTET_{name.upper()}") for name in cls.for_every_process}
+        shared = {name: value for name, value in variables.items() if value}
 
         class Loaded(cls):  # the same settings with the sources of this call
             @classmethod
@@ -66,7 +67,7 @@ class Settings(BaseSettings):
                 return (
                     CliSettingsSource[Any](settings_cls, cli_parse_args=flags),
                     env_settings,
-                    InitSettingsSource(settings_cls, init_kwargs=_shared_environment(cls.for_every_process)),
+                    InitSettingsSource(settings_cls, init_kwargs=shared),
                     YamlConfigSettingsSource(settings_cls, yaml_file=known.config),
                 )
 
@@ -97,11 +98,6 @@ class Settings(BaseSettings):
                 f"{variable}: no such setting; {f'is {prefix}{nearest[0]} meant?' if nearest else 'see --help'}"
             )
         return lines
-
-
-def _shared_environment(names: Iterable[str]) -> dict[str, Any]:
-    """Settings by name, as far as QUARTET_<NAME> is set."""
-    return {name: value for name in names if (value := os.environ.get(f"QUARTET_{name.upper()}"))}
 
 
 def _existing_file(name: str) -> Path:

@@ -23,7 +23,7 @@ LATE_S = 5.0
 
 _T = TypeVar("_T")
 
-Call = grpc.aio.StreamStreamCall[stream_pb2.SubscribeRequest, stream_pb2.SubscribeResponse]
+SubscribeCall = grpc.aio.StreamStreamCall[stream_pb2.SubscribeRequest, stream_pb2.SubscribeResponse]
 """A subscription's."""
 
 
@@ -41,7 +41,7 @@ class CreditWriter:
         broken: a write failed, because the call has ended.
     """
 
-    def __init__(self, call: Call, due_chunks: int) -> None:
+    def __init__(self, call: SubscribeCall, due_chunks: int) -> None:
         self.broken = False
         self._call, self._due_chunks = call, due_chunks
         self._loop = asyncio.get_running_loop()
@@ -118,9 +118,11 @@ class ChunkReader:
         credit: learns which leases are held.
     """
 
-    def __init__(self, call: Call, directory: Path, receiver: UcxReceiver | None, credit: CreditWriter) -> None:
-        self.credit = credit
-        self._call, self._arenas, self._receiver = call, ArenaReader(directory), receiver
+    def __init__(
+        self, call: SubscribeCall, directory: Path, receiver: UcxReceiver | None, credit: CreditWriter
+    ) -> None:
+        self.call, self.credit = call, credit
+        self._arenas, self._receiver = ArenaReader(directory), receiver
         self._read_ahead: deque[stream_pb2.SubscribeResponse | None] = deque()
         self._reading: asyncio.Task[stream_pb2.SubscribeResponse | None] | None = None
 
@@ -136,7 +138,7 @@ class ChunkReader:
         return await (reading or self._one())
 
     async def _one(self) -> stream_pb2.SubscribeResponse | None:
-        response = await self._call.read()
+        response = await self.call.read()
         return response if isinstance(response, stream_pb2.SubscribeResponse) else None  # else it is grpc.aio.EOF
 
     async def read(self, message: stream_pb2.StreamChunk) -> Chunk:

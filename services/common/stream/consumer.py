@@ -14,7 +14,7 @@ from services.common.rpc.call import outgoing_metadata
 from services.common.rpc.channels import Channels
 from services.common.rpc.errors import InvalidInput, StageLost, Unavailable
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.chunk_reader import Call, ChunkReader, CreditWriter
+from services.common.stream.chunk_reader import ChunkReader, CreditWriter, SubscribeCall
 from services.common.stream.rows import Chunk
 from services.common.stream.shared_memory import host_facts
 from services.common.stream.ucx import UcxReceiver
@@ -100,7 +100,7 @@ class StreamConsumer:
             if not getattr(source, field):
                 raise InvalidInput(f"source.{field}", "is required")
         stub = stream_pb2_grpc.TensorStreamServiceStub(self.channels.channel(source.address, source.server_name))
-        call = cast("Call", stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True))  # pyright: ignore[reportUnknownMemberType]
+        call = cast("SubscribeCall", stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True))  # pyright: ignore[reportUnknownMemberType]
         transports = self.transports
         credit = CreditWriter(call, due_chunks=CREDITS // 2)
         receiver = UcxReceiver(transports.ucx) if transports.ucx else None
@@ -116,7 +116,7 @@ class StreamConsumer:
             if receiver:
                 subscription.capabilities.ucx.CopyFrom(receiver.offer)
             chunks = ChunkReader(call, transports.directory, receiver, credit)
-            yield _messages(call, subscription, chunks, source.address, producer)
+            yield _messages(subscription, chunks, source.address, producer)
         except BaseException:
             credit.cancel()
             raise
@@ -127,16 +127,12 @@ class StreamConsumer:
 
 
 async def _messages(
-    call: Call,
-    subscription: stream_pb2.Subscription,
-    chunks: ChunkReader,
-    address: str,
-    producer: str,
+    subscription: stream_pb2.Subscription, chunks: ChunkReader, address: str, producer: str
 ) -> AsyncIterator[StreamMessage]:
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await call.write(stream_pb2.SubscribeRequest(subscription=subscription))
-            await call.initial_metadata()
+            await chunks.call.write(stream_pb2.SubscribeRequest(subscription=subscription))
+            await chunks.call.initial_metadata()
         while response := await chunks.response():
             message = getattr(response, response.WhichOneof("message"))
             if isinstance(message, stream_pb2.StreamChunk):

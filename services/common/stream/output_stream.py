@@ -265,5 +265,4 @@ class OutputStream:
     async def _gather(self, delay_s: float) -> None:
         """Lets `delay_s` pass, or less if the stream ends."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await self._ended.wait()
+            await asyncio.wait_for(self._ended.wait(), delay_s)

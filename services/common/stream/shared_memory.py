@@ -175,7 +175,6 @@ class SharedMemorySession:
     def __init__(self, arena: Arena, notify: Notify) -> None:
         self._arena, self._notify = arena, notify
         self._blocks: dict[int, Block] = {}
-        self._consumer_left = False
 
     @property
     def outstanding(self) -> int:
@@ -184,7 +183,7 @@ class SharedMemorySession:
 
     def reserve(self, size_bytes: int) -> Block | None:
         """See `TransportSession.reserve`."""
-        return None if self._consumer_left else self._arena.allocate(size_bytes)
+        return self._arena.allocate(size_bytes)
 
     async def send(self, block: Block, tensor: torch.Tensor) -> tensor_pb2.Tensor:
         """Copies `tensor` (on the CPU) into its reserved `block`; returns the message by which a consumer finds it."""
@@ -206,7 +205,6 @@ class SharedMemorySession:
 
     def consumer_left(self) -> None:
         """Frees all blocks: nobody reads them."""
-        self._consumer_left = True
         self.release(list(self._blocks))
 
 
