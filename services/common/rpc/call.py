@@ -213,8 +213,7 @@ async def serve_call(
     _at_end.set(at_end)
     call = Call(stage, request_id, span)
     outcome = "OK"
-    in_flight = metrics.IN_FLIGHT.labels(stage)
-    in_flight.inc()
+    at_end.enter_context(metrics.IN_FLIGHT.labels(stage).track_inprogress())
     try:
         if not request_id:
             raise InvalidInput("request_id", "is required")
@@ -235,6 +234,5 @@ async def serve_call(
         log.exception("request failed", request_id=request_id)
         await abort(context, InternalError(f"{stage} failed; its log has the details of request {request_id}"))
     finally:
-        in_flight.dec()
         at_end.close()
         call.end(outcome)

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+import huggingface_hub
 from google.protobuf.json_format import MessageToDict
-from huggingface_hub import snapshot_download
 
 from quartet.v1 import server_info_pb2
 from services.common.rpc.settings import StageSettings
@@ -31,13 +31,11 @@ def checkpoint_digest(model: str) -> str:
 
     Spaces, the order of keys and notes on the program that wrote a file do not count.
     """
-    folder = Path(model)
-    if not folder.is_dir():
-        try:
-            folder = Path(snapshot_download(model, local_files_only=True))
-        except (OSError, ValueError):  # not cached, or no id of the hub
-            return ""
-    found = {name: _meaning(folder / name) for name in _CONFIG_FILES if (folder / name).is_file()}
+    found = {}
+    for name in _CONFIG_FILES:
+        path = Path(model) / name if Path(model).is_dir() else _cached(model, name)
+        if path is not None and path.is_file():
+            found[name] = _meaning(path)
     return _digest(found) if found else ""
 
 
@@ -59,6 +57,14 @@ def config_digest(info: server_info_pb2.GetServerInfoResponse, settings: StageSe
             "checkpoint": info.checkpoint_digest,
         }
     )
+
+
+def _cached(repository: str, name: str) -> Path | None:
+    try:
+        path = huggingface_hub.try_to_load_from_cache(repository, name)
+    except ValueError:  # no id of the hub
+        return None
+    return Path(path) if isinstance(path, str) else None  # else not cached, or known not to exist
 
 
 def _meaning(path: Path) -> Any:
