@@ -31,7 +31,7 @@ async def serve(stage: Stage, settings: Code2WavSettings) -> None:
 
     def describe(engine: DecodeEngine) -> server_info_pb2.GetServerInfoResponse:
         info = code2wav_info(engine.spec)
-        return stage.server.describe(str(engine.decoder.dtype), str(engine.decoder.device), code2wav=info)
+        return stage.describe(str(engine.decoder.dtype), str(engine.decoder.device), code2wav=info)
 
     await stage.serve(
         load=lambda: asyncio.to_thread(start_engine, settings, stage.fatal),

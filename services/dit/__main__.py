@@ -33,7 +33,7 @@ async def serve(stage: Stage, settings: DitSettings) -> None:
 
     def describe(engine: DitEngine) -> server_info_pb2.GetServerInfoResponse:
         models = engine.models
-        return stage.server.describe(str(models.dtype), str(models.device), dit=models.info)
+        return stage.describe(str(models.dtype), str(models.device), dit=models.info)
 
     await stage.serve(
         load=lambda: asyncio.to_thread(start_engine, settings, stage.fatal),

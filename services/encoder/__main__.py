@@ -78,7 +78,7 @@ async def serve(stage: Stage, settings: EncoderSettings) -> None:
         pipeline, names = engine.info.pipeline, engine.names
         log.info("loaded", pipeline=pipeline, models=names)
         info = server_info_pb2.EncoderInfo(pipeline=pipeline, models=names, needs_seed=engine.draws_prior_tokens)
-        return stage.server.describe(str(engine.dtype), str(engine.models.device), encoder=info)
+        return stage.describe(str(engine.dtype), str(engine.models.device), encoder=info)
 
     async def warm_up(engine: EncoderEngine) -> None:
         if not engine.models.family.needs_image:  # a picture may be read at a million pixels, however small it is

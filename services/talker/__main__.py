@@ -36,7 +36,7 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
         _, engine = loaded
         model = engine.runner.model
         rows, info = talker_info(model.spec, engine.runner.positions)
-        return stage.server.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
+        return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
 
     await stage.serve(
         load=load,

@@ -161,7 +161,7 @@ async def _end_with(engine: ThinkerEngine, stage: Stage) -> None:
 
 def _server_info(stage: Stage, engine: ThinkerEngine) -> server_info_pb2.GetServerInfoResponse:
     checkpoint = engine.checkpoint
-    return stage.server.describe(
+    return stage.describe(
         engine.dtype,
         engine.device,
         rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.row_kinds)],

@@ -19,9 +19,8 @@ from services.common.rpc import channels
 from services.common.rpc.call import Admission
 from services.common.rpc.errors import InvalidInput, QueueFull, RequestCancelled, Unavailable
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.hub import StreamHub
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Rows
-from services.common.stream.service import TensorStreamServicer
 from services.common.stream.tensors import to_message, to_torch
 from tests.support.streaming import CHANNELS, CONSUMER
 

@@ -26,8 +26,7 @@ from services.common.rpc import channels
 from services.common.rpc.call import Admission
 from services.common.rpc.errors import InvalidInput
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.hub import StreamHub
-from services.common.stream.service import TensorStreamServicer
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.shared_memory import SharedMemoryTransport
 from services.common.stream.tensors import to_torch
 from services.dit.config import DitSettings

@@ -17,12 +17,10 @@ from quartet.v1 import stream_pb2, stream_pb2_grpc, talker_pb2, talker_pb2_grpc
 from services.common.rpc.call import Admission
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.arena import aligned
-from services.common.stream.hub import StreamHub
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.service import TensorStreamServicer
-from services.common.stream.shared_memory import SharedMemoryTransport
+from services.common.stream.shared_memory import SharedMemoryTransport, aligned
 from services.common.stream.tensors import to_message, to_torch
 from services.families.qwen3_omni.talker_prompt import PromptSpec, is_media
 from services.talker.engine import TalkerEngine
