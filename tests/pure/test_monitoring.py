@@ -16,7 +16,7 @@ MODULES = (
     "services.common.telemetry.metrics",
     "services.thinker.metrics",
     "services.talker.metrics",
-    "services.code2wav.metrics",
+    "services.code2wav.engine",
     "services.dit.metrics",
 )
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (package prometheus)")
