@@ -70,7 +70,7 @@ class Fused:
     async def close(self) -> None:
         """Stops all engines."""
         self._code2wav.stop()
-        self._talker.close()
+        self._talker.stop()
         self._preprocessor.close()
         await self._thinker.close()
 

@@ -15,7 +15,7 @@ MODULES = (
     "gateway.metrics",
     "services.common.telemetry.metrics",
     "services.thinker.metrics",
-    "services.talker.metrics",
+    "services.talker.engine",
     "services.code2wav.engine",
     "services.dit.metrics",
 )
