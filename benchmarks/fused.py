@@ -58,7 +58,7 @@ class Fused:
         from services.thinker.preprocess import Preprocessor
 
         thinker = await ThinkerEngine.start(settings)
-        preprocessor = Preprocessor(settings, thinker.checkpoint, thinker.renderer, thinker.max_context_tokens)
+        preprocessor = Preprocessor(settings, thinker)
         family, talker = await start_talker(TalkerSettings.load(["--model", model]))
         return cls(thinker, preprocessor, family, talker, start_code2wav(Code2WavSettings.load(["--model", model])))
 

@@ -17,7 +17,7 @@ MODULES = (
     "services.thinker.metrics",
     "services.talker.engine",
     "services.code2wav.engine",
-    "services.dit.metrics",
+    "services.dit.engine",
 )
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (package prometheus)")
 
