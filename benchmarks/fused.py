@@ -70,7 +70,7 @@ class Fused:
     async def close(self) -> None:
         """Stops all engines."""
         self._code2wav.stop()
-        self._talker.close()
+        self._talker.stop()
         self._preprocessor.close()
         await self._thinker.close()
 
@@ -110,7 +110,7 @@ class Fused:
         speech.finish_text()
 
     async def _decode(self, answer: Answer, speech_input: _SpeechInput) -> bytes:
-        from services.code2wav.frames import check_codes
+        from services.code2wav.servicer import check_codes
         from services.code2wav.stream import Event, Failed, Samples
 
         code2wav, loop = self._code2wav, asyncio.get_running_loop()

@@ -12,8 +12,7 @@ import torch
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2, stream_pb2_grpc
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
-from services.code2wav.frames import FrameWindow
-from services.code2wav.servicer import Code2WavServicer
+from services.code2wav.servicer import Code2WavServicer, FrameWindow
 from services.code2wav.stream import Event, Finished, Samples
 from services.common.rpc import channels
 from services.common.rpc.call import Admission

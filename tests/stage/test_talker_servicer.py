@@ -24,7 +24,7 @@ from services.common.stream.shared_memory import SharedMemoryTransport, aligned
 from services.common.stream.tensors import to_message, to_torch
 from services.families.qwen3_omni.talker_prompt import PromptSpec, is_media
 from services.talker.engine import TalkerEngine
-from services.talker.loading import load_talker
+from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer
 from tests.support.conversations import CONVERSATIONS, read_prompt_spec
@@ -114,7 +114,7 @@ async def service(tiny_checkpoint: Path):
     async with grpc.aio.insecure_channel(address) as channel:
         yield Service(address, talker_pb2_grpc.TalkerServiceStub(channel), engine, hub, answer, prompt_spec)
     await server.stop(0.5)
-    engine.close()
+    engine.stop()
 
 
 async def test_inline_input_gives_the_references_codes(service: Service) -> None:
