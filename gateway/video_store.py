@@ -17,34 +17,6 @@ import structlog
 Result = TypeVar("Result")
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
-_VERSION = 2
-_SCHEMA = """
-BEGIN;
-CREATE TABLE videos (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT, -- order of creation: a second can have several
-    id TEXT NOT NULL UNIQUE,
-    model TEXT NOT NULL,
-    prompt TEXT NOT NULL,
-    status TEXT NOT NULL,
-    progress INTEGER NOT NULL,
-    created_at INTEGER NOT NULL,
-    completed_at INTEGER,
-    expires_at REAL,
-    width INTEGER NOT NULL,
-    height INTEGER NOT NULL,
-    frames INTEGER NOT NULL,
-    frames_per_second REAL NOT NULL,
-    seed TEXT, -- up to 2^64 - 1, more than SQLite's integers
-    error_code TEXT,
-    error_message TEXT,
-    owner TEXT
-);
-CREATE INDEX videos_by_end ON videos (expires_at);
-PRAGMA user_version = 2;
-COMMIT;
-"""
-# By the version that a directory was written in: what makes it one of the next.
-_MIGRATIONS = {1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_version = 2; COMMIT;"}
 _VISIBLE = "coalesce(expires_at > ?, 1) AND coalesce(owner, '') = coalesce(?, owner, '')"
 _INTERRUPTED = "the server stopped before the video was finished; send the request again"
 
@@ -58,7 +30,7 @@ class StoreError(Exception):
 @dataclass
 class Video:
     """One job. Times are Unix seconds; `expires_at` is set once it has ended. `owner` is the name of the API key it was
-    made with, if there are keys."""
+    made with, if there are keys. `seed` is up to 2^64 - 1, more than SQLite's integers."""
 
     id: str
     model: str
@@ -84,6 +56,20 @@ class Video:
 
 
 _COLUMNS = [field.name for field in fields(Video)]
+_VERSION = 2
+_SCHEMA = f"""
+BEGIN;
+CREATE TABLE videos (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, -- order of creation: a second can have several
+    {", ".join(_COLUMNS)},
+    UNIQUE (id)
+);
+CREATE INDEX videos_by_end ON videos (expires_at);
+PRAGMA user_version = 2;
+COMMIT;
+"""
+# By the version that a directory was written in: what makes it one of the next.
+_MIGRATIONS = {1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_version = 2; COMMIT;"}
 
 
 class VideoStore:
