@@ -12,7 +12,7 @@ from starlette.datastructures import State
 from starlette.responses import Response
 
 from gateway import metrics
-from gateway.errors import ApiError, from_failure, invalid
+from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer, StreamedAnswer, WholeAnswer, chunk, usage
@@ -23,10 +23,11 @@ from gateway.openai.diffusion import ImageOptions, ImageRequest
 from gateway.openai.forms import page, read_json, validated
 from gateway.openai.images import FinishedImage, ImageGeneration, image_facts, load_pictures
 from gateway.openai.schema import ChatCompletionRequest
-from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
+from gateway.pipeline.job import AudioDelta, Event, TextDelta
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
+from services.common.rpc.errors import StageError
 
 # Members that ask for another answer than pictures; those that only say how text is sampled are not read.
 _TEXT_ONLY = ("audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
@@ -133,8 +134,8 @@ class AnswerExchange(_Exchange):
                     answers[index].take(event)
                     self._observe(event)
                     yield index, event
-        except StageFailure as failure:
-            raise from_failure(failure) from failure
+        except StageError as error:
+            raise from_error("gateway", error) from error
         self._finish(answers)
 
     def _elapsed_s(self) -> float:

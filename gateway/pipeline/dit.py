@@ -179,7 +179,7 @@ async def _attempt(
         if encoding is not None:
             await encoding.close()
     if not complete:
-        raise InternalError(f"stage {dit.stage.name} ended the call without a summary")
+        raise dit.stage.fault("ended the call without a summary")
 
 
 def to_numpy(message: tensor_pb2.Tensor) -> np.ndarray:

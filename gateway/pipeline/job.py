@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
-from services.common.rpc.errors import StageError
 
 
 @dataclass(frozen=True)
@@ -66,17 +65,3 @@ class Finished:
 
 
 Event = PromptRead | TextDelta | AudioDelta | Finished
-
-
-class StageFailure(Exception):
-    """A stage ended a request.
-
-    Attributes:
-        stage: kind of the one that it began in, see `kinds.KINDS`; "gateway" for the gateway itself.
-        error: why.
-    """
-
-    def __init__(self, reporter: str, error: StageError) -> None:
-        self.stage = error.origin or reporter
-        self.error = error
-        super().__init__(f"{self.stage}: {error}")

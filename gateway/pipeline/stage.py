@@ -15,7 +15,7 @@ from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.replica import Identity, Replica
 from quartet.v1 import server_info_pb2
 from services.common.rpc.channels import Channels
-from services.common.rpc.errors import Unavailable
+from services.common.rpc.errors import InternalError, Unavailable
 
 # A replica that is down says for so long what the others have to be: it may only be restarting.
 HOLD_S = 30.0
@@ -135,6 +135,12 @@ class Stage:
         """What a request hears that needs the stage while it does not serve."""
         error = Unavailable(f"the {self.kind} is not serving")
         error.origin, error.detail = self.kind, f"stage {self.name}: {self.state}"
+        return error
+
+    def fault(self, what: str) -> InternalError:
+        """What a request hears that was answered against the contract: `what` the stage did."""
+        error = InternalError(f"stage {self.name} {what}")
+        error.origin = self.kind
         return error
 
     def choose(self, key: bytes | None = None, avoid: Collection[Replica] = ()) -> Replica:
