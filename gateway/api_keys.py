@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,6 @@ from gateway.strict import Strict, YamlError, YamlSource, read_yaml
 from services.common.rpc.tls import file_version
 
 CHECK_INTERVAL_S = 1.0
-LIMITS = ("concurrency", "rate")
 _WINDOW_S = 60.0
 _RETRY_S = 1.0  # when a place will be free is not known
 PREFIX = "sk-quartet-"
@@ -72,9 +71,7 @@ def read_key_file(file: Path) -> list[ApiKeyEntry]:
     Raises:
         YamlError: "FILE:LINE: what is wrong and how to fix it". What stands there for a hash is not repeated.
     """
-    source = read_yaml(file)
-    if not isinstance(source.data, dict):
-        raise source.error((), "must be a mapping with the key `keys`, a list of what `quartet key` prints")
+    source = read_yaml(file, "key `keys`, a list of what `quartet key` prints")
     entries = source.parse(ApiKeyFile, _explain).keys
     _check_unique(source, entries)
     return entries
@@ -133,13 +130,6 @@ class ApiKey:
     def _count(self, change: int) -> None:
         self._running += change
         self._running_metric.inc(change)
-
-    def forget(self) -> None:
-        """Removes the key's name from the metrics."""
-        metrics.KEY_RUNNING.remove(self.name)
-        for metric, labels in ((metrics.KEY_REQUESTS, ()), *((metrics.KEY_REFUSED, (which,)) for which in LIMITS)):
-            with suppress(KeyError):
-                metric.remove(self.name, *labels)
 
     def _check_concurrency(self) -> None:
         most = self.entry.max_concurrent_requests
@@ -215,5 +205,5 @@ class ApiKeys:
         self._keys = [before.pop(entry.name, None) or ApiKey(entry) for entry in entries]
         for key, entry in zip(self._keys, entries, strict=True):
             key.entry = entry
-        for key in before.values():
-            key.forget()
+        for name in before:
+            metrics.forget_key(name)

@@ -14,6 +14,7 @@ import numpy as np
 import structlog
 
 from gateway import metrics
+from gateway.errors import ApiError
 from gateway.media.encode import MAX_SIDE_PIXELS, VideoFile
 from gateway.openai.diffusion import from_stage
 from gateway.pipeline.dit import Misfit, generate, to_numpy
@@ -83,12 +84,7 @@ class VideoJobs:
         self._encoders.shutdown()
 
     async def submit(
-        self,
-        video: Video,
-        stage: Stage,
-        start: dit_pb2.DitStart,
-        media: bytes | None,
-        on_end: Callable[[], object] | None = None,
+        self, video: Video, stage: Stage, start: dit_pb2.DitStart, media: bytes | None, on_end: Callable[[], object]
     ) -> None:
         """Takes a job on; when this returns, no crash can lose it.
 
@@ -111,8 +107,7 @@ class VideoJobs:
         job = self._jobs[video.id] = _Job(video, stage, start)
         job.task = asyncio.create_task(self._run(job))
         job.task.add_done_callback(lambda _: self._jobs.pop(video.id, None))
-        if on_end is not None:
-            job.task.add_done_callback(lambda _: on_end())
+        job.task.add_done_callback(lambda _: on_end())
         try:
             if media is not None:
                 # on disk: pictures of jobs that wait are no reason for a larger container
@@ -166,28 +161,26 @@ class VideoJobs:
         video = job.video
         async with self._places:
             began = time.monotonic()
-            reason: tuple[str, str] | None = None
-            detail: dict[str, str] = {}
+            failure: ApiError | None = None
             try:
                 await self._make_when_taken(job)
-            except TimeoutError:
-                limit = f"the video took longer than the {self._settings.video_timeout_s:g} s allowed"
-                reason = _explain(job.stage, DeadlineExceeded(limit))
             except StageError as error:
-                reason = _explain(job.stage, error)
-                detail = {"detail": error.detail} if error.detail else {}
+                failure = from_stage(job.stage, error, images="input_reference")
             except (OSError, sqlite3.Error) as error:  # most likely a full disk
                 why = getattr(error, "strerror", None) or error  # an OSError's own text has the path
-                reason = "storage_failed", f"the video could not be stored: {why}"
+                failure = ApiError(500, f"the video could not be stored: {why}", None, "storage_failed")
                 log.exception("video failed", request_id=video.id)
             except Exception:
-                reason = _explain(job.stage, InternalError("unexpected"))
+                failure = from_stage(job.stage, InternalError("unexpected"))
                 log.exception("video failed", request_id=video.id)
-            video.error_code, video.error_message = reason or (None, None)
-            await self._end(job, "completed" if reason is None else "failed")
+            if failure is not None:
+                video.error_code, video.error_message = failure.code, failure.message
+            await self._end(job, "completed" if failure is None else "failed")
             metrics.VIDEOS.labels(job.video.status).inc()
             duration_ms = round((time.monotonic() - began) * 1000, 1)
-            ended = {"status": job.video.status, "code": video.error_code, "duration_ms": duration_ms, **detail}
+            ended = {"status": job.video.status, "code": video.error_code, "duration_ms": duration_ms}
+            if failure is not None and "detail" in failure.log:
+                ended["detail"] = failure.log["detail"]
             log.info("video", request_id=video.id, **ended)  # the id that the stage knows it by
 
     async def _end(self, job: _Job, status: Literal["completed", "failed"]) -> None:
@@ -211,7 +204,7 @@ class VideoJobs:
         the jobs behind it need the same stage and are not to overtake it.
 
         Raises:
-            TimeoutError: the stage took it, and then too long.
+            DeadlineExceeded: the stage took it, and then too long.
         """
         path = self.store.input(job.video.id)
         media = [await asyncio.to_thread(path.read_bytes)] if job.start.images else []
@@ -220,6 +213,9 @@ class VideoJobs:
                 async with asyncio.timeout(self._settings.video_timeout_s):
                     await self._make(job, media)
                 return
+            except TimeoutError:
+                limit = f"the video took longer than the {self._settings.video_timeout_s:g} s allowed"
+                raise DeadlineExceeded(limit) from None
             except (QueueFull, Unavailable) as error:
                 if not job.waits or isinstance(error, Misfit):  # lost while it worked on this, or for good
                     raise
@@ -283,12 +279,6 @@ def _frames(piece: dit_pb2.DitPiece) -> np.ndarray:
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or piece.frames_per_second <= 0:
         raise InternalError(f"the stage sent {frames.shape} {frames.dtype}, not frames of 8 bit")
     return frames
-
-
-def _explain(stage: Stage, error: StageError) -> tuple[str, str]:
-    """(code, message) of a video that failed by `error`."""
-    api_error = from_stage(stage, error, images="input_reference")
-    return str(api_error.code), api_error.message
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

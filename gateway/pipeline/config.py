@@ -174,9 +174,7 @@ def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = 
     Raises:
         YamlError: "FILE:LINE: what is wrong and how to fix it".
     """
-    source = read_yaml(file)
-    if not isinstance(source.data, dict):
-        raise source.error((), "must be a mapping with the keys stages and outputs")
+    source = read_yaml(file, "keys stages and outputs")
     _override_addresses(source, addresses or {})
     config = source.parse(PipelineConfig, _explain)
     _check_edges(source, config)

@@ -80,16 +80,6 @@ class Pipeline:
         return getattr(found.info, kind) if found and found.info else None
 
     @property
-    def states(self) -> dict[str, str]:
-        """Each stage's state."""
-        return {name: stage.state for name, stage in self.by_name.items()}
-
-    @property
-    def replicas(self) -> dict[str, list[dict[str, Any]]]:
-        """Each stage's replicas, for people and programs that watch."""
-        return {name: stage.describe_replicas() for name, stage in self.by_name.items()}
-
-    @property
     def ready(self) -> bool:
         """Whether every stage serves."""
         return all(stage.serving for stage in self.by_name.values())

@@ -204,7 +204,7 @@ class Stage:
             replica, task = self._leaving.pop(address)
             task.cancel()
         else:
-            replica = Replica(self.name, self.kind, address, self._channels, self._changed, server_name)
+            replica = Replica(self.name, self.kind, address, server_name, self._channels, self._changed)
         self.replicas[address] = replica
         if self._timing is not None:
             log.info("replica added", name=self.name, address=address)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.job import Finished, Job, speech
 from gateway.pipeline.pipeline import Pipeline
-from gateway.pipeline.run import run
+from gateway.pipeline.run import Finished, Job, run, speech
 from quartet.v1 import talker_pb2, thinker_pb2
 from services.common.rpc.channels import Channels
 from services.common.rpc.errors import StageError, Unavailable

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from gateway.pipeline.balance import power_of_two, prompt_key, rendezvous
-from gateway.pipeline.job import Finished, PromptRead, TextDelta
 from gateway.pipeline.route import Lease
+from gateway.pipeline.run import Finished, PromptRead, TextDelta
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, talker_pb2, talker_pb2_grpc, thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.errors import QueueFull, StageError, StageLost, Unavailable
 from tests.support.gateway_stack import running
@@ -329,4 +329,4 @@ async def test_a_replica_that_is_unplugged_is_dropped_without_a_request():
             lambda: not system.stages.by_name["talker"].replicas[system.groups[0].addresses["talker"]].serving, 1
         )
         assert system.stages.ready
-        assert "UNAVAILABLE" in system.stages.replicas["talker"][0]["state"]
+        assert "UNAVAILABLE" in system.stages.by_name["talker"].describe_replicas()[0]["state"]
