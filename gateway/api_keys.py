@@ -158,7 +158,7 @@ class ApiKey:
 
 
 class ApiKeys:
-    """The keys in `file`. Use as `async with`: the file is watched meanwhile.
+    """The keys in `file`, and while `watch` runs those that are there then.
 
     Raises:
         YamlError: the file cannot be used. Later, when it has changed, that is logged, and the keys stay as they were.
@@ -170,14 +170,6 @@ class ApiKeys:
         self._keys: list[ApiKey] = []
         self._use(read_key_file(file))
 
-    async def __aenter__(self) -> "ApiKeys":
-        self._watching = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
-
     def find(self, presented: str) -> ApiKey | None:
         """The key whose hash is that of `presented`. How long that takes says nothing of the hashes."""
         presented_digest, found = digest(presented), None
@@ -186,7 +178,8 @@ class ApiKeys:
                 found = key
         return found
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
+        """Reads the file again whenever it has changed, for ever."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             seen = await asyncio.to_thread(file_version, self._file)

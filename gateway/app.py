@@ -1,5 +1,6 @@
 """The ASGI application: endpoints, middleware, error bodies, and what operators ask."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -70,7 +71,7 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             if keys is not None:
-                await stack.enter_async_context(keys)
+                stack.callback(asyncio.create_task(keys.watch()).cancel)
             app.state.gateway = await stack.enter_async_context(Gateway(settings, pipeline, Channels(credentials)))
             app.state.videos = None
             if pipeline.outputs.video is not None:

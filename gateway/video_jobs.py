@@ -106,7 +106,8 @@ class VideoJobs:
             raise QueueFull(f"{running} videos are being made and {queued} wait; retry later", 10.0)
         job = self._jobs[video.id] = _Job(video, stage, start)
         job.task = asyncio.create_task(self._run(job))
-        job.task.add_done_callback(lambda _: self._jobs.pop(video.id, None))
+        self.store.live[video.id] = video
+        job.task.add_done_callback(lambda _: (self._jobs.pop(video.id, None), self.store.live.pop(video.id, None)))
         job.task.add_done_callback(lambda _: on_end())
         try:
             if media is not None:
@@ -120,18 +121,6 @@ class VideoJobs:
         if not job.stored.done():  # cancelled meanwhile, by a deletion or the gateway's end
             job.stored.set_result(None)
 
-    async def get(self, video_id: str, owner: str | None = None) -> Video | None:
-        """The job as it stands; whose are seen is said at VideoStore.get."""
-        found = await self.store.get(video_id, owner)
-        return found and self._as_it_stands(found)
-
-    async def page(
-        self, after: str | None, limit: int, newest_first: bool, owner: str | None = None
-    ) -> list[Video] | None:
-        """As VideoStore.page."""
-        found = await self.store.page(after, limit, newest_first, owner)
-        return None if found is None else [self._as_it_stands(video) for video in found]
-
     async def delete(self, video_id: str, owner: str | None = None) -> bool:
         """Removes a job and its files; one that is not finished is cancelled in its stage. Whether there was one."""
         if await self.store.get(video_id, owner) is None:
@@ -141,11 +130,6 @@ class VideoJobs:
             await asyncio.wait([job.task])
         await self.store.remove(video_id)
         return True
-
-    def _as_it_stands(self, video: Video) -> Video:
-        """With the progress that is not worth a write to disk."""
-        job = self._jobs.get(video.id)
-        return video if job is None or video.ended else job.video
 
     async def _sweep(self) -> None:
         while True:
@@ -197,7 +181,7 @@ class VideoJobs:
             except (OSError, sqlite3.Error):  # a full disk may have room again, once the failed video's part is gone
                 log.exception("the end of a video cannot be stored; trying again", request_id=ended.id)
                 await asyncio.sleep(_STORE_AGAIN_S)
-        job.video = ended
+        job.video = self.store.live[ended.id] = ended
 
     async def _make_when_taken(self, job: _Job) -> None:
         """A stage whose queue is full, or that is not up, is asked again: this job can wait. It keeps its place, since

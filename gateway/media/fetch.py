@@ -56,8 +56,6 @@ async def resolve(host: str, port: int, private_allowed: bool) -> str:
     except (OSError, UnicodeError):
         raise MediaError(f"the host {host!r} cannot be resolved") from None
     addresses = [str(entry[4][0]) for entry in found]
-    if not addresses:
-        raise MediaError(f"the host {host!r} has no address")
     if not private_allowed and not all(map(is_public, addresses)):
         raise MediaError(
             f"the host {host!r} is at a private or reserved address, and this server fetches from public ones only; "

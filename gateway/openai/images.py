@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request
@@ -35,8 +35,6 @@ _EDIT_OPENAPI = page(
     _ANSWER.format("image_edit"),
     {"image": {"type": "array", "items": FILE, "description": "also as image[]"}, "mask": FILE},
 )
-
-Kind = Literal["image_generation", "image_edit"]
 
 
 @dataclass(frozen=True)
@@ -217,7 +215,7 @@ class ImageAnswer:
         kind: what the events of a stream are called.
     """
 
-    def __init__(self, pictures: ImageGeneration, request: ImageRequest, kind: Kind) -> None:
+    def __init__(self, pictures: ImageGeneration, request: ImageRequest, kind: str) -> None:
         self._pictures, self._request, self._kind = pictures, request, kind
         self._created = int(time.time())
 

@@ -141,11 +141,6 @@ class PipelineConfig(Strict):
         return [output for output in OUTPUTS if getattr(self.outputs, output) is not None]
 
     @property
-    def main_name(self) -> str:
-        """Name of the stage that `model` names: that of the text, else that of the first other output."""
-        return self.model_stage(self.made[0])
-
-    @property
     def answer(self) -> list[str]:
         """Names of the stages that a spoken answer comes through, else those of a written one; the first first."""
         return self.route("speech") or self.route("text")

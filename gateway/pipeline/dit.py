@@ -178,12 +178,11 @@ class Pieces:
     """One output, as it comes in.
 
     Attributes:
-        frames_per_second: of a video; 0 before the first piece.
         sample_rate_hz: of sound; 0 before the first piece.
     """
 
     def __init__(self) -> None:
-        self.frames_per_second, self.sample_rate_hz = 0.0, 0
+        self.sample_rate_hz = 0
         self._parts: list[np.ndarray] = []
         self._received, self._total = 0, None
 
@@ -197,7 +196,7 @@ class Pieces:
         self._parts.append(part)
         self._received += len(part)
         self._total = piece.total
-        self.frames_per_second, self.sample_rate_hz = piece.frames_per_second, piece.sample_rate_hz
+        self.sample_rate_hz = piece.sample_rate_hz
 
     @property
     def complete(self) -> bool:

@@ -60,8 +60,8 @@ class Pipeline:
 
     @property
     def main(self) -> Stage:
-        """The stage that the pipeline's `model` names."""
-        return self.by_name[self.config.main_name]
+        """The stage that the pipeline's `model` names: that of the text, else that of the first other output."""
+        return self.with_models[0]
 
     @property
     def with_models(self) -> list[Stage]:

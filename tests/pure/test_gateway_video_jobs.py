@@ -90,7 +90,7 @@ async def test_a_video_deleted_while_it_is_taken_on(tmp_path):
         assert await jobs.delete(video.id)
         store.go_on.set()
         await submitting
-        assert await jobs.get(video.id) is None
+        assert await store.get(video.id) is None
 
 
 async def test_a_video_that_takes_too_long(stage, tmp_path):
