@@ -9,7 +9,6 @@ from starlette.responses import JSONResponse
 from services.common.rpc.errors import (
     ContextTooLong,
     DeadlineExceeded,
-    InternalError,
     InvalidInput,
     NotFound,
     QueueFull,
@@ -92,7 +91,7 @@ def _told(stage: str, error: StageError) -> ApiError:
             return ApiError(503, message, None, "stage_unavailable", "service_unavailable_error", _TRY_AGAIN_S)
         case DeadlineExceeded():
             return ApiError(504, str(error), None, "deadline_exceeded", "timeout_error")
-        case InternalError() | _:
+        case _:
             message = f"{stage}: internal error; the stage's log has the details under this request id"
             return ApiError(500, message, None, "internal_error")
 

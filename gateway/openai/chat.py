@@ -21,7 +21,7 @@ from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, 
 from gateway.openai.content import ImagePart
 from gateway.openai.diffusion import ImageOptions, ImageRequest
 from gateway.openai.forms import page, read_json, validated
-from gateway.openai.images import ImageGeneration, Picture, image_facts, load_pictures
+from gateway.openai.images import ImageGeneration, image_facts, load_pictures
 from gateway.openai.schema import ChatCompletionRequest
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import AudioDelta, Event, TextDelta, run
@@ -205,10 +205,6 @@ class ImageExchange(_Exchange):
             yield sse(head | chunk(i, "image", {}, finish_reason="stop") | {"quartet": pictures.quartet()})
         yield DONE
 
-    async def _part(self, picture: Picture) -> dict[str, Any]:
-        file = await asyncio.to_thread(self._options.to_base64, picture.pixels)
-        return {"type": "image_url", "image_url": {"url": f"data:image/{self._options.file_format};base64,{file}"}}
-
     async def _pictures(self) -> ImageGeneration:
         request = self._request
         refuse_members(request, _TEXT_ONLY, "this model answers with images; leave it out")
@@ -233,7 +229,9 @@ class ImageExchange(_Exchange):
         with self._in_chat_terms():
             async with aclosing(pictures.finished()) as finished:
                 async for picture in finished:
-                    yield picture.output, await self._part(picture)
+                    file = await asyncio.to_thread(self._options.to_base64, picture.pixels)
+                    url = f"data:image/{self._options.file_format};base64,{file}"
+                    yield picture.output, {"type": "image_url", "image_url": {"url": url}}
 
     @contextmanager
     def _in_chat_terms(self) -> Iterator[None]:
