@@ -12,7 +12,7 @@ from typing import Any
 
 from cli.budget import GIB
 from cli.plan import DIFFUSION, GATEWAY, Options, PlannedStage, StartError, UsageError, is_diffusion
-from gateway.access.key_file import read_key_file
+from gateway.api_keys import read_key_file
 from gateway.settings import GatewaySettings
 from gateway.strict import YamlError
 from services.common.rpc import tls

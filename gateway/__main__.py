@@ -22,15 +22,12 @@ def main() -> None:
     try:
         pipeline = load_pipeline(settings.pipeline, settings.stage)
         app = create_app(settings, pipeline, tls.load(settings))
-    except YamlError as error:
-        sys.exit(str(error))
-    tracing.configure("gateway")
-    structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
-    if pipeline.outputs.video is not None:
-        try:
+        tracing.configure("gateway")
+        structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
+        if pipeline.outputs.video is not None:
             VideoStore(settings.jobs_dir, settings.video_ttl_s).check()
-        except StoreError as error:
-            sys.exit(str(error))
+    except (YamlError, StoreError) as error:
+        sys.exit(str(error))
     # uvicorn drains on SIGTERM, then raises it again: a drained stop is a success
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(

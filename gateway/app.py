@@ -1,7 +1,7 @@
 """The ASGI application: endpoints, middleware, error bodies, and what operators ask."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -10,10 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from gateway.access.keys import ApiKeys, RequireKey
+from gateway.api_keys import ApiKeys
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
-from gateway.middleware import BodyLimit, RequestContext
+from gateway.middleware import BodyLimit, RequestContext, RequireKey
 from gateway.openai import audio, chat, images, models, videos
 from gateway.openai.connection import ClientGone
 from gateway.pipeline.config import PipelineConfig
@@ -67,11 +67,14 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with (
-            keys or nullcontext(),
-            Gateway(settings, pipeline, Channels(credentials)) as app.state.gateway,
-            _videos(settings, pipeline) as app.state.videos,
-        ):
+        async with AsyncExitStack() as stack:
+            if keys is not None:
+                await stack.enter_async_context(keys)
+            app.state.gateway = await stack.enter_async_context(Gateway(settings, pipeline, Channels(credentials)))
+            app.state.videos = None
+            if pipeline.outputs.video is not None:
+                store = await stack.enter_async_context(VideoStore(settings.jobs_dir, settings.video_ttl_s))
+                app.state.videos = await stack.enter_async_context(VideoJobs(store, settings))
             freeze_heap()
             yield
 
@@ -87,19 +90,6 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
     for module in (chat, images, models, audio, videos):
         app.include_router(module.router)
     return app
-
-
-@asynccontextmanager
-async def _videos(settings: GatewaySettings, pipeline: PipelineConfig) -> AsyncIterator[VideoJobs | None]:
-    """The video jobs, if the pipeline makes videos."""
-    if pipeline.outputs.video is None:
-        yield None
-        return
-    async with (
-        VideoStore(settings.jobs_dir, settings.video_ttl_s) as store,
-        VideoJobs(store, settings, videos.explain) as jobs,
-    ):
-        yield jobs
 
 
 async def _api_error(http: Request, error: Exception) -> Response:

@@ -1,6 +1,7 @@
 """What clients are told: the error body of the OpenAI API, and what each kind of failure becomes in it."""
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -14,6 +15,7 @@ from services.common.rpc.errors import (
     NotFound,
     QueueFull,
     RequestCancelled,
+    StageError,
     Unavailable,
 )
 
@@ -22,35 +24,32 @@ _BETWEEN_STAGES = {"source", "rows", "header", "input", "codes", "rope_positions
 _TRY_AGAIN_S = 1  # another replica may serve at once; a stage that starts anew is asked for until it does
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """A refusal as the client sees it.
 
-    Args:
+    Attributes:
         status: HTTP status.
         message: what is wrong and how to fix it.
         param: request field at fault.
         code: short machine-readable reason.
         kind: OpenAI's `error.type`; default by status.
         retry_after_s: seconds for the Retry-After header.
-
-    Attributes:
         log: fields for the request's log line, which clients are not told: addresses, a transport's words.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        kind: str | None = None,
-        retry_after_s: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
-        self.retry_after_s = retry_after_s
-        self.log: dict[str, Any] = {"code": code}
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    kind: str = ""
+    retry_after_s: float | None = None
+    log: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+        self.kind = self.kind or ("invalid_request_error" if self.status < 500 else "server_error")
+        self.log = {"code": self.code}
 
     def body(self) -> dict[str, Any]:
         """The response body."""
@@ -78,6 +77,11 @@ def from_failure(failure: StageFailure) -> ApiError:
     if failure.error.detail:
         error.log["detail"] = failure.error.detail
     return error
+
+
+def from_error(kind: str, error: StageError) -> ApiError:
+    """What the client hears of an `error` of the stage of `kind`, or of the gateway itself if that is "gateway"."""
+    return from_failure(StageFailure(kind, error))
 
 
 def _told(failure: StageFailure) -> ApiError:

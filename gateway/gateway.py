@@ -4,10 +4,9 @@ import time
 import uuid
 from collections import OrderedDict
 
-from gateway.errors import ApiError, from_failure, invalid
+from gateway.errors import ApiError, from_error, invalid
 from gateway.media.fetch import Fetcher
 from gateway.pipeline.config import PipelineConfig
-from gateway.pipeline.job import StageFailure
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.stage import Stage
@@ -100,7 +99,7 @@ class Gateway:
 
 def not_reached(stage: Stage) -> ApiError:
     """The 503 for a stage that must be known first."""
-    return from_failure(StageFailure(stage.kind, stage.unavailable()))
+    return from_error(stage.kind, stage.unavailable())
 
 
 class Transcripts:

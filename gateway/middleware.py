@@ -1,4 +1,4 @@
-"""Around every request: its id, its log line, its size limit."""
+"""Around every request: its id, its log line, its API key, its size limit."""
 
 import re
 import time
@@ -9,12 +9,16 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
+from gateway.api_keys import ApiKeys
 from gateway.errors import ApiError
 from gateway.openai.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from services.common.telemetry import tracing
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET_PATHS = {"/health", "/ready", "/metrics"}
+# For probes, Prometheus and `quartet top`; the API's description is the same everywhere. An Ingress leaves them inside.
+OPEN_PATHS = frozenset({*_QUIET_PATHS, "/docs", "/openapi.json"})
+_POLICY_VIOLATION = 1008  # a WebSocket's close code
 
 log = structlog.get_logger()
 
@@ -88,9 +92,8 @@ class RequestContext:
 def end_span(span: tracing.Span, method: str, path: str, status: int, fields: dict) -> None:
     """Ends an HTTP request's span. A client's mistake is no error of ours."""
     span.rename(f"{method} {path}")
-    span.set(stage="gateway", status=status, code=fields.get("code"), failed_stage=fields.get("failed_stage"))
-    for name in ("ttft_ms", "ttfa_ms", "prompt_tokens", "text_tokens", "frames", "speech"):
-        span.set(**{name: fields.get(name)})
+    told = ("code", "failed_stage", "ttft_ms", "ttfa_ms", "prompt_tokens", "text_tokens", "frames", "speech")
+    span.set(stage="gateway", status=status, **{name: fields.get(name) for name in told})
     span.end(f"HTTP {status}" if status >= 500 else "")
 
 
@@ -123,3 +126,46 @@ class BodyLimit:
             return message
 
         await self._app(scope, receive_limited, send)
+
+
+class RequireKey:
+    """Lets in who has a key, and sets `request.state.key`; answers others with 401.
+
+    Args:
+        app: what is protected, but for OPEN_PATHS.
+        keys: those that are known.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        presented = _bearer(Headers(scope=scope).get("authorization", ""))
+        key = self._keys.find(presented) if presented else None
+        if key is not None:
+            state = scope.setdefault("state", {})
+            state["key"] = key
+            state.setdefault("log", {})["key"] = key.name
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        else:
+            await _refuse(presented, scope, receive, send)
+
+
+async def _refuse(presented: str, scope: Scope, receive: Receive, send: Send) -> None:
+    reason = "the API key is not known here" if presented else "an API key is required"
+    message = f"{reason}; send `Authorization: Bearer KEY` with one that this server's operator gave out"
+    error = ApiError(401, message, None, "invalid_api_key")
+    scope.get("state", {}).get("log", {})["code"] = error.code
+    response = error.response()
+    response.headers["www-authenticate"] = "Bearer"
+    await response(scope, receive, send)
+
+
+def _bearer(header: str) -> str:
+    scheme, _, credentials = header.partition(" ")
+    return credentials.strip() if scheme.lower() == "bearer" else ""

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
+# What fits an int32 of a message.
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+NotNegative = Annotated[int, Field(ge=0, lt=2**31)]
 KeyPath = tuple[str | int, ...]
 
 

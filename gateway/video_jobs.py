@@ -8,14 +8,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import structlog
 
 from gateway import metrics
-from gateway.media.encode import VIDEO_MAX_SIDE_PIXELS, VideoFile
+from gateway.media.encode import MAX_SIDE_PIXELS, VideoFile
+from gateway.openai.diffusion import from_stage
 from gateway.pipeline.dit import Misfit, generate, to_numpy
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
@@ -36,8 +36,8 @@ log = structlog.get_logger()
 class _Job:
     """A video that has not ended, and what makes it."""
 
-    def __init__(self, video: Video, stage: Stage, start: dit_pb2.DitStart, has_input: bool) -> None:
-        self.video, self.stage, self.start, self.has_input = video, stage, start, has_input
+    def __init__(self, video: Video, stage: Stage, start: dit_pb2.DitStart) -> None:
+        self.video, self.stage, self.start = video, stage, start
         self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None]
 
@@ -53,13 +53,10 @@ class VideoJobs:
     Args:
         store: where they are kept; open for longer than this.
         settings: how many videos there may be, and for how long.
-        explain: (code, message) for an error that ends a job.
     """
 
-    def __init__(
-        self, store: VideoStore, settings: GatewaySettings, explain: Callable[[Stage, StageError], tuple[str, str]]
-    ) -> None:
-        self._store, self._settings, self._explain = store, settings, explain
+    def __init__(self, store: VideoStore, settings: GatewaySettings) -> None:
+        self.store, self._settings = store, settings
         self._jobs: dict[str, _Job] = {}
         self._places = asyncio.Semaphore(settings.max_running_videos)  # first come, first served
         self._encoders = ThreadPoolExecutor(settings.max_running_videos, "video-file")
@@ -111,7 +108,7 @@ class VideoJobs:
         running, queued = self._settings.max_running_videos, self._settings.max_queued_videos
         if len(self._jobs) >= running + queued:
             raise QueueFull(f"{running} videos are being made and {queued} wait; retry later", 10.0)
-        job = self._jobs[video.id] = _Job(video, stage, start, media is not None)
+        job = self._jobs[video.id] = _Job(video, stage, start)
         job.task = asyncio.create_task(self._run(job))
         job.task.add_done_callback(lambda _: self._jobs.pop(video.id, None))
         if on_end is not None:
@@ -119,40 +116,36 @@ class VideoJobs:
         try:
             if media is not None:
                 # on disk: pictures of jobs that wait are no reason for a larger container
-                await asyncio.to_thread(self._store.input(video.id).write_bytes, media)
-            await self._store.add(video)
+                await asyncio.to_thread(self.store.input(video.id).write_bytes, media)
+            await self.store.add(video)
         except BaseException:
             job.task.cancel()
-            await self._store.remove_unfinished(video.id)
+            await self.store.remove_unfinished(video.id)
             raise
         if not job.stored.done():  # cancelled meanwhile, by a deletion or the gateway's end
             job.stored.set_result(None)
 
     async def get(self, video_id: str, owner: str | None = None) -> Video | None:
         """The job as it stands; whose are seen is said at VideoStore.get."""
-        found = await self._store.get(video_id, owner)
+        found = await self.store.get(video_id, owner)
         return found and self._as_it_stands(found)
 
     async def page(
         self, after: str | None, limit: int, newest_first: bool, owner: str | None = None
     ) -> list[Video] | None:
         """As VideoStore.page."""
-        found = await self._store.page(after, limit, newest_first, owner)
+        found = await self.store.page(after, limit, newest_first, owner)
         return None if found is None else [self._as_it_stands(video) for video in found]
 
     async def delete(self, video_id: str, owner: str | None = None) -> bool:
         """Removes a job and its files; one that is not finished is cancelled in its stage. Whether there was one."""
-        if await self._store.get(video_id, owner) is None:
+        if await self.store.get(video_id, owner) is None:
             return False
         if job := self._jobs.get(video_id):
             _cancel(job.task)
             await asyncio.wait([job.task])
-        await self._store.remove(video_id)
+        await self.store.remove(video_id)
         return True
-
-    def file(self, video_id: str) -> Path:
-        """The file of a completed video."""
-        return self._store.file(video_id)
 
     def _as_it_stands(self, video: Video) -> Video:
         """With the progress that is not worth a write to disk."""
@@ -162,11 +155,11 @@ class VideoJobs:
     async def _sweep(self) -> None:
         while True:
             try:
-                if count := await self._store.remove_expired():
+                if count := await self.store.remove_expired():
                     log.info("expired videos removed", count=count)
             except Exception:
                 log.exception("expired videos could not be removed")
-            await asyncio.sleep(min(_MAX_SWEEP_INTERVAL_S, self._store.ttl_s / 2))
+            await asyncio.sleep(min(_MAX_SWEEP_INTERVAL_S, self.store.ttl_s / 2))
 
     async def _run(self, job: _Job) -> None:
         await job.stored
@@ -179,16 +172,16 @@ class VideoJobs:
                 await self._make_when_taken(job)
             except TimeoutError:
                 limit = f"the video took longer than the {self._settings.video_timeout_s:g} s allowed"
-                reason = self._explain(job.stage, DeadlineExceeded(limit))
+                reason = _explain(job.stage, DeadlineExceeded(limit))
             except StageError as error:
-                reason = self._explain(job.stage, error)
+                reason = _explain(job.stage, error)
                 detail = {"detail": error.detail} if error.detail else {}
             except (OSError, sqlite3.Error) as error:  # most likely a full disk
                 why = getattr(error, "strerror", None) or error  # an OSError's own text has the path
                 reason = "storage_failed", f"the video could not be stored: {why}"
                 log.exception("video failed", request_id=video.id)
             except Exception:
-                reason = self._explain(job.stage, InternalError("unexpected"))
+                reason = _explain(job.stage, InternalError("unexpected"))
                 log.exception("video failed", request_id=video.id)
             video.error_code, video.error_message = reason or (None, None)
             await self._end(job, "completed" if reason is None else "failed")
@@ -200,13 +193,13 @@ class VideoJobs:
     async def _end(self, job: _Job, status: Literal["completed", "failed"]) -> None:
         """Stores the end. Clients see it only then: what they were told is so after a crash too."""
         now = time.time()
-        ended = replace(job.video, status=status, expires_at=now + self._store.ttl_s)
+        ended = replace(job.video, status=status, expires_at=now + self.store.ttl_s)
         if status == "completed":
             ended.progress, ended.completed_at = 100, int(now)
         while True:
             try:
-                await self._store.remove_unfinished(ended.id)
-                await self._store.save(ended)
+                await self.store.remove_unfinished(ended.id)
+                await self.store.save(ended)
                 break
             except (OSError, sqlite3.Error):  # a full disk may have room again, once the failed video's part is gone
                 log.exception("the end of a video cannot be stored; trying again", request_id=ended.id)
@@ -220,8 +213,8 @@ class VideoJobs:
         Raises:
             TimeoutError: the stage took it, and then too long.
         """
-        path = self._store.input(job.video.id)
-        media = [await asyncio.to_thread(path.read_bytes)] if job.has_input else []
+        path = self.store.input(job.video.id)
+        media = [await asyncio.to_thread(path.read_bytes)] if job.start.images else []
         while True:
             try:
                 async with asyncio.timeout(self._settings.video_timeout_s):
@@ -241,7 +234,7 @@ class VideoJobs:
                     match response.WhichOneof("message"):
                         case "started":
                             video.status, video.seed = "in_progress", str(response.started.seed)
-                            await self._store.save(video)
+                            await self.store.save(video)
                         case "progress":
                             progress = response.progress
                             video.progress = _BEFORE_FILE * progress.step // max(1, progress.num_inference_steps)
@@ -260,19 +253,18 @@ class VideoJobs:
 
     async def _open(self, video: Video, frames_per_second: float, frames: np.ndarray) -> VideoFile:
         _, video.height, video.width, _ = frames.shape
-        if (
-            max(frames.shape[1:3]) > VIDEO_MAX_SIDE_PIXELS
-        ):  # the model chose the size, or it would have been refused before
+        # the model chose the size, or it would have been refused before
+        if max(video.width, video.height) > MAX_SIDE_PIXELS["H.264"]:
             raise InvalidInput("width", f"frames of {video.width}x{video.height} are too large for H.264")
         video.frames_per_second = frames_per_second
-        part = self._store.part(video.id)
+        part = self.store.part(video.id)
         return await self._in_thread(VideoFile, part, frames_per_second, video.width, video.height)
 
     def _finish(self, video: Video, file: VideoFile) -> None:
         file.close()
         with file.path.open("rb") as written:
             os.fsync(written.fileno())
-        file.path.replace(self._store.file(video.id))
+        file.path.replace(self.store.file(video.id))
         video.frames = file.frames
 
     async def _in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
@@ -291,6 +283,12 @@ def _frames(piece: dit_pb2.DitPiece) -> np.ndarray:
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or piece.frames_per_second <= 0:
         raise InternalError(f"the stage sent {frames.shape} {frames.dtype}, not frames of 8 bit")
     return frames
+
+
+def _explain(stage: Stage, error: StageError) -> tuple[str, str]:
+    """(code, message) of a video that failed by `error`."""
+    api_error = from_stage(stage, error, images="input_reference")
+    return str(api_error.code), api_error.message
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

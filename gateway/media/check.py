@@ -1,15 +1,22 @@
-"""Looks at the headers of media files, so that a broken or endless one is refused before any stage sees it."""
+"""Loads a request's media files and looks at their headers, so that a broken or endless one is refused before any stage
+sees it."""
 
+import asyncio
 import io
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import av
 import av.error
 from av.container import InputContainer
 from PIL import Image
 
-from gateway.media.fetch import MediaError
+from gateway.errors import from_error, invalid
+from gateway.media.fetch import Fetcher, MediaError, too_large
 from gateway.settings import GatewaySettings
+from services.common.rpc.errors import DeadlineExceeded
 from services.common.rpc.messages import claimed_wav_s
 
 # Containers of one file each. Playlists (HLS, DASH, concat) are not among them: reading one opens what it names.
@@ -17,6 +24,59 @@ _CONTAINERS = (
     "wav,w64,aiff,au,caf,mp3,flac,ogg,aac,ac3,amr,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,mpegts,mpeg,asf,gif"
 )
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_PARALLEL_LOADS = 8
+
+
+@dataclass
+class MediaFile:
+    """A media file of a request.
+
+    Attributes:
+        field: its place in the request.
+        kind: "image", "audio" or "video".
+        url: where it is to be had; "" if it came with the request.
+        content: the file; of one that has a URL once it is loaded.
+    """
+
+    field: str
+    kind: str
+    url: str = ""
+    content: bytes = b""
+
+
+async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
+    """Fetches and checks the files. Raises ApiError: 400 naming the first one at fault; 504, too slow."""
+    settings = fetcher.settings
+    linked = [file for file in files if file.url]  # those that came in a form have been counted
+    if len(linked) > settings.media_max_parts:
+        reason = f"the request has {len(linked)} media parts; at most {settings.media_max_parts} are allowed"
+        raise invalid(linked[settings.media_max_parts].field, reason)
+    slots = asyncio.Semaphore(_PARALLEL_LOADS)
+    total_bytes = 0
+
+    async def load(file: MediaFile) -> None:
+        nonlocal total_bytes
+        try:
+            async with slots:
+                if file.url:
+                    file.content = await fetcher.get(file.url, file.kind)
+                if len(file.content) > settings.media_max_bytes:
+                    raise too_large(settings.media_max_bytes)
+                total_bytes += len(file.content)
+                if total_bytes > settings.media_max_total_bytes:
+                    raise MediaError(f"all media together are more than {settings.media_max_total_bytes} bytes")
+                await asyncio.to_thread(check, file.kind, file.content, settings)
+        except MediaError as error:
+            raise invalid(file.field, str(error), "invalid_media") from None
+
+    try:
+        async with asyncio.timeout(settings.request_timeout_s):
+            outcomes = await asyncio.gather(*map(load, files), return_exceptions=True)
+    except TimeoutError:
+        late = DeadlineExceeded(f"the request's media took longer than its {settings.request_timeout_s:g} s")
+        raise from_error("gateway", late) from None
+    for error in filter(None, outcomes):
+        raise error
 
 
 def check(kind: str, content: bytes, settings: GatewaySettings) -> None:
@@ -40,16 +100,14 @@ def check(kind: str, content: bytes, settings: GatewaySettings) -> None:
 
 def _check_image(content: bytes, settings: GatewaySettings) -> None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is ours
-            with Image.open(io.BytesIO(content), formats=_IMAGE_FORMATS) as image:
-                _check_pixels(image.width, image.height, settings)
-                least = settings.media_min_image_side_pixels
-                if min(image.size) < least:
-                    raise MediaError(
-                        f"the image is {image.width} x {image.height} pixels; each side must be at least {least}"
-                    )
-                image.verify()
+        with _opened(content) as image:
+            _check_pixels(image.width, image.height, settings)
+            least = settings.media_min_image_side_pixels
+            if min(image.size) < least:
+                raise MediaError(
+                    f"the image is {image.width} x {image.height} pixels; each side must be at least {least}"
+                )
+            image.verify()
     except MediaError:
         raise
     except Exception:  # Pillow's readers raise whatever their parsing runs into
@@ -59,10 +117,16 @@ def _check_image(content: bytes, settings: GatewaySettings) -> None:
 
 def image_pixels(content: bytes) -> int:
     """Width x height of an image that `check` let pass, by its header. Blocking: call it in a thread."""
+    with _opened(content) as image:
+        return image.width * image.height
+
+
+@contextmanager
+def _opened(content: bytes) -> Iterator[Image.Image]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is ours
         with Image.open(io.BytesIO(content), formats=_IMAGE_FORMATS) as image:
-            return image.width * image.height
+            yield image
 
 
 def _check_pixels(width: int, height: int, settings: GatewaySettings) -> None:

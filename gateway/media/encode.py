@@ -16,13 +16,12 @@ from PIL import Image
 BYTES_PER_SAMPLE = 2  # of PCM16
 
 ImageFormat = Literal["png", "jpeg", "webp"]
-# Largest width and height that the encoders write.
-IMAGE_MAX_SIDE_PIXELS: dict[ImageFormat, int] = {"png": 2**31 - 1, "jpeg": 65_500, "webp": 16_383}
+# Largest width and height that the encoders write; x264 opens for no more.
+MAX_SIDE_PIXELS = {"png": 2**31 - 1, "jpeg": 65_500, "webp": 16_383, "H.264": 16_384}
 _FULL_COLOUR_FROM = 90  # quality from which a JPEG keeps its colours at full resolution
 
 # Nearly lossless to the eye: the model's own detail is not to be lost here.
 _X264_OPTIONS = {"crf": "17", "preset": "medium"}
-VIDEO_MAX_SIDE_PIXELS = 16_384  # of H.264; x264 opens for no more
 _MAX_RATE_DENOMINATOR = 1001  # as in 24000/1001
 
 _LAYOUTS = {1: "mono", 2: "stereo"}

@@ -67,10 +67,10 @@ async def resolve(host: str, port: int, private_allowed: bool) -> str:
 
 
 class Fetcher:
-    """Fetches media under the limits of the settings. One for the whole process."""
+    """Fetches media under the limits of `settings`. One for the whole process."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._client = httpx.AsyncClient(
             follow_redirects=False,  # each hop is checked first
             trust_env=False,  # a proxy would resolve names by itself
@@ -95,8 +95,8 @@ class Fetcher:
             MediaError: the URL is malformed, its host forbidden, its file too large, too slow or of another type.
         """
         if url[:5].lower() == "data:":
-            return await asyncio.to_thread(decode_data_url, url, kind, self._settings.media_max_bytes)
-        limit_s = self._settings.media_fetch_timeout_s
+            return await asyncio.to_thread(decode_data_url, url, kind, self.settings.media_max_bytes)
+        limit_s = self.settings.media_fetch_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 return await self._fetch(url, kind)
@@ -106,7 +106,7 @@ class Fetcher:
             raise MediaError(f"the URL cannot be fetched: {type(error).__name__}") from None
 
     async def _fetch(self, url: str, kind: str) -> bytes:
-        for _ in range(self._settings.media_max_redirects + 1):
+        for _ in range(self.settings.media_max_redirects + 1):
             async with self._open(_parse(url)) as response:
                 location = response.headers.get("location")
                 if response.is_redirect and location is not None:
@@ -116,37 +116,33 @@ class Fetcher:
                     raise MediaError(f"the URL's server answered with status {response.status_code}")
                 _check_type(response.headers.get("content-type", ""), kind)
                 return await self._read(response)
-        raise MediaError(f"the URL redirects more than {self._settings.media_max_redirects} times")
+        raise MediaError(f"the URL redirects more than {self.settings.media_max_redirects} times")
 
     @asynccontextmanager
     async def _open(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
         """A streamed GET to a checked address of the URL's host."""
         port = url.port or (443 if url.scheme == "https" else 80)
-        address = await resolve(url.raw_host.decode(), port, self._settings.media_private_addresses)
-        request = self._client.build_request(
+        address = await resolve(url.raw_host.decode(), port, self.settings.media_private_addresses)
+        async with self._client.stream(
             "GET",
             url.copy_with(host=address),
             # Uncompressed only: a small file must not unfold into a large one.
             headers={"host": url.netloc.decode(), "accept-encoding": "identity", "accept": "*/*"},
             # The certificate is the host's, not the address's.
             extensions={"sni_hostname": url.raw_host.decode()},
-        )
-        response = await self._client.send(request, stream=True)
-        try:
+        ) as response:
             yield response
-        finally:
-            await response.aclose()
 
     async def _read(self, response: httpx.Response) -> bytes:
-        most = self._settings.media_max_bytes
+        most = self.settings.media_max_bytes
         declared = response.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
-            raise _too_large(most)
+            raise too_large(most)
         content = bytearray()
         async for piece in response.aiter_raw():
             content += piece
             if len(content) > most:
-                raise _too_large(most)
+                raise too_large(most)
         return bytes(content)
 
 
@@ -183,7 +179,7 @@ def decode_data_url(url: str, kind: str, max_bytes: int) -> bytes:
     if "base64" in (parameter.strip().lower() for parameter in parameters):
         return decode_base64(payload, max_bytes)
     if len(payload) > 3 * max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
     return _limited(unquote_to_bytes(payload), max_bytes)
 
 
@@ -194,7 +190,7 @@ def decode_base64(payload: str, max_bytes: int) -> bytes:
         MediaError: not base64, or too large.
     """
     if len(payload) // 4 * 3 > max_bytes + 3:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
     try:
         return _limited(base64.b64decode(payload, validate=True), max_bytes)
     except (binascii.Error, ValueError):
@@ -203,9 +199,10 @@ def decode_base64(payload: str, max_bytes: int) -> bytes:
 
 def _limited(content: bytes, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
     return content
 
 
-def _too_large(max_bytes: int) -> MediaError:
+def too_large(max_bytes: int) -> MediaError:
+    """The refusal of a file of more than `max_bytes`."""
     return MediaError(f"the file is larger than the {max_bytes} bytes allowed")

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ FINISH_REASON = {
     thinker_pb2.FINISH_REASON_LENGTH: "length",
     thinker_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
 }
+# What each stage's summary says of waiting for the stage before it.
+_WAITS = {"thinker": (), "talker": ("waited_for_text_ms",), "code2wav": ("waited_for_frames_ms",)}
 _LEAST_LOGPROB = -9999.0  # OpenAI's value for impossible tokens: JSON has no infinity
 
 
@@ -27,7 +29,6 @@ class Answer:
         audio_id: names its audio.
         expires_at: Unix time until which the id can be referred to.
         text: all of it so far.
-        transcribed: characters of `text` that were sent beside audio.
         audio_bytes: PCM16 so far.
         prompt: tokens of the prompt, by kind.
         end: the stages' summaries, once finished.
@@ -37,12 +38,11 @@ class Answer:
     audio_id: str
     expires_at: int
     text: str = ""
-    transcribed: int = 0
     audio_bytes: int = 0
     prompt: thinker_pb2.PromptInfo = field(default_factory=thinker_pb2.PromptInfo)
     end: Finished | None = None
 
-    def take(self, event: PromptRead | TextDelta | AudioDelta | Finished) -> None:
+    def take(self, event: Event) -> None:
         """Counts an event in."""
         match event:
             case PromptRead(tokens, text):
@@ -85,30 +85,22 @@ class Answer:
 
     def quartet(self) -> dict[str, Any]:
         """Where the time went, by stage, and what the audio is."""
-        end, by_stage = self.finished, {}
-        if end.thinker:
-            by_stage["thinker"] = timings(end.thinker.timings)
-        if end.talker:
-            by_stage["talker"] = timings(end.talker.timings) | {"waited_for_text_ms": end.talker.waited_for_text_ms}
-        if end.code2wav:
-            waited = {"waited_for_frames_ms": end.code2wav.waited_for_frames_ms}
-            by_stage["code2wav"] = timings(end.code2wav.timings) | waited
-        audio = {"frames": self.frames, "sample_rate_hz": self.sample_rate_hz} if end.code2wav else {}
+        by_stage: dict[str, Any] = {}
+        for kind, waits in _WAITS.items():
+            if summary := getattr(self.finished, kind):
+                by_stage[kind] = timings(summary.timings) | {name: getattr(summary, name) for name in waits}
+        audio = {"frames": self.frames, "sample_rate_hz": self.sample_rate_hz} if self.finished.code2wav else {}
         return {"timings": by_stage} | audio
 
 
 def timings(message: timings_pb2.Timings) -> dict[str, float | None]:
     """The phases of a request in one stage."""
-    return {
-        "queue_ms": message.queue_ms,
-        "prefill_ms": message.prefill_ms,
-        "first_output_ms": message.first_output_ms if message.HasField("first_output_ms") else None,
-        "decode_ms": message.decode_ms,
-        "total_ms": message.total_ms,
-    }
+    names = ("queue_ms", "prefill_ms", "first_output_ms", "decode_ms", "total_ms")
+    phases: dict[str, float | None] = {name: getattr(message, name) for name in names}
+    return phases if message.HasField("first_output_ms") else phases | {"first_output_ms": None}
 
 
-def usage(answers: list[Answer]) -> dict[str, Any]:
+def usage(answers: Sequence[Answer]) -> dict[str, Any]:
     """Tokens of a request: the prompt once, the answers together. A codec frame is an audio token."""
     summaries = [answer.finished.thinker or thinker_pb2.GenerateSummary() for answer in answers]
     first, prompt = summaries[0], answers[0].prompt
@@ -138,70 +130,58 @@ def logprobs(delta: thinker_pb2.GenerateDelta) -> list[dict[str, Any]]:
     return [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in delta.logprobs]
 
 
-class ChunkStream:
-    """Makes a request's chunks. Text goes in `delta.content` of chunks with modality "text"; audio in `delta.audio` of
-    chunks with modality "audio", each with the text since the one before as its transcript.
+def chunk(
+    index: int,
+    modality: Literal["text", "audio", "image"],
+    delta: dict[str, Any],
+    tokens: list[dict[str, Any]] | None = None,
+    finish_reason: str | None = None,
+) -> dict[str, Any]:
+    """A chunk's own members: what is new of choice `index`, with the log-probabilities of its tokens if there are."""
+    choice = {
+        "index": index,
+        "delta": delta,
+        "logprobs": {"content": tokens, "refusal": None} if tokens else None,
+        "finish_reason": finish_reason,
+    }
+    return {"choices": [choice], "modality": modality}
 
-    Args:
-        head: id, created and model of the response.
-        answers: the choices, by index.
-        wants_logprobs: whether chunks carry log-probabilities.
-        include_usage: whether every chunk has a usage key and a last one has the numbers.
+
+@dataclass
+class StreamedAnswer(Answer):
+    """A choice that is told in chunks. Text goes in `delta.content` of chunks with modality "text"; audio in
+    `delta.audio` of chunks with modality "audio", each with the text since the one before as its transcript.
+
+    Attributes:
+        transcribed: characters of `text` that were sent beside audio.
     """
 
-    def __init__(self, head: dict[str, Any], answers: list[Answer], wants_logprobs: bool, include_usage: bool) -> None:
-        self._head = head | {"object": "chat.completion.chunk"}
-        self._answers = answers
-        self._wants_logprobs = wants_logprobs
-        self._include_usage = include_usage
+    transcribed: int = 0
 
-    def chunks(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
-        """The chunks that say what happened to choice `index`; the answer must have taken the event already."""
-        answer = self._answers[index]
+    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+        """The chunks' own members that say what happened; the answer must have taken the event already."""
         match event:
             case PromptRead(text=text):
-                yield self._chunk(answer, "text", {"role": "assistant", "content": text})
+                yield chunk(self.index, "text", {"role": "assistant", "content": text})
             case TextDelta(delta):
                 body: dict[str, Any] = {"content": delta.text} if delta.text else {}
                 if delta.tool_calls:
                     body["tool_calls"] = [_tool_call(call) for call in delta.tool_calls]
-                tokens = logprobs(delta) if self._wants_logprobs else []
+                tokens = logprobs(delta)
                 if body or tokens:
-                    yield self._chunk(answer, "text", body, tokens)
+                    yield chunk(self.index, "text", body, tokens)
             case AudioDelta(pcm16):
-                yield self._audio(answer, pcm16)
+                yield self._audio_chunk(pcm16)
             case Finished():
-                if answer.audio_bytes and answer.transcribed < len(answer.text):
-                    yield self._audio(answer, b"")
-                last = self._chunk(answer, "text", {})
-                last["choices"][0]["finish_reason"] = answer.finish_reason
-                yield last | {"quartet": answer.quartet()}
+                if self.audio_bytes and self.transcribed < len(self.text):
+                    yield self._audio_chunk(b"")
+                last = chunk(self.index, "text", {}, finish_reason=self.finish_reason)
+                yield last | {"quartet": self.quartet()}
 
-    def usage(self) -> dict[str, Any]:
-        """The chunk after all others."""
-        return self._head | {"choices": [], "modality": "text", "usage": usage(self._answers)}
-
-    def _audio(self, answer: Answer, pcm16: bytes) -> dict[str, Any]:
-        transcript = answer.text[answer.transcribed :]
-        answer.transcribed = len(answer.text)
-        audio = answer.audio(base64.b64encode(pcm16).decode(), transcript)
-        return self._chunk(answer, "audio", {"audio": audio})
-
-    def _chunk(
-        self,
-        answer: Answer,
-        modality: Literal["text", "audio"],
-        delta: dict[str, Any],
-        tokens: list[dict[str, Any]] | None = None,
-    ) -> dict[str, Any]:
-        choice = {
-            "index": answer.index,
-            "delta": delta,
-            "logprobs": {"content": tokens, "refusal": None} if tokens else None,
-            "finish_reason": None,
-        }
-        chunk = self._head | {"choices": [choice], "modality": modality}
-        return chunk | {"usage": None} if self._include_usage else chunk
+    def _audio_chunk(self, pcm16: bytes) -> dict[str, Any]:
+        audio = self.audio(base64.b64encode(pcm16).decode(), self.text[self.transcribed :])
+        self.transcribed = len(self.text)
+        return chunk(self.index, "audio", {"audio": audio})
 
 
 def _tool_call(call) -> dict[str, Any]:
@@ -211,70 +191,53 @@ def _tool_call(call) -> dict[str, Any]:
     return {"index": call.index, **begun, "function": {**function, "arguments": call.arguments_json}}
 
 
-class WholeAnswers:
-    """Collects a request's events and makes its response.
+@dataclass
+class WholeAnswer(Answer):
+    """A choice that is told in one piece.
 
-    Args:
-        head: id, created and model of the response.
-        answers: the choices, by index.
-        wants_logprobs: whether choices carry log-probabilities.
-        audio_format: format of the audio files.
+    Attributes:
+        tokens: log-probabilities, if they were asked for.
+        calls: of tools, by their index.
+        samples: PCM16.
     """
 
-    def __init__(self, head: dict[str, Any], answers: list[Answer], wants_logprobs: bool, audio_format: str) -> None:
-        self._head = head | {"object": "chat.completion"}
-        self._answers = answers
-        self._wants_logprobs = wants_logprobs
-        self._audio_format = audio_format
-        self._tokens: list[list[dict[str, Any]]] = [[] for _ in answers]
-        self._calls: list[dict[int, dict[str, Any]]] = [{} for _ in answers]
-        self._samples = [bytearray() for _ in answers]
+    tokens: list[dict[str, Any]] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    samples: bytearray = field(default_factory=bytearray)
 
-    def take(self, index: int, event: Event) -> None:
-        """Collects what happened to choice `index`; the answer must have taken the event already."""
+    def take(self, event: Event) -> None:
+        """Counts an event in, and keeps what it brings."""
+        super().take(event)
         match event:
             case TextDelta(delta):
-                if self._wants_logprobs:
-                    self._tokens[index] += logprobs(delta)
+                self.tokens += logprobs(delta)
                 for call in delta.tool_calls:
                     empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-                    known = self._calls[index].setdefault(call.index, empty)
+                    known = self.calls.setdefault(call.index, empty)
                     known["id"] += call.id
                     known["function"]["name"] += call.name
                     known["function"]["arguments"] += call.arguments_json
             case AudioDelta(pcm16):
-                self._samples[index] += pcm16
+                self.samples += pcm16
 
-    async def response(self) -> dict[str, Any]:
-        """The body, once every answer has finished."""
-        choices = [await self._choice(answer) for answer in self._answers]
-        if len(choices) > 1:
-            for choice, answer in zip(choices, self._answers, strict=True):
-                choice["quartet"] = answer.quartet()
-        return self._head | {
-            "choices": choices,
-            "usage": usage(self._answers),
-            "modality": "audio" if any(self._samples) else "text",
-            "quartet": self._answers[0].quartet(),
-        }
-
-    async def _choice(self, answer: Answer) -> dict[str, Any]:
-        calls = [call for _, call in sorted(self._calls[answer.index].items())]
+    async def choice(self, audio_format: str, wants_logprobs: bool) -> dict[str, Any]:
+        """OpenAI's form of the finished answer, its audio as a file of `audio_format`."""
+        calls = [call for _, call in sorted(self.calls.items())]
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": None if calls and not answer.text else answer.text,
+            "content": None if calls and not self.text else self.text,
             "refusal": None,
         }
         if calls:
             message["tool_calls"] = calls
-        if samples := self._samples[answer.index]:
-            file = await asyncio.to_thread(_encode_base64, bytes(samples), answer.sample_rate_hz, self._audio_format)
-            message["audio"] = answer.audio(file, answer.text)
+        if self.samples:
+            file = await asyncio.to_thread(_encode_base64, bytes(self.samples), self.sample_rate_hz, audio_format)
+            message["audio"] = self.audio(file, self.text)
         return {
-            "index": answer.index,
+            "index": self.index,
             "message": message,
-            "logprobs": {"content": self._tokens[answer.index], "refusal": None} if self._wants_logprobs else None,
-            "finish_reason": answer.finish_reason,
+            "logprobs": {"content": self.tokens, "refusal": None} if wants_logprobs else None,
+            "finish_reason": self.finish_reason,
         }
 
 

@@ -1,30 +1,39 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`, of models that write or speak, and of those that make pictures."""
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
+from starlette.datastructures import State
 from starlette.responses import Response
 
 from gateway import metrics
-from gateway.errors import from_failure
+from gateway.errors import ApiError, from_failure, invalid
 from gateway.gateway import Gateway
 from gateway.media.encode import BYTES_PER_SAMPLE
-from gateway.openai.answer import Answer, ChunkStream, WholeAnswers, usage
-from gateway.openai.chat_requests import to_jobs
+from gateway.openai.answer import Answer, StreamedAnswer, WholeAnswer, chunk, usage
+from gateway.openai.chat_requests import last_words, refuse_members, to_jobs
 from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, sse, while_connected
-from gateway.openai.forms import page, read_json
-from gateway.openai.image_chat import ImageChat
+from gateway.openai.content import ImagePart
+from gateway.openai.diffusion import ImageOptions, ImageRequest
+from gateway.openai.forms import page, read_json, validated
+from gateway.openai.images import FinishedImage, ImageGeneration, image_facts, load_pictures
 from gateway.openai.schema import ChatCompletionRequest
 from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
 
+# Members that ask for another answer than pictures; those that only say how text is sampled are not read.
+_TEXT_ONLY = ("audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
+_OWN_NAME = {"model", "n", "seed"}
+
 router = APIRouter(tags=["chat"])
+AnswerKind = TypeVar("AnswerKind", bound=Answer)
 
 _OPENAPI = page(
     ChatCompletionRequest,
@@ -40,9 +49,9 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
     request = await read_json(http, ChatCompletionRequest, limit_s)
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:
-        exchange = ImageChat(gateway, stage, request, http.state.request_id, http.state.log)
+        exchange = ImageExchange(gateway, request, http.state, stage)
     else:
-        exchange = Exchange(gateway, request, http.state.request_id, http.state.log)
+        exchange = AnswerExchange(gateway, request, http.state)
     if request.stream:
         return EventStream(exchange.stream(), limit_s + LAST_WORD_S)
     return await while_connected(http.receive, exchange.whole())
@@ -57,56 +66,76 @@ def _stage(gateway: Gateway, model: str) -> Stage:
     return gateway.stage_for("text" if gateway.pipeline.config.outputs.speech is None else "speech", model)
 
 
-class Exchange:
+class _Exchange:
     """One chat request and its response.
 
     Args:
         gateway: the gateway.
         request: the request, valid by itself.
-        request_id: names it in every stage and log line.
-        log: fields of the request's log line, filled in here.
+        state: its id, and the fields of its log line, filled in here.
     """
 
-    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, request_id: str, log: dict[str, Any]) -> None:
-        self._gateway, self._request, self._request_id, self._log = gateway, request, request_id, log
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State) -> None:
+        self._gateway, self._request, self._request_id, self._log = gateway, request, state.request_id, state.log
         self._arrived = time.monotonic()
-        self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": request.model}
-        self._answers = [Answer(i, *gateway.transcripts.new_id()) for i in range(request.n or 1)]
-        log |= {"stream": bool(request.stream), "speech": request.speaks, "answers": len(self._answers)}
+        self._head = {"id": f"chatcmpl-{self._request_id}", "created": int(time.time()), "model": request.model}
+        self._log["stream"] = bool(request.stream)
+
+
+class AnswerExchange(_Exchange):
+    """One that is answered with text, speech or both."""
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""
-        options = self._request.stream_options
+        options, answers = self._request.stream_options, self._new(StreamedAnswer)
         include_usage = bool(options and options.include_usage)
-        chunks = ChunkStream(self._head, self._answers, bool(self._request.logprobs), include_usage)
-        async with aclosing(self._events()) as events:
+        head = self._head | {"object": "chat.completion.chunk"}
+        if include_usage:  # every chunk has the key, and a last one the numbers
+            head["usage"] = None
+        async with aclosing(self._events(answers)) as events:
             async for index, event in events:
-                for chunk in chunks.chunks(index, event):
-                    yield sse(chunk)
+                for members in answers[index].chunks(event):
+                    yield sse(head | members)
         if include_usage:
-            yield sse(chunks.usage())
+            yield sse(head | {"choices": [], "modality": "text", "usage": usage(answers)})
         yield DONE
 
     async def whole(self) -> Response:
         """The response in one piece. Raises ApiError."""
-        whole = WholeAnswers(self._head, self._answers, bool(self._request.logprobs), self._request.audio_format)
-        async with aclosing(self._events()) as events:
-            async for index, event in events:
-                whole.take(index, event)
-        return JSONResponse(await whole.response())
+        answers = self._new(WholeAnswer)
+        async with aclosing(self._events(answers)) as events:
+            async for _ in events:
+                pass
+        body = self._head | {
+            "object": "chat.completion",
+            "choices": [
+                await answer.choice(self._request.audio_format, bool(self._request.logprobs))
+                | ({"quartet": answer.quartet()} if len(answers) > 1 else {})
+                for answer in answers
+            ],
+            "usage": usage(answers),
+            "modality": "audio" if any(answer.samples for answer in answers) else "text",
+            "quartet": answers[0].quartet(),
+        }
+        return JSONResponse(body)
 
-    async def _events(self) -> AsyncGenerator[tuple[int, Event], None]:
+    def _new(self, kind: type[AnswerKind]) -> list[AnswerKind]:
+        self._log |= {"speech": self._request.speaks, "answers": self._request.n or 1}
+        return [kind(i, *self._gateway.transcripts.new_id()) for i in range(self._request.n or 1)]
+
+    async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Event], None]:
+        """What happens, as it does; the answers have taken it. Raises ApiError."""
         try:
             jobs = await to_jobs(self._gateway, self._request, self._request_id)
             left_s = max(0.0, self._gateway.settings.request_timeout_s - self._elapsed_s())
             async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
                 async for index, event in events:
-                    self._answers[index].take(event)
+                    answers[index].take(event)
                     self._observe(event)
                     yield index, event
         except StageFailure as failure:
             raise from_failure(failure) from failure
-        self._finish()
+        self._finish(answers)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._arrived
@@ -119,15 +148,15 @@ class Exchange:
             metrics.TTFA.observe(self._elapsed_s())
             self._log["ttfa_ms"] = round(self._elapsed_s() * 1000, 1)
 
-    def _finish(self) -> None:
+    def _finish(self, answers: Sequence[Answer]) -> None:
         """Remembers what was said, and counts."""
-        for answer in self._answers:
+        for answer in answers:
             if answer.audio_bytes:
                 self._gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
                 audio_s = answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz
                 metrics.AUDIO_SECONDS.inc(audio_s)
                 metrics.RTF.observe(self._elapsed_s() / audio_s)
-        tokens = usage(self._answers)
+        tokens = usage(answers)
         details = tokens["completion_tokens_details"]
         metrics.PROMPT_TOKENS.inc(tokens["prompt_tokens"])
         metrics.TEXT_TOKENS.inc(details["text_tokens"])
@@ -136,3 +165,92 @@ class Exchange:
             "text_tokens": details["text_tokens"],
             "frames": details["audio_tokens"],
         }
+
+
+class ImageExchange(_Exchange):
+    """One that is answered with pictures: the user's last message says what of.
+
+    Args:
+        gateway: the gateway.
+        request: the request, valid by itself.
+        state: its id, and the fields of its log line, filled in here.
+        stage: makes the pictures.
+    """
+
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State, stage: Stage) -> None:
+        super().__init__(gateway, request, state)
+        self._stage, self._options = stage, request.quartet.dit or ImageOptions()
+        self._asked_in = "messages"  # where the prompt is
+
+    async def whole(self) -> Response:
+        """The response in one piece. Raises ApiError."""
+        pictures = await self._pictures()
+        async with aclosing(self._parts(pictures)) as made:
+            parts = {i: part async for i, part in made}
+        choices = [
+            {
+                "index": i,
+                "finish_reason": "stop",
+                "logprobs": None,
+                "message": {"role": "assistant", "content": [parts[i]], "refusal": None},
+            }
+            for i in sorted(parts)
+        ]
+        body = self._head | {"object": "chat.completion", "modality": "image", "choices": choices}
+        return await asyncio.to_thread(JSONResponse, body | {"quartet": pictures.quartet()})  # megabytes of text
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. Raises ApiError."""
+        pictures = await self._pictures()
+        head, indices = self._head | {"object": "chat.completion.chunk"}, []
+        async with aclosing(self._parts(pictures)) as made:
+            async for i, part in made:
+                indices.append(i)
+                delta = {"role": "assistant", "content": [part]}
+                yield await asyncio.to_thread(sse, head | chunk(i, "image", delta))
+        for i in sorted(indices):
+            yield sse(head | chunk(i, "image", {}, finish_reason="stop") | {"quartet": pictures.quartet()})
+        yield DONE
+
+    async def _part(self, picture: FinishedImage) -> dict[str, Any]:
+        file = await asyncio.to_thread(self._options.to_base64, picture.pixels)
+        return {"type": "image_url", "image_url": {"url": f"data:image/{self._options.file_format};base64,{file}"}}
+
+    async def _pictures(self) -> ImageGeneration:
+        request = self._request
+        refuse_members(request, _TEXT_ONLY, "this model answers with images; leave it out")
+        if "audio" in (request.modalities or ()):
+            raise invalid("modalities", 'this model answers with images: use ["image"]')
+        why, reads = "it says what the image shows", "reads text and images"
+        self._asked_in, prompt, images = last_words(request, why, reads, ImagePart)
+        info = image_facts(self._stage, edits=bool(images))
+        members = {"prompt": prompt, "n": request.n, "seed": request.seed}
+        with self._in_chat_terms():
+            start = validated(ImageRequest, members | self._options.model_dump(exclude_none=True)).image_start(info)
+        if len(images) > info.max_images:
+            reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
+            raise invalid(images[info.max_images].field, reason)
+        await load_pictures(self._gateway, images)
+        start.request_id = self._request_id
+        deadline = self._arrived + self._gateway.settings.request_timeout_s
+        return ImageGeneration(self._stage, start, images, None, deadline, self._log)
+
+    async def _parts(self, pictures: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+        """(index, content part) of each picture, as they are finished. Raises ApiError."""
+        with self._in_chat_terms():
+            async with aclosing(pictures.events()) as events:
+                async for event in events:
+                    if isinstance(event, FinishedImage):
+                        yield event.output, await self._part(event)
+
+    @contextmanager
+    def _in_chat_terms(self) -> Iterator[None]:
+        """Gives refusals the names of this endpoint's members. Raises ApiError."""
+        try:
+            yield
+        except ApiError as error:
+            param = error.param
+            if param is not None and param not in _OWN_NAME and not param.startswith("messages"):
+                error.param = self._asked_in if param == "prompt" else f"quartet.dit.{param}"
+                error.message = error.param + error.message.removeprefix(param)
+            raise

@@ -1,60 +1,37 @@
 """Turns a chat request into jobs for the pipeline."""
 
-import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message as ProtoMessage
 
-from gateway.errors import ApiError, from_failure, invalid
+from gateway.errors import invalid
 from gateway.gateway import Gateway
-from gateway.media.check import check
-from gateway.media.fetch import MediaError, decode_base64
+from gateway.media.check import MediaFile, load_media
 from gateway.openai.content import (
     AssistantMessage,
     InputAudioPart,
+    MediaPart,
     Message,
     RefusalPart,
     TextPart,
     UserMessage,
-    UserPart,
 )
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
 from gateway.pipeline import job
-from gateway.pipeline.job import Job, StageFailure
+from gateway.pipeline.job import Job
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.channels import MAX_MESSAGE_BYTES
-from services.common.rpc.errors import DeadlineExceeded
 
 _MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is beyond follows in chunks
-_PARALLEL_FETCHES = 8
 # Members that say how text is written; those that say how it is sampled are not read where none is.
 _FOR_WRITERS = ("tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
-_KINDS = {
-    "image": media_pb2.MEDIA_KIND_IMAGE,
-    "audio": media_pb2.MEDIA_KIND_AUDIO,
-    "video": media_pb2.MEDIA_KIND_VIDEO,
-}
-_TOOL_CHOICES = {
-    "auto": thinker_pb2.ToolChoice.MODE_AUTO,
-    "none": thinker_pb2.ToolChoice.MODE_NONE,
-    "required": thinker_pb2.ToolChoice.MODE_REQUIRED,
-    "function": thinker_pb2.ToolChoice.MODE_FUNCTION,
-}
 
-
-@dataclass
-class Pending:
-    """A media part whose file is still to be had. `field` is the part's place in the request."""
-
-    message: media_pb2.Media
-    part: UserPart
-    kind: str
-    field: str
+# A media part's message to the thinker, and its file.
+Pending = tuple[media_pb2.Media, MediaFile]
 
 
 async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: str) -> list[Job]:
@@ -66,7 +43,8 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
     config = gateway.pipeline.config
     _check(gateway, request)
     if config.thinker is None:
-        starts, media = job.speech(_speak(gateway, request, text=text_to_speak(request))), []
+        _, text, _ = last_words(request, "it says what is spoken", "speaks text")
+        starts, media = job.speech(_speak(gateway, request, text)), []
     else:
         start, media = await _generate(gateway, request)
         starts = {"thinker": start} | (job.speech(_speak(gateway, request)) if request.speaks else {})
@@ -98,8 +76,7 @@ def _check(gateway: Gateway, request: ChatCompletionRequest) -> None:
         refuse_members(request, _FOR_WRITERS, "this model speaks the text it is sent; leave it out")
     elif modalities is not None and "text" not in modalities:
         raise invalid("modalities", 'speech always comes with its text: use ["text"] or ["text", "audio"]')
-    if conflict := request.conflict():
-        raise invalid(*conflict)
+    request.check()
     if request.speaks and outputs.speech is None:
         raise invalid("modalities", "this server writes text only")
     if (request.n or 1) > gateway.settings.max_choices:
@@ -113,23 +90,39 @@ def refuse_members(request: ChatCompletionRequest, members: Iterable[str], reaso
             raise invalid(name, reason)
 
 
-def last_user_message(request: ChatCompletionRequest, why: str) -> tuple[int, UserMessage]:
-    """The user's last message, and its index. Raises ApiError: 400, there is none; `why` says what it is for."""
-    for index, message in reversed(list(enumerate(request.messages))):
-        if isinstance(message, UserMessage):
-            return index, message
-    raise invalid("messages", f"one of them must be the user's: {why}")
+def last_words(
+    request: ChatCompletionRequest, why: str, reads: str, others: type[MediaPart] | tuple[()] = ()
+) -> tuple[str, str, list[MediaFile]]:
+    """(its content's place in the request, its text, its media) of the user's last message.
 
+    Args:
+        request: the request.
+        why: what the message is for.
+        reads: what the model does with which parts: "reads text and images".
+        others: the parts it reads besides text.
 
-def text_to_speak(request: ChatCompletionRequest) -> str:
-    """The text of the user's last message. Raises ApiError: 400 naming what is no text."""
-    index, message = last_user_message(request, "it says what is spoken")
-    texts = []
+    Raises:
+        ApiError: 400, there is none, or naming the part that is not read.
+    """
+    users = [(i, message) for i, message in enumerate(request.messages) if isinstance(message, UserMessage)]
+    if not users:
+        raise invalid("messages", f"one of them must be the user's: {why}")
+    index, message = users[-1]
+    place, texts, media = f"messages[{index}].content", [], []
     for j, part in enumerate(message.content):
-        if not isinstance(part, TextPart):
-            raise invalid(f"messages[{index}].content[{j}]", "this model speaks text only")
-        texts.append(part.text)
-    return "\n".join(texts)
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        elif isinstance(part, others):
+            media.append(_media_file(part, f"{place}[{j}]"))
+        else:
+            raise invalid(f"{place}[{j}]", f"this model {reads} only")
+    return place, "\n".join(texts), media
+
+
+def _media_file(part: MediaPart, field: str) -> MediaFile:
+    if isinstance(part, InputAudioPart):
+        return MediaFile(field, "audio", f"data:;base64,{part.input_audio.data}")
+    return MediaFile(field, part.type.removesuffix("_url"), getattr(part, part.type).url)
 
 
 async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[thinker_pb2.GenerateStart, list[bytes]]:
@@ -184,9 +177,9 @@ def _fill_message(
         elif isinstance(message, AssistantMessage):
             raise invalid(field, "this model reads images in the user's messages only")
         else:
-            kind = "audio" if isinstance(part, InputAudioPart) else part.type.removesuffix("_url")
-            media = result.content.add(media=media_pb2.Media(kind=_KINDS[kind], field=field)).media
-            pending.append(Pending(media, part, kind, field))
+            file = _media_file(part, field)
+            media = media_pb2.Media(kind=f"MEDIA_KIND_{file.kind.upper()}", field=field)
+            pending.append((result.content.add(media=media).media, file))
     if isinstance(message, AssistantMessage):
         if message.audio and not message.content:
             transcript = gateway.transcripts.get(message.audio.id)
@@ -224,62 +217,19 @@ def _fill_tools(start: thinker_pb2.GenerateStart, request: ChatCompletionRequest
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
         start.tools.add(name=function.name, description=function.description or "", parameters_json=parameters)
     if choice := request.tool_choice:
-        start.tool_choice.mode = _TOOL_CHOICES[choice.type]
-        start.tool_choice.name = choice.function.name if choice.function else ""
+        name = choice.function.name if choice.function else ""
+        start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=f"MODE_{choice.type.upper()}", name=name))
 
 
 async def _attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
-    """Fetches the files and puts them into their messages; returns those that have to follow in chunks."""
+    """Loads the files and puts them into their messages; returns those that have to follow in chunks."""
+    await load_media(gateway.fetcher, [file for _, file in pending])
     late, inline_bytes = [], 0
-    for item, content in zip(pending, await load_media(gateway, pending), strict=True):
-        if inline_bytes + len(content) <= MAX_INLINE_BYTES:
-            item.message.data = content
-            inline_bytes += len(content)
+    for message, file in pending:
+        if inline_bytes + len(file.content) <= MAX_INLINE_BYTES:
+            message.data = file.content
+            inline_bytes += len(file.content)
         else:
-            item.message.size_bytes = len(content)
-            late.append(content)
+            message.size_bytes = len(file.content)
+            late.append(file.content)
     return late
-
-
-async def load_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
-    """Fetches and checks the files. Raises ApiError: 400 naming the first part at fault; 504, too slow."""
-    settings = gateway.settings
-    if len(pending) > settings.media_max_parts:
-        reason = f"the request has {len(pending)} media parts; at most {settings.media_max_parts} are allowed"
-        raise invalid(pending[settings.media_max_parts].field, reason)
-    slots = asyncio.Semaphore(_PARALLEL_FETCHES)
-    total_bytes = 0
-
-    async def load(item: Pending) -> bytes | ApiError:
-        nonlocal total_bytes
-        try:
-            async with slots:
-                content = await _bytes(gateway, item)
-                total_bytes += len(content)
-                if total_bytes > settings.media_max_total_bytes:
-                    raise MediaError(f"all media together are more than {settings.media_max_total_bytes} bytes")
-                await asyncio.to_thread(check, item.kind, content, settings)
-                return content
-        except MediaError as error:
-            return invalid(item.field, str(error), "invalid_media")
-
-    try:
-        async with asyncio.timeout(settings.request_timeout_s):
-            loaded = await asyncio.gather(*map(load, pending))
-    except TimeoutError:
-        error = DeadlineExceeded(f"the request's media took longer than its {settings.request_timeout_s:g} s")
-        raise from_failure(StageFailure("gateway", error)) from None
-    files = []
-    for content in loaded:
-        if isinstance(content, ApiError):
-            raise content
-        files.append(content)
-    return files
-
-
-async def _bytes(gateway: Gateway, item: Pending) -> bytes:
-    if isinstance(item.part, InputAudioPart):
-        most = gateway.settings.media_max_bytes
-        return await asyncio.to_thread(decode_base64, item.part.input_audio.data, most)
-    url = getattr(item.part, item.part.type).url
-    return await gateway.fetcher.get(url, item.kind)

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import ExitStack, aclosing, nullcontext
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -11,10 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import metrics
-from gateway.access.keys import ApiKey, Place
-from gateway.errors import ApiError, from_failure
+from gateway.api_keys import ApiKey
+from gateway.errors import ApiError, from_error
 from gateway.gateway import Gateway
-from gateway.pipeline.job import StageFailure
 from services.common.rpc.errors import QueueFull
 
 Result = TypeVar("Result")
@@ -26,25 +25,23 @@ LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error t
 async def admitted(http: Request) -> AsyncIterator[Gateway]:
     """Holds one of the gateway's places, and one of the API key's, until the response is sent or the client is gone.
 
-    `request.state.place` is the key's, for what the request starts and leaves running; None without keys.
+    `request.state.place` is the key's, for what the request starts and leaves running to take along; without keys it
+    holds nothing.
     """
     gateway: Gateway = http.app.state.gateway
+    key = key_of(http)
+    place = nullcontext(ExitStack()) if key is None else key.request()
     try:
         # the key's rate is counted last: what the gateway refuses does not use it up
-        with gateway.admission.admit(), _place(http) as http.state.place, metrics.RUNNING.track_inprogress():
+        with gateway.admission.admit(), place as http.state.place, metrics.RUNNING.track_inprogress():
             yield gateway
     except QueueFull as error:
-        raise from_failure(StageFailure("gateway", error)) from None
+        raise from_error("gateway", error) from None
 
 
-@contextmanager
-def _place(http: Request) -> Iterator[Place | None]:
-    key: ApiKey | None = getattr(http.state, "key", None)
-    if key is None:
-        yield None
-        return
-    with key.usage.request(key.entry) as place:
-        yield place
+def key_of(http: Request) -> ApiKey | None:
+    """The API key that the request came with; None where there are no keys."""
+    return getattr(http.state, "key", None)
 
 
 def sse(data: dict[str, Any]) -> bytes:
@@ -107,23 +104,17 @@ class EventStream(Response):
                 raise ClientGone from None
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
         try:
-            event = await anext(self._events)
-        except ApiError as error:
-            _log(scope, error)
-            await error.response()(scope, receive, send)
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        try:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
             async for event in self._events:
+                if not started:
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    started = True
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except ApiError as error:
-            _log(scope, error)
+            scope.get("state", {}).get("log", {}).update(error.log)
+            if not started:
+                await error.response()(scope, receive, send)
+                return
             await send({"type": "http.response.body", "body": sse(error.body()), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-
-
-def _log(scope: Scope, error: ApiError) -> None:
-    """Has the request's log line say why it failed."""
-    scope.get("state", {}).get("log", {}).update(error.log)

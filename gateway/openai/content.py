@@ -74,10 +74,8 @@ def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-UserPart = Annotated[
-    TextPart | ImagePart | InputAudioPart | AudioUrlPart | VideoUrlPart,
-    Field(discriminator="type"),
-]
+MediaPart = ImagePart | InputAudioPart | AudioUrlPart | VideoUrlPart
+UserPart = Annotated[TextPart | MediaPart, Field(discriminator="type")]
 TextOnly = Annotated[list[Annotated[TextPart, Field()]], Field(min_length=1), BeforeValidator(_as_parts)]
 UserContent = Annotated[list[UserPart], Field(min_length=1), BeforeValidator(_as_parts)]
 AssistantContent = Annotated[

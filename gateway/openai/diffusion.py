@@ -1,26 +1,24 @@
 """Bodies of requests for images, videos and audio, and checks against the model's facts."""
 
+import base64
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BeforeValidator, Field
 
-from gateway.errors import ApiError, from_failure, invalid
-from gateway.media.encode import IMAGE_MAX_SIDE_PIXELS, ImageFormat
-from gateway.pipeline.job import StageFailure
-from gateway.pipeline.sampling import MAX_SEED
+from gateway.errors import ApiError, from_error, invalid
+from gateway.media.encode import MAX_SIDE_PIXELS, ImageFormat, encode_image
+from gateway.pipeline.config import MAX_SEED
 from gateway.pipeline.stage import Stage
-from gateway.strict import Strict
+from gateway.strict import Positive, Strict
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.rpc.errors import InvalidInput, StageError
 
 PROGRESS_INTERVAL_MS = 100  # as often as a person looks
 MAX_PROMPT_CHARACTERS = 100_000  # beyond what any text encoder reads; the stage knows its own limit in tokens
-Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
-Steps = Annotated[int, Field(ge=1, lt=2**31)]
-Guidance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
 
@@ -48,16 +46,21 @@ Loras = Annotated[
 ]
 
 
-class DiffusionRequest(Strict):
+class DiffusionMembers(Strict):
+    """How a diffusion transformer makes what it makes."""
+
+    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
+    num_inference_steps: Positive | None = None
+    guidance_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    lora: Loras | None = None
+
+
+class DiffusionRequest(DiffusionMembers):
     """Members of every request to a diffusion transformer."""
 
     model: str | None = Field(default=None, description="default: the model that makes what the endpoint is for")
-    prompt: Prompt
-    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
-    num_inference_steps: Steps | None = None
-    guidance_scale: Guidance | None = None
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    lora: Loras | None = None
     user: Any = Field(default=None, description="accepted; without effect")
 
     def start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
@@ -70,15 +73,8 @@ class DiffusionRequest(Strict):
             raise invalid("negative_prompt", "this model takes none; leave it out")
         if self.num_inference_steps is not None and self.num_inference_steps > info.max_inference_steps:
             raise invalid("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
-        start = dit_pb2.DitStart(
-            prompt=self.prompt,
-            count=1,
-            progress_interval_ms=PROGRESS_INTERVAL_MS,
-            negative_prompt=self.negative_prompt,
-            num_inference_steps=self.num_inference_steps,
-            guidance_scale=self.guidance_scale,
-            seed=self.seed,
-        )
+        same = self.model_dump(include={"prompt", "negative_prompt", "num_inference_steps", "guidance_scale", "seed"})
+        start = dit_pb2.DitStart(**same, count=1, progress_interval_ms=PROGRESS_INTERVAL_MS)
         for name, weight in (self.lora or {}).items():
             if name not in info.loras:
                 known = ", ".join(info.loras) or "none"
@@ -87,17 +83,14 @@ class DiffusionRequest(Strict):
         return start
 
 
-def fill_size(
-    start: dit_pb2.DitStart, size: str, info: server_info_pb2.DitInfo, file_format: str, max_side_pixels: int
-) -> None:
+def fill_size(start: dit_pb2.DitStart, size: str, info: server_info_pb2.DitInfo, file_format: str) -> None:
     """Sets the size that `size` says.
 
     Args:
         start: gets it.
         size: as the client wrote it.
         info: the facts of the model.
-        file_format: what the result is written as, as people call it.
-        max_side_pixels: largest width and height of that format.
+        file_format: what the result is written as, a key of MAX_SIDE_PIXELS.
 
     Raises:
         ApiError: 400 naming `size`: it is none, or the model or the format has none such.
@@ -111,14 +104,14 @@ def fill_size(
         raise invalid("size", f"width and height must be multiples of {multiple} pixels")
     if info.max_pixels and width * height > info.max_pixels:
         raise invalid("size", f"{size} is more than the {info.max_pixels} pixels that this model makes")
-    check_side(width, height, file_format, max_side_pixels)
+    _check_side(width, height, file_format)
     start.width, start.height = width, height
 
 
-def check_side(width: int, height: int, file_format: str, max_side_pixels: int) -> None:
+def _check_side(width: int, height: int, file_format: str) -> None:
     """Raises ApiError: 400 naming `size`, as no file of the format has so many pixels a side."""
-    if max(width, height) > max_side_pixels:
-        raise invalid("size", f"{width}x{height}: {file_format} has at most {max_side_pixels} pixels a side")
+    if max(width, height) > (most := MAX_SIDE_PIXELS[file_format]):
+        raise invalid("size", f"{width}x{height}: {file_format} has at most {most} pixels a side")
 
 
 def require_info(stage: Stage, tasks: tuple[dit_pb2.DitTask, ...], what: str) -> server_info_pb2.DitInfo:
@@ -134,13 +127,15 @@ def require_info(stage: Stage, tasks: tuple[dit_pb2.DitTask, ...], what: str) ->
     return stage.info.dit
 
 
-_FIELDS = (
-    (r"^(width|height)$", "size"),
-    (r"^count$", "n"),
-    (r"^audio_s$", "seconds"),
-    (r"^loras\b.*", "lora"),
-    (r"^previews$", "partial_images"),
-)
+# Members of a request by the stage's fields that they became.
+_MEMBERS = {
+    "width": "size",
+    "height": "size",
+    "count": "n",
+    "audio_s": "seconds",
+    "loras": "lora",
+    "previews": "partial_images",
+}
 
 
 def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiError:
@@ -148,10 +143,9 @@ def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiErr
     the pictures to start from came in."""
     if isinstance(error, InvalidInput):
         field = error.field.removeprefix("start.")
-        for pattern, replacement in (*_FIELDS, (r"^images\b.*", images)):
-            field = re.sub(pattern, replacement, field)
-        error = InvalidInput(field, error.reason)
-    return from_failure(StageFailure(stage.kind, error))
+        member = (_MEMBERS | {"images": images}).get(re.split(r"\W", field)[0], field)
+        error = InvalidInput(member, error.reason)
+    return from_error(stage.kind, error)
 
 
 @contextmanager
@@ -193,16 +187,21 @@ class ImageMembers(Strict):
         if self.output_compression is not None and self.file_format == "png":
             raise invalid("output_compression", "only with output_format jpeg or webp: png loses nothing")
         if self.size not in (None, "auto"):
-            fill_size(start, self.size, info, self.file_format, IMAGE_MAX_SIDE_PIXELS[self.file_format])
+            fill_size(start, self.size, info, self.file_format)
+
+    def to_base64(self, pixels: np.ndarray) -> str:
+        """The file of a picture (height, width, 3) uint8, in base64. Blocking: call it in a thread.
+
+        Raises:
+            ApiError: 400, too large for the format; the model chose the size, or it would have been refused before.
+        """
+        height, width, _ = pixels.shape
+        _check_side(width, height, self.file_format)
+        return base64.b64encode(encode_image(pixels, self.file_format, self.file_quality)).decode()
 
 
-class ImageOptions(ImageMembers):
+class ImageOptions(ImageMembers, DiffusionMembers):
     """`quartet.dit` of a chat request: how an answer's pictures are made."""
-
-    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
-    num_inference_steps: Steps | None = None
-    guidance_scale: Guidance | None = None
-    lora: Loras | None = None
 
 
 class StreamExtras(Strict):
@@ -216,7 +215,7 @@ class StreamExtras(Strict):
 class ImageRequest(ImageMembers, DiffusionRequest):
     """A request for pictures: OpenAI's members and those of diffusion models."""
 
-    n: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(default=None, description="picture i has seed + i")
+    n: Positive | None = Field(default=None, description="picture i has seed + i")
     quality: Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"] | None = Field(
         default=None, description="accepted; without effect: num_inference_steps is what changes it"
     )

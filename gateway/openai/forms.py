@@ -3,8 +3,9 @@
 import asyncio
 import json
 import re
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -12,9 +13,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from gateway.errors import ApiError, invalid
-from gateway.strict import first_error
-
-Model = TypeVar("Model", bound=BaseModel)
+from gateway.strict import Model, first_error
 
 _LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
 _MAX_FIELDS = 1000
@@ -28,18 +27,21 @@ def is_form(http: Request) -> bool:
     return http.headers.get("content-type", "").split(";")[0].strip().lower() == "multipart/form-data"
 
 
-async def _read_body(http: Request, limit_s: float) -> bytes:
-    """The whole body. Raises ApiError: 408 after `limit_s` seconds."""
+@asynccontextmanager
+async def _in_time(limit_s: float) -> AsyncIterator[None]:
+    """Raises ApiError: 408 after `limit_s` seconds."""
     try:
         async with asyncio.timeout(limit_s):
-            return await http.body()
+            yield
     except TimeoutError:
-        raise _too_slow(limit_s) from None
+        message = f"the body took longer to arrive than the {limit_s:g} s allowed"
+        raise ApiError(408, message, None, "request_timeout", "timeout_error") from None
 
 
 async def read_json(http: Request, model: type[Model], limit_s: float) -> Model:
     """The body as a `model`. Raises ApiError: 400 naming the member at fault, 408 after `limit_s` seconds."""
-    body = await _read_body(http, limit_s)
+    async with _in_time(limit_s):
+        body = await http.body()
     try:
         if len(body) > _LARGE_BODY_BYTES:
             return await asyncio.to_thread(model.model_validate_json, body)
@@ -57,7 +59,18 @@ async def read_form(
     Raises:
         ApiError: 400 if it is no form, or naming the field at fault; 408 after `limit_s` seconds.
     """
-    fields, files = await _read_parts(http, limit_s, max_files)
+    fields: dict[str, Any] = {}
+    files: dict[str, list[bytes]] = {}
+    limits = {"max_files": max_files, "max_fields": _MAX_FIELDS, "max_part_size": _MAX_FIELD_BYTES}
+    try:
+        async with _in_time(limit_s), http.form(**limits) as form:
+            for name, value in form.multi_items():
+                if isinstance(value, UploadFile):
+                    files.setdefault(name.removesuffix("[]"), []).append(await value.read())
+                else:
+                    _put(fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
+    except HTTPException as error:
+        raise ApiError(400, f"the body is not a valid form: {error.detail}", None, "invalid_form") from None
     request = validated(model, fields, strict=False)  # a form has texts only
     if unknown := [name for name in files if name not in file_names]:
         raise invalid(unknown[0], "unknown parameter", "unknown_parameter")
@@ -70,27 +83,6 @@ def validated(model: type[Model], members: dict[str, Any], strict: bool | None =
         return model.model_validate(members, strict=strict)
     except ValidationError as error:
         raise _from_validation(error) from None
-
-
-async def _read_parts(http: Request, limit_s: float, max_files: int) -> tuple[dict[str, Any], dict[str, list[bytes]]]:
-    fields: dict[str, Any] = {}
-    files: dict[str, list[bytes]] = {}
-    try:
-        async with asyncio.timeout(limit_s):
-            form = await http.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES)
-    except TimeoutError:
-        raise _too_slow(limit_s) from None
-    except HTTPException as error:
-        raise ApiError(400, f"the body is not a valid form: {error.detail}", None, "invalid_form") from None
-    try:
-        for name, value in form.multi_items():
-            if isinstance(value, UploadFile):
-                files.setdefault(name.removesuffix("[]"), []).append(await value.read())
-            else:
-                _put(fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
-    finally:
-        await form.close()
-    return fields, files
 
 
 def _parsed(name: str, text: str) -> Any:
@@ -119,11 +111,6 @@ def _put(fields: dict[str, Any], name: str, value: Any) -> None:
         group.append(value)
     else:
         raise invalid(name, "is in the form twice")
-
-
-def _too_slow(limit_s: float) -> ApiError:
-    message = f"the body took longer to arrive than the {limit_s:g} s allowed"
-    return ApiError(408, message, None, "request_timeout", "timeout_error")
 
 
 # Where pydantic puts the tag of a union's chosen member into an error's path.

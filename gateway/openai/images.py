@@ -1,9 +1,10 @@
-"""`POST /v1/images/generations` and `POST /v1/images/edits`."""
+"""`POST /v1/images/generations` and `POST /v1/images/edits`; and how the pictures of these, and of chats, are made."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -11,20 +12,18 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from gateway import metrics
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
+from gateway.media.check import MediaFile, image_pixels, load_media
+from gateway.openai.answer import timings
 from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, sse, while_connected
-from gateway.openai.diffusion import ImageRequest
+from gateway.openai.diffusion import ImageRequest, require_info, told_of
 from gateway.openai.forms import FILE, is_form, page, read_form, read_json
-from gateway.openai.image_generation import (
-    FinishedImage,
-    ImageGeneration,
-    Preview,
-    Upload,
-    check_uploads,
-    image_facts,
-    to_base64,
-)
+from gateway.pipeline.dit import Pieces, generate, to_numpy
+from gateway.pipeline.stage import Stage
+from quartet.v1 import dit_pb2, server_info_pb2
+from services.common.rpc.errors import InternalError
 
 router = APIRouter(tags=["images"])
 
@@ -38,6 +37,127 @@ _EDIT_OPENAPI = page(
 )
 
 Kind = Literal["image_generation", "image_edit"]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What an output looks like by now."""
+
+    output: int
+    index: int
+    pixels: np.ndarray
+
+
+@dataclass(frozen=True)
+class FinishedImage:
+    """A finished output, (height, width, 3) uint8."""
+
+    output: int
+    pixels: np.ndarray
+
+
+Event = dit_pb2.DitProgress | Preview | FinishedImage
+
+
+@dataclass
+class ImageGeneration:
+    """Makes the pictures of one request.
+
+    Attributes:
+        stage: makes them.
+        start: what the stage gets, without files.
+        images: the pictures to start from; they have been loaded.
+        mask: of the first of them; loaded too.
+        deadline: `time.monotonic()` at which the request's time is over.
+        log: fields of the request's log line, filled in here.
+        started: what the stage settled; of use after the first event.
+        summary: set when the events have ended.
+    """
+
+    stage: Stage
+    start: dit_pb2.DitStart
+    images: Sequence[MediaFile]
+    mask: MediaFile | None
+    deadline: float
+    log: dict[str, Any]
+    started: dit_pb2.DitStarted = field(default_factory=dit_pb2.DitStarted)
+    summary: dit_pb2.DitSummary = field(default_factory=dit_pb2.DitSummary)
+
+    def __post_init__(self) -> None:
+        for image in self.images:
+            self.start.images.add(field=image.field)
+        if self.mask is not None:
+            self.start.mask.field = self.mask.field
+        self.log |= {"pictures": self.start.count, "inputs": len(self.images)}
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """What happens, as it does. Closing the generator cancels the stage's call. Raises ApiError."""
+        outputs: dict[int, Pieces] = {}
+        made = 0
+        files = [picture.content for picture in (*self.images, *([self.mask] if self.mask else []))]
+        left_s = max(0.001, self.deadline - time.monotonic())
+        with told_of(self.stage):
+            async with aclosing(generate(self.stage, self.start, files, left_s)) as responses:
+                async for response in responses:
+                    match response.WhichOneof("message"):
+                        case "started":
+                            self.started = response.started
+                            self.log |= {"seed": self.started.seed, "steps": self.started.num_inference_steps}
+                        case "progress":
+                            yield response.progress
+                        case "preview":
+                            preview = response.preview
+                            yield Preview(preview.output, preview.index, _picture(to_numpy(preview.pixels)))
+                        case "piece":
+                            index = response.piece.output
+                            pieces = outputs.setdefault(index, Pieces())
+                            pieces.add(response.piece)
+                            if pieces.complete:
+                                yield FinishedImage(index, _picture(await asyncio.to_thread(outputs.pop(index).array)))
+                                made += 1
+                        case "summary":
+                            self.summary = response.summary
+            if made != self.start.count:
+                raise InternalError(f"the stage made {made} of {self.start.count} pictures")
+        metrics.IMAGES.inc(made)
+
+    def quartet(self) -> dict[str, Any]:
+        """How the pictures were made, and where the time went."""
+        return {
+            "seed": self.started.seed,
+            "num_inference_steps": self.started.num_inference_steps,
+            "mean_batch": round(self.summary.mean_batch, 2),
+            "timings": {"dit": timings(self.summary.timings)},
+        }
+
+
+def _picture(pixels: np.ndarray) -> np.ndarray:
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+        raise InternalError(f"the stage sent {list(pixels.shape)} of {pixels.dtype}, which is no picture of 8 bit")
+    return pixels
+
+
+def image_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
+    """The facts of the stage's model. Raises ApiError: 503 while it does not serve, 400 if it makes no pictures so."""
+    if edits:
+        return require_info(stage, (dit_pb2.DIT_TASK_IMAGE_EDIT,), "edits of pictures")
+    return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "pictures of a prompt alone")
+
+
+async def load_pictures(gateway: Gateway, pictures: Sequence[MediaFile]) -> None:
+    """Fetches and checks what a stage is to start from.
+
+    Raises:
+        ApiError: 400 naming the first picture that is at fault, or, each being good by itself, that is more than a
+            stage is to hold decoded for one request; 504, too slow.
+    """
+    await load_media(gateway.fetcher, pictures)
+    pixels, most = 0, gateway.settings.media_max_image_pixels
+    for picture in pictures:
+        pixels += await asyncio.to_thread(image_pixels, picture.content)
+        if pixels > most:
+            reason = f"with it the request's images have {pixels} pixels; together they may have {most}"
+            raise invalid(picture.field, reason, "invalid_media")
 
 
 @router.post("/v1/images/generations", openapi_extra=_OPENAPI, response_model=None)
@@ -62,16 +182,18 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
         raise invalid("image", "required, but missing: send it as a file", "missing_required_parameter")
     if len(masks) > 1:
         raise invalid("mask", "is in the form twice")
-    uploads = [Upload(f"image[{i}]" if len(images) > 1 else "image", file) for i, file in enumerate(images)]
-    return await _respond(http, gateway, request, uploads, Upload("mask", masks[0]) if masks else None, deadline)
+    fields = [f"image[{i}]" for i in range(len(images))] if len(images) > 1 else ["image"]
+    pictures = [MediaFile(field, "image", content=file) for field, file in zip(fields, images, strict=True)]
+    mask = MediaFile("mask", "image", content=masks[0]) if masks else None
+    return await _respond(http, gateway, request, pictures, mask, deadline)
 
 
 async def _respond(
     http: Request,
     gateway: Gateway,
     request: ImageRequest,
-    images: Sequence[Upload],
-    mask: Upload | None,
+    images: Sequence[MediaFile],
+    mask: MediaFile | None,
     deadline: float,
 ) -> Response:
     stage = gateway.stage_for("image", request.model)
@@ -83,7 +205,7 @@ async def _respond(
         raise invalid("mask", "this model takes none; leave it out")
     if mask is not None and len(images) > 1:
         raise invalid("mask", "only with one image, which it is a mask of")
-    await check_uploads(gateway, [*images, *([mask] if mask else [])])
+    await load_pictures(gateway, [*images, *([mask] if mask else [])])
     start.request_id = http.state.request_id
     http.state.log["stream"] = bool(request.stream)
     pictures = ImageGeneration(stage, start, images, mask, deadline, http.state.log)
@@ -114,7 +236,7 @@ class ImageAnswer:
                 if isinstance(event, FinishedImage):
                     made[event.output] = event.pixels
         pixels = [made[i] for i in sorted(made)]
-        files = await asyncio.gather(*map(self._encode, pixels))
+        files = await asyncio.gather(*(asyncio.to_thread(self._request.to_base64, each) for each in pixels))
         body = {
             "created": self._created,
             "data": [{"b64_json": file} for file in files],
@@ -149,13 +271,10 @@ class ImageAnswer:
         return {
             "type": f"{self._kind}.{what}",
             "created_at": self._created,
-            "b64_json": await self._encode(event.pixels),
+            "b64_json": await asyncio.to_thread(self._request.to_base64, event.pixels),
             **self._facts(event.pixels),
             "quartet": {"output": event.output, "seed": seed},
         }
-
-    async def _encode(self, pixels: np.ndarray) -> str:
-        return await asyncio.to_thread(to_base64, pixels, self._request.file_format, self._request.file_quality)
 
     def _facts(self, pixels: np.ndarray) -> dict[str, str]:
         """What the files are, which is not always what was asked for."""

@@ -37,9 +37,7 @@ def _answer_facts(gateway: Gateway) -> dict[str, Any]:
         "output_modalities": [modalities[output] for output in pipeline.config.made if output in modalities],
         "max_context_tokens": thinker.max_context_tokens if thinker else None,
         "voices": pipeline.voices,
-        "sample_rate_hz": code2wav.sample_rate_hz if code2wav else None,
-        "samples_per_frame": code2wav.samples_per_frame if code2wav else None,
-        "trimmed_samples": code2wav.trimmed_samples if code2wav else None,
+        **{name: getattr(code2wav, name, None) for name in ("sample_rate_hz", "samples_per_frame", "trimmed_samples")},
     }
 
 

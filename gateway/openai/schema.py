@@ -4,10 +4,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from gateway.errors import invalid
 from gateway.openai.content import Message
 from gateway.openai.diffusion import ImageOptions
-from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
-from gateway.strict import Strict
+from gateway.pipeline.config import TalkerSampling, ThinkerSampling
+from gateway.strict import NotNegative, Positive, Strict
 
 MAX_STOP_STRINGS = 16
 AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
@@ -156,9 +157,7 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(
         default=None, description="answers, each its own run with seed + index"
     )
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
-        default=None, description="wins over max_tokens"
-    )
+    max_completion_tokens: Positive | None = Field(default=None, description="wins over max_tokens")
     stop: (
         Annotated[
             list[Annotated[str, Field(min_length=1)]],
@@ -167,7 +166,7 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
         ]
         | None
     ) = None
-    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
@@ -197,20 +196,19 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
         """Whether the sound track of videos is heard."""
         return bool(self.quartet.thinker.use_audio_in_video or self.mm_processor_kwargs.use_audio_in_video)
 
-    def conflict(self) -> tuple[str, str] | None:
-        """(field, reason) of the first parameter that contradicts another, if any."""
+    def check(self) -> None:
+        """Raises ApiError: 400 naming the first parameter that contradicts another."""
         most = self.max_completion_tokens or self.max_tokens
         if self.speaks and self.stream and self.audio_format != "pcm16":
-            return "audio.format", "a stream has pcm16 only; leave it out, or set stream to false"
+            raise invalid("audio.format", "a stream has pcm16 only; leave it out, or set stream to false")
         if self.stream_options is not None and not self.stream:
-            return "stream_options", "only with stream: true"
+            raise invalid("stream_options", "only with stream: true")
         if self.top_logprobs is not None and not self.logprobs:
-            return "top_logprobs", "only with logprobs: true"
+            raise invalid("top_logprobs", "only with logprobs: true")
         if self.min_tokens is not None and most is not None and self.min_tokens > most:
-            return "min_tokens", f"{self.min_tokens} is more than the most tokens allowed, {most}"
+            raise invalid("min_tokens", f"{self.min_tokens} is more than the most tokens allowed, {most}")
         if self.tool_choice is not None and self.tool_choice.type != "none" and not self.tools:
-            return "tool_choice", "only with tools"
+            raise invalid("tool_choice", "only with tools")
         named = self.tool_choice and self.tool_choice.function
         if named and named.name not in {tool.function.name for tool in self.tools or ()}:
-            return "tool_choice.function.name", f"{named.name!r} is not one of the tools"
-        return None
+            raise invalid("tool_choice.function.name", f"{named.name!r} is not one of the tools")

@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 import uuid
+from contextlib import ExitStack
 from copy import deepcopy
 from typing import Annotated, Any, Self
 
@@ -12,18 +13,13 @@ from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BeforeValidator, Field, model_validator
 from starlette.responses import Response
 
-from gateway.access.keys import ApiKey, Place
-from gateway.errors import ApiError, from_failure, invalid
+from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
-from gateway.media.encode import VIDEO_MAX_SIDE_PIXELS
-from gateway.media.fetch import MediaError
-from gateway.openai.connection import admitted
-from gateway.openai.diffusion import DiffusionRequest, fill_size, from_stage, require_info
+from gateway.media.check import MediaFile, load_media
+from gateway.openai.connection import admitted, key_of
+from gateway.openai.diffusion import DiffusionRequest, fill_size, require_info
 from gateway.openai.forms import FILE, is_form, page, read_form, read_json
-from gateway.openai.image_generation import Upload, check_uploads
-from gateway.pipeline.job import StageFailure
-from gateway.pipeline.stage import Stage
-from gateway.strict import Strict
+from gateway.strict import Positive, Strict
 from gateway.video_jobs import VideoJobs
 from gateway.video_store import Video
 from quartet.v1 import dit_pb2, server_info_pb2
@@ -61,7 +57,7 @@ class VideoRequest(DiffusionRequest):
     """A video to be made: OpenAI's members, and those of the diffusion transformer."""
 
     seconds: Annotated[float, Field(gt=0), BeforeValidator(_number)] | None = None
-    num_frames: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(default=None, description="instead of seconds")
+    num_frames: Positive | None = Field(default=None, description="instead of seconds")
     size: str | None = Field(default=None, description="WIDTHxHEIGHT in pixels; default: the model's")
     input_reference: InputReference | None = None
 
@@ -74,7 +70,7 @@ class VideoRequest(DiffusionRequest):
         start = self.start(info)
         start.pixel_format = dit_pb2.PIXEL_FORMAT_UINT8
         if self.size is not None:
-            fill_size(start, self.size, info, "H.264", VIDEO_MAX_SIDE_PIXELS)
+            fill_size(start, self.size, info, "H.264")
         start.num_frames = self._frames(info)
         return start
 
@@ -100,17 +96,12 @@ class VideoRequest(DiffusionRequest):
 
 def video_object(video: Video) -> dict[str, Any]:
     """OpenAI's Video, with a `quartet` object."""
+    as_stored = ("id", "model", "status", "progress", "created_at", "completed_at", "prompt")
     error = {"code": video.error_code, "message": video.error_message} if video.error_code else None
     return {
-        "id": video.id,
         "object": "video",
-        "model": video.model,
-        "status": video.status,
-        "progress": video.progress,
-        "created_at": video.created_at,
-        "completed_at": video.completed_at,
+        **{name: getattr(video, name) for name in as_stored},
         "expires_at": None if video.expires_at is None else int(video.expires_at),
-        "prompt": video.prompt,
         "seconds": f"{video.frames / (video.frames_per_second or 1):.4g}",
         "size": f"{video.width}x{video.height}",
         "remixed_from_video_id": None,
@@ -121,12 +112,6 @@ def video_object(video: Video) -> dict[str, Any]:
             "frames_per_second": video.frames_per_second,
         },
     }
-
-
-def explain(stage: Stage, error: StageError) -> tuple[str, str]:
-    """(code, message) of a video that failed by `error`."""
-    api_error = from_stage(stage, error, images="input_reference")
-    return str(api_error.code), api_error.message
 
 
 def _openapi() -> dict[str, Any]:
@@ -145,15 +130,13 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
     stage = gateway.stage_for("video", request.model)
     info = require_info(stage, _TASKS, "videos")
     start = request.video_start(info)
-    if request.input_reference is not None:
-        picture = await _fetch(gateway, request.input_reference.image_url or "")
     if picture is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in info.tasks:
         raise invalid("input_reference", "required: this model animates a picture", "missing_required_parameter")
     if picture is not None:
         if dit_pb2.DIT_TASK_IMAGE_TO_VIDEO not in info.tasks:
             raise invalid("input_reference", "this model makes videos of a prompt alone; leave it out")
-        await check_uploads(gateway, [Upload("input_reference", picture)])
-        start.images.add(field="input_reference")
+        await load_media(gateway.fetcher, [picture])
+        start.images.add(field=picture.field)
     video = Video(
         id=f"video_{uuid.uuid4().hex}",
         model=gateway.model_of(stage) or "",
@@ -170,13 +153,12 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
     )
     start.request_id = video.id
     http.state.log |= {"video": video.id, "frames": video.frames}
-    place: Place | None = http.state.place
+    place: ExitStack = http.state.place.pop_all()  # the video counts among its key's requests until it ends
     try:
-        await _jobs(http).submit(video, stage, start, picture, on_end=place.release if place else None)
+        await _jobs(http).submit(video, stage, start, picture and picture.content, on_end=place.close)
     except StageError as error:
-        raise from_failure(StageFailure("gateway", error)) from None
-    if place is not None:
-        place.kept = True  # the video counts among its key's requests until it ends
+        place.close()
+        raise from_error("gateway", error) from None
     return JSONResponse(video_object(video), headers=_POLL_AFTER)
 
 
@@ -227,7 +209,7 @@ async def download_video(http: Request, video_id: str) -> Response:
     if video.status != "completed":
         message = f"the video is {video.status}: there is a file only when it is completed"
         raise ApiError(404, message, "video_id", "video_not_completed")
-    path = _jobs(http).file(video_id)
+    path = _jobs(http).store.file(video_id)
     if not await asyncio.to_thread(path.is_file):
         raise ApiError(404, "the video's file was removed from the server's directory", "video_id", "not_found")
     return FileResponse(path, media_type="video/mp4", filename=f"{video_id}.mp4")
@@ -242,8 +224,8 @@ def _jobs(http: Request) -> VideoJobs:
 
 def _owner(http: Request) -> str | None:
     """Whose videos the request is about: those made with its API key; all, where there are no keys."""
-    key: ApiKey | None = getattr(http.state, "key", None)
-    return None if key is None else key.entry.name
+    key = key_of(http)
+    return key and key.name
 
 
 async def _video(http: Request, video_id: str) -> Video:
@@ -257,19 +239,16 @@ def _not_found(video_id: str) -> ApiError:
     return ApiError(404, f"no video {video_id!r}; it may have expired", "video_id", "not_found")
 
 
-async def _read(http: Request, gateway: Gateway) -> tuple[VideoRequest, bytes | None]:
-    """The request, and the picture if it is a file of a form."""
-    limit_s = gateway.settings.request_timeout_s
-    if not is_form(http):
-        return await read_json(http, VideoRequest, limit_s), None
-    request, files = await read_form(http, VideoRequest, limit_s, {"input_reference"}, max_files=1)
-    if files and request.input_reference is not None:
+async def _read(http: Request, gateway: Gateway) -> tuple[VideoRequest, MediaFile | None]:
+    """The request and its picture: a file of a form, or yet to be fetched."""
+    limit_s, files = gateway.settings.request_timeout_s, {}
+    if is_form(http):
+        request, files = await read_form(http, VideoRequest, limit_s, {"input_reference"}, max_files=1)
+    else:
+        request = await read_json(http, VideoRequest, limit_s)
+    reference = request.input_reference
+    if files and reference is not None:
         raise invalid("input_reference", "is in the form twice")
-    return request, files["input_reference"][0] if files else None
-
-
-async def _fetch(gateway: Gateway, url: str) -> bytes:
-    try:
-        return await gateway.fetcher.get(url, "image")
-    except MediaError as error:
-        raise invalid("input_reference", str(error), "invalid_media") from None
+    if reference is not None:
+        return request, MediaFile("input_reference", "image", reference.image_url or "")
+    return request, MediaFile("input_reference", "image", content=files["input_reference"][0]) if files else None

@@ -114,9 +114,7 @@ class NameWatcher:
     async def watch(self, interval_s: float) -> None:
         """Looks every name up for ever, `interval_s` after the last answer. Returns at once without names."""
         names = [endpoint for endpoint in self._found if not endpoint.is_literal]
-        async with asyncio.TaskGroup() as group:
-            for endpoint in names:
-                group.create_task(self._watch(endpoint, interval_s))
+        await asyncio.gather(*(self._watch(endpoint, interval_s) for endpoint in names))
 
     async def _watch(self, endpoint: Endpoint, interval_s: float) -> None:
         while True:
@@ -127,10 +125,8 @@ class NameWatcher:
         host = endpoint.host
         try:
             found = sorted(await self._resolver(host))
-        except OSError as error:
-            reason = error.strerror or str(error)
         except Exception as error:  # e.g. a UnicodeError for a name that cannot be one: this must not end the watch
-            reason = str(error)
+            reason = getattr(error, "strerror", None) or str(error)
         else:
             reason = "" if found else "the name has no address"
             if found and found != self._found[endpoint]:

@@ -2,57 +2,99 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import Field
 
 from gateway.pipeline.addresses import Addresses
 from gateway.pipeline.kinds import KINDS, Output, maker
-from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
-from gateway.strict import Strict, YamlError, YamlSource, read_yaml
+from gateway.strict import NotNegative, Positive, Strict, YamlError, YamlSource, read_yaml
 
+Kind = TypeVar("Kind", bound="_Stage")
 OUTPUTS: tuple[Output, ...] = get_args(Output)
 _NO_SOURCE = "missing; name the stage that this one reads from, e.g. source: thinker"
 
+Temperature = Annotated[float, Field(ge=0, le=2)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+MAX_SEED = 2**63 - 1 - 128  # n answers use seed .. seed + n - 1, and those are 64-bit too
 
-class ThinkerStage(Strict):
+
+class _Sampling(Strict):
+    top_p: Probability | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(default=None, description="1 is none")
+    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
+
+    def over(self, defaults: "_Sampling") -> dict[str, Any]:
+        """The parameters that are set here, or else in `defaults`; those of `defaults`' type alone."""
+        own = self.model_dump(include=set(type(defaults).model_fields), exclude_none=True)
+        return defaults.model_dump(exclude_none=True) | own
+
+
+class ThinkerSampling(_Sampling):
+    """How text is sampled. None means: as the pipeline says, else as the checkpoint says."""
+
+    temperature: Temperature | None = Field(default=None, description="0 is greedy")
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        default=None, description="tokens kept; 0 or -1 keeps all"
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    max_tokens: Positive | None = Field(default=None, description="most tokens of the answer")
+    min_tokens: NotNegative | None = Field(default=None, description="least tokens of the answer")
+    ignore_eos: bool | None = Field(default=None, description="continue past end-of-sequence")
+    stop_token_ids: list[NotNegative] | None = Field(default=None, description="token ids that end the answer")
+
+
+class TalkerSampling(_Sampling):
+    """How codec frames are sampled. None means: as the pipeline says, else as the checkpoint says."""
+
+    temperature: Temperature | None = Field(default=None, description="0 is greedy for talker and code predictor")
+    top_k: NotNegative | None = Field(default=None, description="codes kept; 0 keeps all")
+    max_frames: Positive | None = Field(default=None, description="most codec frames")
+    predictor_temperature: Temperature | None = Field(default=None, description="of code groups 1 and up")
+    predictor_top_k: NotNegative | None = Field(default=None, description="0 keeps all")
+    predictor_top_p: Probability | None = None
+
+
+class _Stage(Strict):
+    address: Addresses
+
+
+class ThinkerStage(_Stage):
     """Reads the conversation, writes text."""
 
     kind: Literal["thinker"]
-    address: Addresses
     sampling: ThinkerSampling = ThinkerSampling()
 
 
-class TalkerStage(Strict):
+class TalkerStage(_Stage):
     """Turns what a thinker writes, or a request's text, into codec frames."""
 
     kind: Literal["talker"]
-    address: Addresses
     source: str | None = Field(None, description="the thinker whose text it speaks; none: the text of each request")
     sampling: TalkerSampling = TalkerSampling()
 
 
-class Code2WavStage(Strict):
+class Code2WavStage(_Stage):
     """Turns a talker's codec frames into samples."""
 
     kind: Literal["code2wav"]
-    address: Addresses
     source: str
 
 
-class DitStage(Strict):
+class DitStage(_Stage):
     """Makes images, videos or audio of a prompt; which of these, its model says."""
 
     kind: Literal["dit"]
-    address: Addresses
     source: str | None = Field(None, description="the encoder that reads its prompts; none: it has its own encoders")
 
 
-class EncoderStage(Strict):
+class EncoderStage(_Stage):
     """Reads prompts for a dit that has no encoders of its own."""
 
     kind: Literal["encoder"]
-    address: Addresses
 
 
 StageConfig = Annotated[
@@ -111,16 +153,15 @@ class PipelineConfig(Strict):
     @property
     def thinker(self) -> ThinkerStage | None:
         """The stage that writes answers, if any."""
-        return next((stage for stage in self._answer_stages if isinstance(stage, ThinkerStage)), None)
+        return self._in_answer(ThinkerStage)
 
     @property
     def talker(self) -> TalkerStage | None:
         """The stage that speaks, if any."""
-        return next((stage for stage in self._answer_stages if isinstance(stage, TalkerStage)), None)
+        return self._in_answer(TalkerStage)
 
-    @property
-    def _answer_stages(self) -> list[ThinkerStage | TalkerStage | Code2WavStage | DitStage | EncoderStage]:
-        return [self.stages[name] for name in self.answer]
+    def _in_answer(self, kind: type[Kind]) -> Kind | None:
+        return next((stage for name in self.answer if isinstance(stage := self.stages[name], kind)), None)
 
 
 def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = None) -> PipelineConfig:
@@ -136,25 +177,11 @@ def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = 
     source = read_yaml(file)
     if not isinstance(source.data, dict):
         raise source.error((), "must be a mapping with the keys stages and outputs")
-    _refuse_old_outputs(source)
     _override_addresses(source, addresses or {})
     config = source.parse(PipelineConfig, _explain)
     _check_edges(source, config)
     _check_outputs(source, config)
     return config
-
-
-def _refuse_old_outputs(source: YamlSource) -> None:
-    """`audio` was what speech is called now, and `sound` what is called audio."""
-    outputs, stages = source.data.get("outputs"), source.data.get("stages")
-    if not isinstance(outputs, dict):
-        return
-    named = stages.get(outputs.get("audio")) if isinstance(stages, dict) else None
-    kind = named.get("kind") if isinstance(named, dict) else None
-    if kind == maker("speech").name:
-        raise source.error(("outputs", "audio"), f"outputs.audio: what a {kind} makes is called speech now; rename it")
-    if "sound" in outputs:
-        raise source.error(("outputs", "sound"), "outputs.sound: is called audio now; rename it")
 
 
 def _override_addresses(source: YamlSource, addresses: Mapping[str, str | list[str]]) -> None:
@@ -169,6 +196,8 @@ def _override_addresses(source: YamlSource, addresses: Mapping[str, str | list[s
 def _explain(error) -> str:
     path, kind = ".".join(str(part) for part in _without_tags(error["loc"])), error["type"]
     key = error["loc"][-1] if error["loc"] else ""
+    if path == "outputs.sound":
+        return f"{path}: is called audio now; rename it"
     if kind == "extra_forbidden":
         return f"{path}: unknown key; check its spelling or remove it"
     if kind == "missing" and key == "source":
@@ -226,6 +255,8 @@ def _check_outputs(source: YamlSource, config: PipelineConfig) -> None:
             raise source.error(path, f"outputs.{output}: no stage {name!r}; the stages are: {', '.join(config.stages)}")
         if config.stages[name].kind != wanted:
             kind = config.stages[name].kind
+            if output == "audio" and kind == maker("speech").name:
+                raise source.error(path, f"outputs.audio: what a {kind} makes is called speech now; rename it")
             raise source.error(path, f"outputs.{output}: comes from a {wanted}, but {name!r} is {_article(kind)}")
     _check_spoken_text(source, config)
     used = {name for output in config.made for name in config.route(output)}

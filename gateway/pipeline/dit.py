@@ -3,7 +3,7 @@
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import numpy as np
 
-from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.route import Lease, Route
 from gateway.pipeline.stage import Stage
@@ -28,22 +27,24 @@ class Misfit(Unavailable):
 class Encoding:
     """A call to an encoder, while the dit pulls what it makes.
 
+    Args:
+        replica: the encoder.
+        start: what it gets.
+        media: files of `start`, in their order.
+        timeout_s: longest that it may take.
+        dit: the call to the dit, cancelled at once when the encoder fails: it may be waiting for a stream that never
+            comes.
+
     Attributes:
         error: why it failed, once it has.
     """
 
     def __init__(
-        self, replica: Replica, start: encoder_pb2.EncodeStart, media: Sequence[bytes], timeout_s: float
+        self, replica: Replica, start: encoder_pb2.EncodeStart, media: Sequence[bytes], timeout_s: float, dit: Any
     ) -> None:
         self.error: StageError | None = None
-        self._replica = replica
-        self._call = KINDS[replica.kind].call(replica.channel, start, media, timeout_s)
-        self._done: Callable[[], object] = lambda: None
+        self._replica, self._dit, self._call = replica, dit, replica.call(start, media, timeout_s)
         self._task = asyncio.create_task(self._run())
-
-    def on_failure(self, act: Callable[[], object]) -> None:
-        """What is done, at once, when the encoder fails: the dit may be waiting for a stream that never comes."""
-        self._done = act
 
     async def _run(self) -> None:
         try:
@@ -51,7 +52,7 @@ class Encoding:
                 pass
         except grpc.aio.AioRpcError as error:
             self.error = self._replica.failure(error)
-            self._done()
+            self._dit.cancel()
 
     async def close(self) -> None:
         """Cancels it, if it still runs."""
@@ -85,15 +86,9 @@ def encoder_of(stage: Stage) -> Stage | None:
     return source
 
 
-def open_encoding(
-    encoder: Replica,
-    start: dit_pb2.DitStart,
-    info: server_info_pb2.DitInfo,
-    media: Sequence[bytes],
-    timeout_s: float,
-) -> Encoding:
-    """Starts the encoder of a dit, and has `start` say where. What `start` leaves to the model is settled here: encoder
-    and dit must settle it alike.
+def _read_from(encoder: Replica, start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> encoder_pb2.EncodeStart:
+    """Has `start` say that the dit reads from `encoder`; what that one gets. What `start` leaves to the model is
+    settled here: encoder and dit must settle it alike.
     """
     settle(start, info)
     # Not the request's id: an encoder may still be ending the attempt before.
@@ -101,8 +96,7 @@ def open_encoding(
     start.source.CopyFrom(encoder.source(stream_id))
     request = deepcopy(start)
     request.ClearField("source")
-    encode = encoder_pb2.EncodeStart(request=request, output_stream_id=stream_id)
-    return Encoding(encoder, encode, media, timeout_s)
+    return encoder_pb2.EncodeStart(request=request, output_stream_id=stream_id)
 
 
 def settle(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
@@ -162,13 +156,12 @@ async def _attempt(
     parts = [*announced.images, *([announced.mask] if announced.HasField("mask") else [])]
     for part, file in zip(parts, media, strict=True):
         part.kind, part.size_bytes = media_pb2.MEDIA_KIND_IMAGE, len(file)
-    encoding = None
+    encode = None
     if encoders:
         assert dit.stage.info is not None
-        encoding = open_encoding(encoders[0].replica, announced, dit.stage.info.dit, media, timeout_s)
-    call = KINDS[dit.stage.kind].call(dit.replica.channel, announced, media, timeout_s)
-    if encoding is not None:
-        encoding.on_failure(call.cancel)
+        encode = _read_from(encoders[0].replica, announced, dit.stage.info.dit)
+    call = dit.replica.call(announced, media, timeout_s)
+    encoding = Encoding(encoders[0].replica, encode, media, timeout_s, call) if encode else None
     complete = False
     try:
         async for response in call:

@@ -6,17 +6,15 @@ from typing import Any, Literal
 
 import grpc
 
-from quartet.v1 import (
-    code2wav_pb2_grpc,
-    dit_pb2,
-    dit_pb2_grpc,
-    encoder_pb2,
-    encoder_pb2_grpc,
-    media_pb2,
-    talker_pb2_grpc,
-    thinker_pb2,
-    thinker_pb2_grpc,
-)
+from quartet.v1.code2wav_pb2_grpc import Code2WavServiceStub
+from quartet.v1.dit_pb2 import DitServiceGenerateRequest
+from quartet.v1.dit_pb2_grpc import DitServiceStub
+from quartet.v1.encoder_pb2 import EncodeRequest
+from quartet.v1.encoder_pb2_grpc import EncoderServiceStub
+from quartet.v1.media_pb2 import MediaChunk
+from quartet.v1.talker_pb2_grpc import TalkerServiceStub
+from quartet.v1.thinker_pb2 import GenerateRequest
+from quartet.v1.thinker_pb2_grpc import ThinkerServiceStub
 from services.common.telemetry import tracing
 
 Output = Literal["text", "speech", "image", "video", "audio"]
@@ -30,8 +28,7 @@ class StageKind:
 
     Attributes:
         name: in pipeline files, metrics and logs.
-        service: full name of its gRPC service.
-        stub: client of that service.
+        stub: client of its gRPC service.
         method: the call of it that serves a request.
         streamed_request: type of the call's requests where there are several, the start message and then files; None
             where the start message is the only one.
@@ -44,8 +41,7 @@ class StageKind:
     """
 
     name: str
-    service: str
-    stub: Callable[[grpc.aio.Channel], Any]
+    stub: type[Any]
     method: str
     streamed_request: Callable[..., Any] | None = None
     reads: tuple[str, ...] = ()
@@ -54,6 +50,11 @@ class StageKind:
     is_diffusion: bool = False
     shares_checkpoint: bool = False
     caches_prompts: bool = False
+
+    @property
+    def service(self) -> str:
+        """Full name of its gRPC service."""
+        return f"quartet.v1.{self.name.title()}Service"  # e.g. Code2WavService
 
     def call(self, channel: grpc.aio.Channel, start: Any, media: Sequence[bytes], timeout_s: float) -> Any:
         """The call that serves a request.
@@ -73,7 +74,7 @@ async def _in_messages(request: Callable[..., Any], start: Any, media: Sequence[
     yield request(start=start)
     for file in media:
         for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
-            yield request(media=media_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))
+            yield request(media=MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))
 
 
 KINDS = {
@@ -81,51 +82,28 @@ KINDS = {
     for kind in (
         StageKind(
             "thinker",
-            "quartet.v1.ThinkerService",
-            thinker_pb2_grpc.ThinkerServiceStub,
+            ThinkerServiceStub,
             "Generate",
-            thinker_pb2.GenerateRequest,
+            GenerateRequest,
             makes=("text",),
             is_model=True,
             caches_prompts=True,
         ),
+        StageKind("talker", TalkerServiceStub, "Speak", reads=("thinker",), is_model=True, shares_checkpoint=True),
         StageKind(
-            "talker",
-            "quartet.v1.TalkerService",
-            talker_pb2_grpc.TalkerServiceStub,
-            "Speak",
-            reads=("thinker",),
-            is_model=True,
-            shares_checkpoint=True,
-        ),
-        StageKind(
-            "code2wav",
-            "quartet.v1.Code2WavService",
-            code2wav_pb2_grpc.Code2WavServiceStub,
-            "Decode",
-            reads=("talker",),
-            makes=("speech",),
-            shares_checkpoint=True,
+            "code2wav", Code2WavServiceStub, "Decode", reads=("talker",), makes=("speech",), shares_checkpoint=True
         ),
         StageKind(
             "dit",
-            "quartet.v1.DitService",
-            dit_pb2_grpc.DitServiceStub,
+            DitServiceStub,
             "Generate",
-            dit_pb2.DitServiceGenerateRequest,
+            DitServiceGenerateRequest,
             reads=("encoder",),
             makes=("image", "video", "audio"),
             is_model=True,
             is_diffusion=True,
         ),
-        StageKind(
-            "encoder",
-            "quartet.v1.EncoderService",
-            encoder_pb2_grpc.EncoderServiceStub,
-            "Encode",
-            encoder_pb2.EncodeRequest,
-            is_diffusion=True,
-        ),
+        StageKind("encoder", EncoderServiceStub, "Encode", EncodeRequest, is_diffusion=True),
     )
 }
 

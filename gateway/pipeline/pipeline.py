@@ -1,6 +1,7 @@
 """The stages of a pipeline, as the gateway knows them."""
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.pipeline.addresses import Resolver, resolve_host
@@ -11,54 +12,47 @@ from gateway.pipeline.stage import Stage
 from services.common.rpc.channels import Channels
 
 
+@dataclass(eq=False)
 class Pipeline:
     """All stages of a pipeline. Use as `async with Pipeline(...)`: watches them meanwhile.
 
-    Args:
+    Attributes:
         config: the pipeline.
         interval_s: between two health checks of a replica.
         timeout_s: of a health check.
         resolve_s: between two look-ups of a name.
         max_imbalance: see `balance.rendezvous`.
         resolver: looks up the names among the stages' addresses.
-        channels: to the stages; None: connections in the clear.
-
-    Attributes:
+        channels: to the stages; default: connections in the clear.
         by_name: the stages, by their names in the pipeline file.
     """
 
-    def __init__(
-        self,
-        config: PipelineConfig,
-        interval_s: float,
-        timeout_s: float,
-        resolve_s: float = 1.0,
-        max_imbalance: int = MAX_IMBALANCE,
-        resolver: Resolver = resolve_host,
-        channels: Channels | None = None,
-    ) -> None:
-        self.config = config
-        self._timing = resolve_s, interval_s, timeout_s
-        self._max_imbalance, self._resolver = max_imbalance, resolver
-        self._channels = channels or Channels()
-        self.by_name: dict[str, Stage] = {}
-        self._watches: list[asyncio.Task[None]] = []
+    config: PipelineConfig
+    interval_s: float
+    timeout_s: float
+    resolve_s: float = 1.0
+    max_imbalance: int = MAX_IMBALANCE
+    resolver: Resolver = resolve_host
+    channels: Channels = field(default_factory=Channels)
+    by_name: dict[str, Stage] = field(default_factory=dict, init=False)
+    _watches: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def __aenter__(self) -> "Pipeline":
         for name, config in self.config.stages.items():
-            self.by_name[name] = Stage(name, config, self._resolver, self._max_imbalance, self._channels)
+            self.by_name[name] = Stage(name, config, self.resolver, self.max_imbalance, self.channels)
         for name in self.config.stages:
             if (source := self.config.source(name)) is not None:
                 self.by_name[name].source = self.by_name[source]
                 self.by_name[source].readers.append(self.by_name[name])
-        self._watches = [asyncio.create_task(stage.watch(*self._timing)) for stage in self.by_name.values()]
+        timing = self.resolve_s, self.interval_s, self.timeout_s
+        self._watches = [asyncio.create_task(stage.watch(*timing)) for stage in self.by_name.values()]
         return self
 
     async def __aexit__(self, *_) -> None:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
-        await self._channels.close_all()
+        await self.channels.close_all()
 
     def output(self, output: Output) -> Stage | None:
         """The stage whose model clients ask for when they want `output`, if the pipeline has that output."""

@@ -3,8 +3,9 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 import structlog
@@ -36,6 +37,8 @@ _WORDS: dict[type[StageError], str] = {
     DeadlineExceeded: "took longer than the request's time",
 }
 
+Identity = tuple[str, str]  # model, digest of its config
+
 _choices = itertools.count(1)
 log = structlog.get_logger()
 
@@ -48,8 +51,8 @@ class Replica:
         kind: of the stage.
         address: "ip:port", by which other stages reach it too.
         channels: of this gateway.
+        on_change: called when its health or identity has changed.
         server_name: that its certificate must have, with TLS; "" is the address's host.
-        on_change: told when its health or identity has changed.
 
     Attributes:
         health: "SERVING", or else why not, in words for people.
@@ -68,8 +71,8 @@ class Replica:
         kind: str,
         address: str,
         channels: Channels,
+        on_change: Callable[[], None],
         server_name: str = "",
-        on_change: Callable[["Replica"], None] = lambda replica: None,
     ) -> None:
         self.stage, self.kind, self.address, self.server_name = stage, kind, address, server_name
         self.health = "not checked yet"
@@ -89,9 +92,18 @@ class Replica:
         """The channel for a call that begins now."""
         return self._channels.channel(self.address, self.server_name)
 
+    def call(self, start: Any, media: Sequence[bytes], timeout_s: float) -> Any:
+        """The call that serves a request; see `kinds.StageKind.call`."""
+        return KINDS[self.kind].call(self.channel, start, media, timeout_s)
+
     def source(self, stream_id: str) -> stream_pb2.StreamSource:
         """By which another stage pulls the stream `stream_id` from it."""
         return stream_pb2.StreamSource(address=self.address, stream_id=stream_id, server_name=self.server_name)
+
+    @property
+    def identity(self) -> Identity | None:
+        """What all replicas of a stage must have in common; None while it was never found serving."""
+        return (self.info.model, self.info.config_digest) if self.info else None
 
     @property
     def healthy(self) -> bool:
@@ -219,4 +231,4 @@ class Replica:
         elif self.down_since is None:
             self.down_since = time.monotonic()
         if changed or self.refusal:
-            self._on_change(self)
+            self._on_change()

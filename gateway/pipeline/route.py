@@ -40,7 +40,7 @@ class Lease:
 
 
 class Route:
-    """A request's way through `stages`, which must all serve.
+    """A request's way through `stages`.
 
     Args:
         stages: those it needs, at most one of them of a kind that caches prompts.
@@ -62,6 +62,8 @@ class Route:
             Unavailable: a stage does not serve.
         """
         self._leases = []
+        for stage in self._stages:
+            stage.require_serving()
         try:
             for stage in self._stages:
                 key = self._key if KINDS[stage.kind].caches_prompts else None
@@ -86,17 +88,13 @@ class Route:
         replica of it was lost or takes no more requests, and there is another. Called when the leases have ended.
         """
         suspects = [lease for lease in self._leases if lease.suspect]
-        if self._retried or not isinstance(error, LOST):
-            return False
-        if not any(replica.serving for lease in suspects for replica in _others(lease)):
+        if self._retried or not isinstance(error, LOST) or not _replaceable(suspects):
             return False
         # Which of the others drain is asked, not guessed: this request is not tried a third time.
         with suppress(TimeoutError):
             async with asyncio.timeout(_CHECK_TIMEOUT_S):
                 await asyncio.gather(*(stage.check(_CHECK_TIMEOUT_S) for stage in self._stages))
-        if not all(stage.serving for stage in self._stages):
-            return False
-        if not any(replica.serving for lease in suspects for replica in _others(lease)):
+        if not all(stage.serving for stage in self._stages) or not _replaceable(suspects):
             return False
         self._retried, self._avoid = True, {lease.replica for lease in suspects}
         for lease in suspects:
@@ -107,5 +105,10 @@ class Route:
         return True
 
 
-def _others(lease: Lease) -> list[Replica]:
-    return [replica for replica in lease.stage.replicas.values() if replica is not lease.replica]
+def _replaceable(leases: Sequence[Lease]) -> bool:
+    """Whether another replica serves the stage of one of `leases`."""
+    return any(
+        replica.serving and replica is not lease.replica
+        for lease in leases
+        for replica in lease.stage.replicas.values()
+    )

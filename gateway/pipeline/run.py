@@ -9,7 +9,6 @@ import grpc
 
 from gateway.pipeline.balance import prompt_key
 from gateway.pipeline.job import AudioDelta, Event, Finished, Job, PromptRead, StageFailure, TextDelta
-from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.route import LOST, Lease, Route
 from quartet.v1 import tensor_pb2, thinker_pb2
@@ -79,31 +78,25 @@ class _Answer:
 
     def __init__(self, pipeline: Pipeline, job: Job, index: int, queue: Queue, deadline: float) -> None:
         self._job, self._index, self._queue, self._deadline = job, index, queue, deadline
-        self._stages = [stage for stage in pipeline.answer if stage.kind in job.starts]
+        stages = [stage for stage in pipeline.answer if stage.kind in job.starts]
         thinker: thinker_pb2.GenerateStart | None = job.starts.get("thinker")
         key = None if thinker is None else prompt_key(thinker, job.media)
-        self._route = Route(self._stages, job.request_id, key)
+        self._route = Route(stages, job.request_id, key)
         self._prompt_read = asyncio.Event()
         self._has_output = self._failed = False
 
     async def run(self) -> None:
         while True:
-            self._require_serving()
             self._failed = False
             try:
                 with self._route.replicas() as leases:
                     await self._attempt(leases)
                 return
+            except StageError as error:
+                raise StageFailure("gateway", error) from None
             except StageFailure as failure:
                 if self._has_output or not await self._route.again(failure.error):
                     raise
-
-    def _require_serving(self) -> None:
-        for stage in self._stages:
-            try:
-                stage.require_serving()
-            except StageError as error:
-                raise StageFailure(stage.kind, error) from None
 
     async def _attempt(self, leases: Sequence[Lease]) -> None:
         calls = [self._call(lease, start) for lease, start in zip(leases, self._starts(leases), strict=True)]
@@ -133,7 +126,7 @@ class _Answer:
             StageFailure: the replica failed, or was lost and is marked down.
         """
         stage = lease.stage
-        call = KINDS[stage.kind].call(lease.replica.channel, start, self._job.media, self._time_left_s())
+        call = lease.replica.call(start, self._job.media, self._time_left_s())
         summary = None
         try:
             async for response in call:

@@ -12,7 +12,7 @@ from gateway.pipeline import balance
 from gateway.pipeline.addresses import NameWatcher, Resolver, endpoints, resolve_host
 from gateway.pipeline.config import StageConfig
 from gateway.pipeline.kinds import KINDS
-from gateway.pipeline.replica import Replica
+from gateway.pipeline.replica import Identity, Replica
 from quartet.v1 import server_info_pb2
 from services.common.rpc.channels import Channels
 from services.common.rpc.errors import Unavailable
@@ -20,15 +20,7 @@ from services.common.rpc.errors import Unavailable
 # A replica that is down says for so long what the others have to be: it may only be restarting.
 HOLD_S = 30.0
 
-Identity = tuple[str, str]  # model, digest of its config
-
-
 log = structlog.get_logger()
-
-
-def identity(info: server_info_pb2.GetServerInfoResponse) -> Identity:
-    """What all replicas of a stage must have in common."""
-    return info.model, info.config_digest
 
 
 def mark_incompatible(replicas: Sequence[Replica], before: Identity | None, source: Replica | None) -> Identity | None:
@@ -42,18 +34,15 @@ def mark_incompatible(replicas: Sequence[Replica], before: Identity | None, sour
         source: a replica of the stage that it reads from, whose checkpoint it must have; None if that does not matter
             or is not known.
     """
-    fitting = []
     for replica in replicas:
         replica.refusal = _misfit(replica, source)
-        if replica.info is not None and replica.refusal is None and _counts(replica):
-            fitting.append(replica)
-    identities = [identity(replica.info) for replica in fitting if replica.info]
-    if before not in identities:
-        healthy = [identity(replica.info) for replica in fitting if replica.healthy and replica.info]
-        before = max(healthy, key=healthy.count) if healthy else before
-    for replica in replicas:
-        if replica.info is not None and replica.refusal is None and identity(replica.info) != before and before:
-            replica.refusal = _difference(identity(replica.info), before)
+    fitting = {replica: replica.identity for replica in replicas if replica.identity and replica.refusal is None}
+    if before not in [theirs for replica, theirs in fitting.items() if _counts(replica)]:
+        healthy = [theirs for replica, theirs in fitting.items() if replica.healthy]
+        before = max(healthy, key=healthy.count, default=before)
+    for replica, theirs in fitting.items():
+        if before and theirs != before:
+            replica.refusal = _difference(theirs, before)
     return before
 
 
@@ -188,17 +177,12 @@ class Stage:
         await asyncio.gather(*(replica.check(timeout_s) for replica in self.replicas.values()))
 
     def describe_replicas(self) -> list[dict[str, Any]]:
-        """Each replica's address, state and load."""
+        """Each replica's address, state, load and identity."""
+        told = ("address", "state", "running", "queued", "in_flight")
         return [
-            {
-                "address": address,
-                "state": replica.state,
-                "running": replica.running,
-                "queued": replica.queued,
-                "in_flight": replica.in_flight,
-                "config_digest": replica.info.config_digest if replica.info else "",
-            }
-            for address, replica in self.replicas.items()
+            {name: getattr(replica, name) for name in told}
+            | {"config_digest": replica.info.config_digest if replica.info else ""}
+            for replica in self.replicas.values()
         ]
 
     def _set_addresses(self, addresses: Mapping[str, str]) -> None:
@@ -214,7 +198,7 @@ class Stage:
             replica, task = self._leaving.pop(address)
             task.cancel()
         else:
-            replica = Replica(self.name, self.kind, address, self._channels, server_name, lambda _: self._changed())
+            replica = Replica(self.name, self.kind, address, self._channels, self._changed, server_name)
         self.replicas[address] = replica
         if self._timing is not None:
             log.info("replica added", name=self.name, address=address)
@@ -252,11 +236,9 @@ class Stage:
                 log.info("replica accepted", name=self.name, address=replica.address)
         if (serving := self.representative) is not None:
             self.info = serving.info
-        counts = {"serving": 0, "refused": 0, "down": 0}
-        for replica in replicas:
-            counts["serving" if replica.serving else "refused" if replica.healthy else "down"] += 1
-        for state, count in counts.items():
-            metrics.REPLICAS.labels(self.name, state).set(count)
+        states = ["serving" if replica.serving else "refused" if replica.healthy else "down" for replica in replicas]
+        for state in ("serving", "refused", "down"):
+            metrics.REPLICAS.labels(self.name, state).set(states.count(state))
         for reader in self.readers:
             reader._changed()
 

@@ -10,8 +10,8 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
-from gateway.access.key_file import digest, new_key, read_key_file
-from gateway.access.keys import OPEN_PATHS, RequireKey
+from gateway.api_keys import digest, new_key, read_key_file
+from gateway.middleware import OPEN_PATHS, RequireKey
 from gateway.settings import GatewaySettings
 from gateway.strict import YamlError
 from tests.support.gateway_stack import Running, running

@@ -100,7 +100,7 @@ def test_what_clients_send_back_is_read():
         )
     )
     assert request.use_audio_in_video
-    assert request.conflict() is None
+    request.check()
 
 
 def test_transcripts_expire(monkeypatch):

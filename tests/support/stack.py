@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from cli.scrape import Scrape
-from gateway.access.key_file import digest, new_key
+from gateway.api_keys import digest, new_key
 from gateway.pipelines import pipeline_file
 from services.common.rpc.tls import Credentials
 from tests.support import certificates
