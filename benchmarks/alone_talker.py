@@ -8,7 +8,7 @@ from alone import Stage, parameter_bytes
 from real_sizes import TALKER, TEXT_IDS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.common.engine.device import Accelerator, Capturer
+from services.common.engine.device import Accelerator, Capturer, CudaGraphs
 from services.talker.execution import decide
 from services.talker.model import TalkerModel
 from services.talker.moe import Experts, grouped_experts
@@ -50,7 +50,7 @@ def talker_stage(model: TalkerModel, batch: int, context: int) -> Stage:
     experts = _experts_hit(lambda: step(runner_of_all(None)))
     execution = decide(None, Accelerator.of(model.device), str(model.dtype).removeprefix("torch."))
     model.use_experts(execution.run_experts)
-    timed = runner_of_all(execution.capturer(model.device))
+    timed = runner_of_all(CudaGraphs(model.device) if execution.captured else None)
     return Stage(
         lambda: step(timed),
         1,

@@ -24,8 +24,7 @@ from dit_sides import Diffusers, Quartet
 from dit_work import Size, Turn, Wish, apart, size_for, wishes
 from rich.console import Console
 
-from cli.tiny import make_checkpoint
-from cli.tiny.diffusion import FAMILIES
+from cli.tiny import FAMILIES, make_checkpoint
 from quartet.v1 import dit_pb2
 
 DEFAULT_FAMILIES = ("sd3", "flux", "flux2-klein", "qwen-image", "z-image", "wan", "stable-audio")

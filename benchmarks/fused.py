@@ -58,7 +58,7 @@ class Fused:
         from services.thinker.preprocess import Preprocessor
 
         thinker = await ThinkerEngine.start(settings)
-        preprocessor = Preprocessor(settings, thinker.checkpoint, thinker.renderer, thinker.max_context_tokens)
+        preprocessor = Preprocessor(settings, thinker)
         family, talker = await start_talker(TalkerSettings.load(["--model", model]))
         return cls(thinker, preprocessor, family, talker, start_code2wav(Code2WavSettings.load(["--model", model])))
 
@@ -70,7 +70,7 @@ class Fused:
     async def close(self) -> None:
         """Stops all engines."""
         self._code2wav.stop()
-        self._talker.close()
+        self._talker.stop()
         self._preprocessor.close()
         await self._thinker.close()
 
@@ -110,7 +110,7 @@ class Fused:
         speech.finish_text()
 
     async def _decode(self, answer: Answer, speech_input: _SpeechInput) -> bytes:
-        from services.code2wav.frames import check_codes
+        from services.code2wav.servicer import check_codes
         from services.code2wav.stream import Event, Failed, Samples
 
         code2wav, loop = self._code2wav, asyncio.get_running_loop()

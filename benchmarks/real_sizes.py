@@ -11,8 +11,7 @@ from torch import nn
 from services.code2wav.transformer import TransformerSizes
 from services.families.qwen3_omni.code2wav import DecoderSizes, Qwen3OmniDecoder
 from services.talker.family import MoeSpec, ProjectionSpec, SamplingDefaults, TalkerSpec, TransformerSpec
-from services.talker.loading import empty_model
-from services.talker.model import TalkerModel
+from services.talker.model import TalkerModel, empty_model
 
 # Random numbers are made once and repeated: the length shares no factor with any layer's, so that no two rows agree.
 _BLOCK = 1_000_003

@@ -26,9 +26,8 @@ import uvloop
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
 from services.common.stream.consumer import ConsumerTransports, StreamConsumer
-from services.common.stream.hub import StreamHub
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.service import TensorStreamServicer
 from services.common.stream.shared_memory import SharedMemoryTransport
 from services.common.stream.ucx import UcxTransport
 from services.common.stream.ucx_worker import UcxWorker
@@ -233,7 +232,7 @@ async def beside_a_loop(peer: Callable[[int], Result], size_bytes: int) -> Resul
 async def measure(consumer: Consumer, directory: str, transport: str, size_bytes: int) -> Result:
     """One transport at one size."""
     ucx = consumer.ucx if transport == "ucx" else None
-    consumer.streams.transports = ConsumerTransports.of(["inline", transport], Path(directory), ucx)
+    consumer.streams.transports = ConsumerTransports(["inline", transport], Path(directory), ucx)
     seconds = await consumer.latency(size_bytes, max(5, min(200, 32 * MIB // size_bytes)))
     count = max(4, min(2000, RATE_BYTES[transport] // size_bytes))
     rate, here, there = await consumer.rate(size_bytes, count)

@@ -5,11 +5,10 @@ Weights are the checkpoint's own sizes; key-value memory follows from its config
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from cli.sizes import BudgetError, TooLittleMemory
-from services.families.sizes import Sizes
+from services.families import Sizes
 
 GIB = 1024**3
 MIB = 1024**2
@@ -120,7 +119,7 @@ class Budget:
         return self.gpu_bytes - sum(share.total for share in self.shares if gpu in share.gpus)
 
 
-def share_out(sizes: Sizes, gpu_bytes: int, demand: Demand, layout: Layout | None = None) -> Budget:
+def share_out(sizes: Sizes, gpu_bytes: int, demand: Demand, layout: Layout = Layout()) -> Budget:
     """Gives talker and code2wav what `demand` takes, and the thinker the rest of its GPUs.
 
     Args:
@@ -132,7 +131,6 @@ def share_out(sizes: Sizes, gpu_bytes: int, demand: Demand, layout: Layout | Non
     Raises:
         TooLittleMemory: it does not fit.
     """
-    layout = layout or Layout()
     usable = gpu_bytes - int(gpu_bytes * FREE_SHARE)
     speech = _speech(sizes, demand, layout)
     taken = sum(share.total for share in speech)
@@ -197,34 +195,22 @@ def best(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand, tensor_paralle
 
 def _speech(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
     """What is on the GPU of talker and code2wav besides a thinker."""
-    gpus = range(layout.speech_gpu, layout.speech_gpu + 1)
+    gpu = range(layout.speech_gpu, layout.speech_gpu + 1)
     streams, positions = demand.streams, demand.talker_positions
     rows = 1 << (streams - 1).bit_length()  # a step's, rounded up to a power of two
     row_sizes = rows.bit_length()
     lengths = max(0, (positions - 1).bit_length() - (TALKER_SHORTEST_GRAPH - 1).bit_length()) + 1
-    talker_graphs = row_sizes * (lengths + 1) * TALKER_GRAPH_BYTES  # one more for requests that keep many codes
-    talker_working = CONTEXT_BYTES + TALKER_ENGINE_BYTES + talker_graphs
-    code2wav_graphs = row_sizes * CODE2WAV_FRAME_SIZES * CODE2WAV_GRAPH_BYTES
-    code2wav_working = CONTEXT_BYTES + CODE2WAV_ENGINE_BYTES + code2wav_graphs + rows * CODE2WAV_STEP_BYTES
-    shares = (
-        Share(
-            "talker",
-            gpus,
-            sizes.weights["talker"] + sizes.text_table,
-            talker_working,
-            streams * positions * sizes.talker_kv_per_position,
-            f"KV cache of {streams} answers of {positions} positions",
-        ),
-        Share(
-            "code2wav",
-            gpus,
-            sizes.weights["code2wav"],
-            code2wav_working,
-            streams * CODE2WAV_STREAM_BYTES,
-            f"the past of {streams} streams",
-        ),
-    )
-    return (*shares, Share("dit", gpus, 0, 0, demand.dit_bytes, "as asked for")) if demand.dit_bytes else shares
+    graphs = row_sizes * (lengths + 1) * TALKER_GRAPH_BYTES  # one more for requests that keep many codes
+    working = CONTEXT_BYTES + TALKER_ENGINE_BYTES + graphs
+    weights, cache = sizes.weights["talker"] + sizes.text_table, streams * positions * sizes.talker_kv_per_position
+    note = f"KV cache of {streams} answers of {positions} positions"
+    talker = Share("talker", gpu, weights, working, cache, note)
+    graphs = row_sizes * CODE2WAV_FRAME_SIZES * CODE2WAV_GRAPH_BYTES
+    working = CONTEXT_BYTES + CODE2WAV_ENGINE_BYTES + graphs + rows * CODE2WAV_STEP_BYTES
+    past, note = streams * CODE2WAV_STREAM_BYTES, f"the past of {streams} streams"
+    code2wav = Share("code2wav", gpu, sizes.weights["code2wav"], working, past, note)
+    dit = Share("dit", gpu, 0, 0, demand.dit_bytes, "as asked for")
+    return (talker, code2wav, dit) if demand.dit_bytes else (talker, code2wav)
 
 
 def _too_few(
@@ -263,12 +249,6 @@ def share_lines(budget: Budget) -> Iterator[str]:
         yield f"{share.stage:<10}{gpus:<6}{weights:>9}{working:>9}{requests:>10}{total:>8}  {share.note}"
     for gpu in sorted({0, budget.layout.tensor_parallel - 1, budget.layout.speech_gpu}):
         yield f"{'free':<10}{gpu:<6}{budget.free_bytes(gpu) / GIB:>36.1f}  of {budget.gpu_bytes / GIB:.1f}"
-
-
-def to_json(budget: Budget) -> dict[str, Any]:
-    """The budget for programs: sizes in bytes, of each GPU that a share names."""
-    shares = [{**asdict(share), "gpus": list(share.gpus)} for share in budget.shares]
-    return {**asdict(budget), "shares": shares}
 
 
 def up_flags(budget: Budget) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """`quartet tls`: a CA, and a certificate for each process, for trying mutual TLS out or for a box of one's own."""
 
 import datetime
+import inspect
 import ipaddress
 import os
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from gateway.pipeline.kinds import KINDS
 
 PROCESSES = ("gateway", *KINDS)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-CA_DAYS = 3650
+CA_VALID_FOR = datetime.timedelta(days=3650)
 # Clocks differ: what was made now is valid on a machine that is behind.
 _CLOCK_SKEW = datetime.timedelta(minutes=5)
 
@@ -33,13 +34,13 @@ class Authority:
         self._certificate, self._key = certificate, key
 
     @classmethod
-    def create(cls, valid_for: datetime.timedelta = datetime.timedelta(days=CA_DAYS)) -> "Authority":
+    def create(cls) -> "Authority":
         """A new one, that nobody trusts yet."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Quartet CA")])
-        usage = _key_usage(key_cert_sign=True, crl_sign=True)
+        usage = _key_usage("key_cert_sign", "crl_sign")
         certificate = (
-            _builder(name, name, key.public_key(), valid_for)
+            _builder(name, name, key.public_key(), CA_VALID_FOR)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -78,7 +79,7 @@ class Authority:
             _builder(subject, self._certificate.subject, key.public_key(), valid_for)
             .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(digital_signature=True), critical=True)
+            .add_extension(_key_usage("digital_signature"), critical=True)
             .add_extension(usage, critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
@@ -131,18 +132,9 @@ def _builder(
     )
 
 
-def _key_usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _key_usage(*granted: str) -> x509.KeyUsage:
+    """What a key may be used for: of the parameters of x509.KeyUsage those that are `granted`."""
+    return x509.KeyUsage(**{usage: usage in granted for usage in inspect.signature(x509.KeyUsage).parameters})
 
 
 def _general_name(host: str) -> x509.GeneralName:

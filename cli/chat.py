@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cli.http import check, connect, events
+import httpx
+
+from cli.http import check, events
 
 
 @dataclass
 class Answer:
-    """What came back. Times in milliseconds from before the request was sent; `pcm` is mono PCM16."""
+    """What came back. Times in milliseconds from before the request was sent; `pcm` is mono PCM16; `facts` are what
+    /v1/models says of the model."""
 
-    text: str = ""
+    facts: dict[str, Any]
     pcm: bytes = b""
-    sample_rate_hz: int = 0
     ttft_ms: float | None = None
     ttfa_ms: float | None = None
     total_ms: float = 0.0
@@ -30,6 +32,11 @@ class Answer:
         """Seconds of speech."""
         return len(self.pcm) / 2 / self.sample_rate_hz if self.pcm else 0.0
 
+    @property
+    def sample_rate_hz(self) -> int:
+        """Of the speech."""
+        return self.facts["sample_rate_hz"]
+
 
 def part(kind: str, file: Path) -> dict[str, Any]:
     """A content part of `kind` ("image", "audio", "video") with the file as a data URL."""
@@ -39,32 +46,26 @@ def part(kind: str, file: Path) -> dict[str, Any]:
 
 
 def ask(
-    url: str,
-    content: list[dict[str, Any]],
-    options: dict[str, Any],
-    on_text: Callable[[str], None],
-    api_key: str | None = None,
+    client: httpx.Client, content: list[dict[str, Any]], options: dict[str, Any], on_text: Callable[[str], None]
 ) -> Answer:
-    """Asks the server at `url` and calls `on_text` with each piece of text as it comes.
+    """Asks the server of `client` and calls `on_text` with each piece of text as it comes.
 
     Args:
         content: content parts of the one user message.
         options: further members of the request's body.
 
     Raises:
-        ApiError: the server cannot be reached, refused, or broke off.
+        ApiError: the server refused, or broke off.
     """
-    answer = Answer()
-    with connect(url, api_key) as client:
-        model = check(client.get("/v1/models")).json()["data"][0]
-        answer.sample_rate_hz = model["quartet"]["sample_rate_hz"]
-        body = {"model": model["id"], "messages": [{"role": "user", "content": content}], "stream": True, **options}
-        sent_s = time.perf_counter()
-        with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            for chunk in events(response):
-                now_ms = (time.perf_counter() - sent_s) * 1000
-                _add(answer, chunk, now_ms, on_text)
-        answer.total_ms = (time.perf_counter() - sent_s) * 1000
+    model = check(client.get("/v1/models")).json()["data"][0]
+    answer = Answer(model["quartet"])
+    body = {"model": model["id"], "messages": [{"role": "user", "content": content}], "stream": True, **options}
+    sent_s = time.perf_counter()
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        for chunk in events(response):
+            now_ms = (time.perf_counter() - sent_s) * 1000
+            _add(answer, chunk, now_ms, on_text)
+    answer.total_ms = (time.perf_counter() - sent_s) * 1000
     return answer
 
 
@@ -81,7 +82,6 @@ def _add(answer: Answer, chunk: dict[str, Any], now_ms: float, on_text: Callable
     for choice in chunk["choices"]:
         if text := choice["delta"].get("content"):
             answer.ttft_ms = answer.ttft_ms or now_ms
-            answer.text += text
             on_text(text)
         if data := (choice["delta"].get("audio") or {}).get("data"):
             answer.ttfa_ms = answer.ttfa_ms or now_ms

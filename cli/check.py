@@ -20,13 +20,6 @@ from services.common.rpc.settings import Settings
 from services.families import family_of, read_config
 
 HOST_BYTES = 2 * GIB  # without GPUs: the processes themselves, and the thinker's KV cache
-SETTINGS = {
-    "thinker": "ThinkerSettings",
-    "talker": "TalkerSettings",
-    "code2wav": "Code2WavSettings",
-    "dit": "DitSettings",
-    "encoder": "EncoderSettings",
-}
 _HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -72,7 +65,8 @@ def stage_settings(kind: str, model: str, flags: Sequence[str]) -> Any:
     Raises:
         ValueError: a flag or variable is at fault.
     """
-    return _load(getattr(import_module(f"services.{kind}.config"), SETTINGS[kind]), ["--model", model, *flags])
+    settings = getattr(import_module(f"services.{kind}.config"), f"{kind.title()}Settings")  # e.g. Code2WavSettings
+    return _load(settings, ["--model", model, *flags])
 
 
 def _load(cls: type[Settings], flags: Sequence[str]) -> Settings:
@@ -122,9 +116,8 @@ def _check_port(host: str, port: int) -> None:
 
 def _check_memory(models: Iterable[str]) -> None:
     """Of checkpoints that are directories: those on the hub have not been fetched."""
-    needed = HOST_BYTES
-    for model in models:
-        needed += sum(file.stat().st_size for file in Path(model).rglob("*.safetensors"))
+    files = (file for model in models for file in Path(model).rglob("*.safetensors"))
+    needed = HOST_BYTES + sum(file.stat().st_size for file in files)
     if needed > memory_bytes():
         raise StartError(too_large(needed, memory_bytes()))
 

@@ -1,13 +1,10 @@
 """The commands that have a running server make a picture, a video or a sound."""
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from cli.terminal import Report, bar, fail
 
 Prompt = Annotated[str, typer.Argument(help="what to make")]
 Url = Annotated[str, typer.Option(help="address of the gateway")]
@@ -49,26 +46,25 @@ def image(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make pictures of a prompt, or of others."""
-    from cli.generation import IMAGE_FORMATS, Image, make_images
+    from cli.generation import IMAGE_FORMATS, Image, asking, make_images
+    from cli.http import files
 
     file_format = _format(out, IMAGE_FORMATS)
     if mask and not image:
         raise typer.BadParameter("needs --image, the picture it is a mask of", param_hint="--mask")
     body = _body(prompt, steps, guidance, negative, seed, lora, n=n, size=size, output_format=file_format)
-    written: dict[int, str] = {}
-
-    def write(picture: Image) -> None:
-        file = _numbered(out, picture.output, n)
-        file.write_bytes(picture.content)
-        written[picture.output] = f"wrote {file}: {picture.size}, seed {picture.seed}"
-
+    written: dict[int, Image] = {}
     try:
-        with _working("waiting") as report:
-            made = make_images(url, body, image or [], mask, write, report, api_key)
+        with asking("waiting", url, api_key) as (client, report):
+            uploads = files("image[]", image or ()) + files("mask", [mask] if mask else ())
+            for picture in make_images(client, body, uploads, report):
+                _numbered(out, picture.output, n).write_bytes(picture.content)
+                written[picture.output] = picture
     finally:
-        for output in sorted(written):  # also those of a request that failed or was given up
-            typer.echo(written[output])
-    typer.echo(f"{made.num_inference_steps} steps, {made.total_ms / 1000:.1f} s", err=True)
+        for output, made in sorted(written.items()):  # also those of a request that failed or was given up
+            typer.echo(f"wrote {_numbered(out, output, n)}: {made.size}, seed {made.seed}")
+    last = max(written.values(), key=lambda made: made.total_ms)
+    typer.echo(f"{last.num_inference_steps} steps, {last.total_ms / 1000:.1f} s", err=True)
 
 
 def video(
@@ -87,14 +83,15 @@ def video(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a video. Ctrl-C gives it up there, too."""
-    from cli.generation import VIDEO_FORMATS, make_video
+    from cli.generation import VIDEO_FORMATS, asking, make_video
+    from cli.http import files
 
     _format(out, VIDEO_FORMATS)
     if seconds is not None and frames is not None:
         raise typer.BadParameter("says the same as --seconds; give one of the two", param_hint="--frames")
     body = _body(prompt, steps, guidance, negative, seed, lora, seconds=seconds, num_frames=frames, size=size)
-    with _working("sending") as report:
-        made = make_video(url, body, image, out, report, api_key)
+    with asking("sending", url, api_key) as (client, report):
+        made = make_video(client, body, files("input_reference", [image] if image else ()), report, out)
     how = made["quartet"]
     length = f"{how['num_frames']} frames, {how['frames_per_second']:g} a second"
     typer.echo(f"wrote {out}: {made['size']}, {length}, seed {how['seed']}")
@@ -113,25 +110,15 @@ def sound(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a sound."""
-    from cli.generation import AUDIO_FORMATS, make_audio
+    from cli.generation import AUDIO_FORMATS, asking
+    from cli.http import check
 
     response_format = _format(out, AUDIO_FORMATS)
     body = _body(prompt, steps, guidance, negative, seed, lora, response_format=response_format, seconds=seconds)
-    with _working("making the sound"):
-        drawn = make_audio(url, body, out, api_key)
-    typer.echo(f"wrote {out}: seed {drawn}")
-
-
-@contextlib.contextmanager
-def _working(what: str) -> Iterator[Report]:
-    """A bar while a request is answered; the command fails where that does."""
-    from cli.http import ApiError
-
-    try:
-        with bar(what) as report:
-            yield report
-    except (ApiError, OSError) as error:
-        fail(error)
+    with asking("making the sound", url, api_key) as (client, _):
+        response = check(client.post("/v1/audio/generations", json=body))
+        out.write_bytes(response.content)
+    typer.echo(f"wrote {out}: seed {response.headers['x-quartet-seed']}")
 
 
 def _body(
@@ -143,9 +130,8 @@ def _body(
     lora: Iterable[str] | None,
     **own: Any,
 ) -> dict[str, Any]:
-    """A request's members: those of every request, and the endpoint's `own`."""
-    from cli.http import given
-
+    """A request's members: those of every request, and the endpoint's `own`. What has no value is the server's to
+    choose."""
     members = {
         "prompt": prompt,
         "num_inference_steps": steps,
@@ -153,8 +139,9 @@ def _body(
         "negative_prompt": negative,
         "seed": seed,
         "lora": _weights(lora),
+        **own,
     }
-    return given(members | own)
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def _format(out: Path, formats: dict[str, Any]) -> str:

@@ -12,9 +12,10 @@ from rich.table import Table
 
 from cli.chat import Answer, ask, part, write_wav
 from cli.generation import Image as MadeImage
-from cli.generation import Made, make_images
+from cli.generation import make_images
+from cli.http import connect
 from cli.plan import OMNI_DIT_PIPELINE, Options
-from cli.terminal import bar
+from cli.terminal import CommandError, bar
 from cli.tiny import make_checkpoint
 from cli.up import running
 
@@ -26,7 +27,7 @@ PICTURE_SIDE, PICTURE_STEPS = 128, 8  # pixels
 console = Console()
 
 
-class DemoError(Exception):
+class DemoError(CommandError):
     """The demo ran, but what came out is not what it must be."""
 
 
@@ -50,22 +51,21 @@ def run(seed: int, port: int, out: Path, picture_file: Path) -> None:
             stage_arguments={"gateway": [f"--jobs-dir={scratch}/jobs"]},
             dit_model=str(diffusion),
         )
-        with running(options) as stack:
-            answer = _ask(stack.url, seed)
-            facts = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["quartet"]
-            picture, made = _make_picture(stack.url, seed)
+        with running(options) as stack, connect(stack.url) as client:
+            answer = _ask(client, seed)
+            picture = _make_picture(client, seed)
     write_wav(answer, out)
     picture_file.write_bytes(picture.content)
-    _check(answer, facts)
+    _check_speech(answer)
     _check_picture(picture)
-    console.print(_table(answer, made))
+    console.print(_table(answer, picture))
     console.print(
         f"wrote {out}: {answer.audio_s:.2f} s of speech at {answer.sample_rate_hz} Hz, {answer.frames} frames"
     )
-    console.print(f"wrote {picture_file}: {picture.size}, {made.num_inference_steps} steps")
+    console.print(f"wrote {picture_file}: {picture.size}, {picture.num_inference_steps} steps")
 
 
-def _ask(url: str, seed: int) -> Answer:
+def _ask(client: httpx.Client, seed: int) -> Answer:
     console.print("\n[bold]a picture and a spoken question[/bold] (a random model answers in babble):")
     content = [part("image", ASSETS / "picture.png"), part("audio", ASSETS / "question.wav")]
     settings = {
@@ -75,12 +75,12 @@ def _ask(url: str, seed: int) -> Answer:
         "seed": seed,
         "quartet": {"talker": {"max_frames": 64, "seed": seed}},
     }
-    answer = ask(url, content, settings, on_text=lambda text: console.out(text, end="", highlight=False))
+    answer = ask(client, content, settings, on_text=lambda text: console.out(text, end="", highlight=False))
     console.print("\n")
     return answer
 
 
-def _make_picture(url: str, seed: int) -> tuple[MadeImage, Made]:
+def _make_picture(client: httpx.Client, seed: int) -> MadeImage:
     console.print(f"[bold]a picture of {PICTURE_PROMPT!r}[/bold] (a random model paints noise)\n")
     body = {
         "prompt": PICTURE_PROMPT,
@@ -88,15 +88,14 @@ def _make_picture(url: str, seed: int) -> tuple[MadeImage, Made]:
         "num_inference_steps": PICTURE_STEPS,
         "seed": seed,
     }
-    pictures: list[MadeImage] = []
     with bar("waiting") as report:
-        made = make_images(url, body, [], None, pictures.append, report)
-    return pictures[0], made
+        (picture,) = make_images(client, body, (), report)
+    return picture
 
 
-def _check(answer: Answer, facts: dict[str, int]) -> None:
+def _check_speech(answer: Answer) -> None:
     samples = np.frombuffer(answer.pcm, np.int16)
-    expected = answer.frames * facts["samples_per_frame"] - facts["trimmed_samples"]
+    expected = answer.frames * answer.facts["samples_per_frame"] - answer.facts["trimmed_samples"]
     if len(samples) != expected:
         raise DemoError(f"{answer.frames} frames came to {len(samples)} samples; {expected} were expected")
     if np.abs(samples.astype(np.int32)).max() < 100:
@@ -114,18 +113,18 @@ def _check_picture(picture: MadeImage) -> None:
         raise DemoError("the picture is all of one colour")
 
 
-def _table(answer: Answer, made: Made) -> Table:
+def _table(answer: Answer, picture: MadeImage) -> Table:
     table = Table(title="where the time went (ms)", title_justify="left")
     table.add_column("stage")
     for phase in PHASES:
         table.add_column(phase.removesuffix("_ms").replace("_", " "), justify="right")
-    for stage, timings in (answer.timings | {"dit": made.timings}).items():
+    for stage, timings in (answer.timings | {"dit": picture.timings}).items():
         table.add_row(stage, *(f"{timings[p]:.1f}" if timings.get(p) is not None else "-" for p in PHASES))
     table.add_section()
     first_audio = f"{answer.ttfa_ms:.1f}" if answer.ttfa_ms else "-"
     table.add_row(
         "client: answer", "TTFT", f"{answer.ttft_ms or 0:.1f}", f"TTFA {first_audio}", "", f"{answer.total_ms:.1f}"
     )
-    table.add_row("client: picture", "", "", "", "", f"{made.total_ms:.1f}")
+    table.add_row("client: picture", "", "", "", "", f"{picture.total_ms:.1f}")
     table.caption = f"RTF {answer.total_ms / 1000 / answer.audio_s:.2f} (time to the last audio over seconds of audio)"
     return table

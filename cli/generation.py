@@ -3,15 +3,15 @@
 import base64
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from cli.http import ApiError, check, connect, events, files, form, reaching
-from cli.terminal import Report
+from cli.http import ApiError, File, address, check, connect, events, payload, reaching
+from cli.terminal import CommandError, Report, bar
 
 IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 VIDEO_FORMATS = {".mp4": "mp4"}
@@ -19,128 +19,105 @@ AUDIO_FORMATS = {".wav": "wav", ".flac": "flac", ".mp3": "mp3", ".ogg": "opus", 
 POLL_S = 0.5
 PATIENCE_S = 60.0  # a job outlives its gateway: that may be back in this time
 DELETE_S = 10.0
-_CHANGED_S = 0.02  # a bar need not follow faster
 _BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Image:
-    """A finished image: `content` is its file, `size` is "WIDTHxHEIGHT", `output` counts from 0."""
+    """A finished image: `content` is its file, `size` is "WIDTHxHEIGHT", `output` counts from 0.
+
+    `total_ms` is the client's time in milliseconds since before it sent the request. The last image of a request also
+    has its number of steps and the dit's `timings`, in milliseconds.
+    """
 
     output: int
     content: bytes
     size: str
     seed: int
-
-
-@dataclass
-class Made:
-    """How a request's images were made. `timings` are the dit's, in milliseconds; so is `total_ms`, the client's."""
-
+    total_ms: float
     num_inference_steps: int
     timings: dict[str, float]
-    total_ms: float
 
 
-def make_images(
-    url: str,
-    body: dict[str, Any],
-    images: Sequence[Path],
-    mask: Path | None,
-    on_image: Callable[[Image], None],
-    report: Report,
-    api_key: str | None = None,
-) -> Made:
-    """Has the server at `url` make images, and calls `on_image` with each as soon as it is finished.
+@contextlib.contextmanager
+def asking(what: str, url: str, api_key: str | None) -> Iterator[tuple[httpx.Client, Report]]:
+    """A client of the server at `url`, and a bar for what it does, which is `what` at first.
+
+    Raises:
+        CommandError: the server, or a file, is at fault.
+    """
+    try:
+        with bar(what) as report, connect(url, api_key) as client:
+            yield client, report
+    except OSError as error:
+        raise CommandError(str(error)) from None
+
+
+def make_images(client: httpx.Client, body: dict[str, Any], uploads: Sequence[File], report: Report) -> Iterator[Image]:
+    """Has the server of `client` make images: each as soon as it is finished.
 
     Args:
         body: members of the request, as of POST /v1/images/generations.
-        images: to start from; none: the prompt alone.
-        mask: of the first of them.
-        report: is told of the steps.
+        uploads: images to start from, and a mask of the first of them; none: the prompt alone.
+        report: is told of the steps of all images together.
 
     Raises:
-        ApiError: the server cannot be reached, refused, or broke off.
-        OSError: a file cannot be read.
+        ApiError: the server refused, or broke off.
     """
     wanted = body.get("n", 1)
     body = body | {"stream": True, "quartet": {"progress": True}}
-    path = "/v1/images/generations"
-    request: dict[str, Any] = {"json": body}
-    if images:
-        uploads = files("image[]", images) + files("mask", [mask] if mask else [])
-        path, request = "/v1/images/edits", {"data": form(body), "files": uploads}
-    steps, count, last = _Steps(wanted, report), 0, {}
+    path = "/v1/images/edits" if uploads else "/v1/images/generations"
+    steps: dict[int, int] = {}  # done, by output
+    count = 0
     sent_s = time.perf_counter()
-    with connect(url, api_key) as client, client.stream("POST", path, **request) as response:
+    with client.stream("POST", path, **payload(body, uploads)) as response:
         for event in events(response):
             if event["type"] == "quartet.progress":
-                steps.done(event)
+                steps[event["output"]] = event["step"]
+                done, total = sum(steps.values()), wanted * event["num_inference_steps"]
+                report(f"step {done} of {total}" if done < total else "decoding", done / total)
             elif event["type"].endswith(".completed"):
-                count, last = count + 1, event
-                how = event["quartet"]
-                on_image(Image(how["output"], base64.b64decode(event["b64_json"]), event["size"], how["seed"]))
+                count, how, content = count + 1, event["quartet"], base64.b64decode(event["b64_json"])
+                total_ms = (time.perf_counter() - sent_s) * 1000
+                steps_made, timings = how.get("num_inference_steps", 0), how.get("timings", {}).get("dit", {})
+                yield Image(how["output"], content, event["size"], how["seed"], total_ms, steps_made, timings)
     if count != wanted:
-        raise ApiError(f"{url}: the answer ended after {count} of {wanted} pictures")
-    total_ms = (time.perf_counter() - sent_s) * 1000
-    return Made(last["quartet"]["num_inference_steps"], last["quartet"]["timings"]["dit"], total_ms)
-
-
-class _Steps:
-    """Adds up the steps of all outputs."""
-
-    def __init__(self, count: int, report: Report) -> None:
-        self._count, self._report = count, report
-        self._done: dict[int, int] = {}
-        self._reported_s = 0.0
-
-    def done(self, event: dict[str, Any]) -> None:
-        """Takes in a progress event."""
-        self._done[event["output"]] = event["step"]
-        done, total = sum(self._done.values()), self._count * event["num_inference_steps"]
-        now_s = time.monotonic()
-        if done == total or now_s - self._reported_s > _CHANGED_S:
-            self._reported_s = now_s
-            what = f"step {done} of {total}" if done < total else "decoding"
-            self._report(what, done / total)
+        raise ApiError(f"{address(client)}: the answer ended after {count} of {wanted} pictures")
 
 
 def make_video(
-    url: str, body: dict[str, Any], image: Path | None, out: Path, report: Report, api_key: str | None = None
+    client: httpx.Client, body: dict[str, Any], uploads: Sequence[File], report: Report, out: Path
 ) -> dict[str, Any]:
-    """Has the server at `url` make a video by a job, follows it, and writes its file to `out`. Ctrl-C deletes the job.
+    """Has the server of `client` make a video by a job, follows it, and writes its file to `out`. Ctrl-C deletes it.
 
     Args:
         body: members of the request, as of POST /v1/videos.
-        image: the first frame.
+        uploads: the first frame, if any.
         report: is told of the progress.
 
     Returns:
         The finished video's object.
 
     Raises:
-        ApiError: the server cannot be reached, refused, or could not make it.
-        OSError: a file cannot be read or written.
+        ApiError: the server refused, is not reached any more, or could not make it.
+        OSError: the file cannot be written.
     """
-    uploads = files("input_reference", [image] if image else [])
-    request: dict[str, Any] = {"data": form(body), "files": uploads} if uploads else {"json": body}
-    with connect(url, api_key) as client:
-        video = check(client.post("/v1/videos", **request)).json()
-        path = f"/v1/videos/{video['id']}"
-        try:
-            with reaching(f"{url}{path}"):
-                video = _until_ended(client, url, video, report)
-                if video["status"] != "completed":
-                    raise ApiError(video["error"]["message"])
-                _fetch(client, f"{path}/content", out)
-        except KeyboardInterrupt:
-            with contextlib.suppress(httpx.HTTPError):
-                client.delete(path, timeout=DELETE_S)
-            raise
+    video = check(client.post("/v1/videos", **payload(body, uploads))).json()
+    path = f"/v1/videos/{video['id']}"
+    try:
+        with reaching(address(client, path)):
+            video = _until_ended(client, video, report)
+            if video["status"] != "completed":
+                raise ApiError(video["error"]["message"])
+            _fetch(client, f"{path}/content", out)
+    except KeyboardInterrupt:
+        with contextlib.suppress(httpx.HTTPError):
+            client.delete(path, timeout=DELETE_S)
+        raise
     return video
 
 
-def _until_ended(client: httpx.Client, url: str, video: dict[str, Any], report: Report) -> dict[str, Any]:
+def _until_ended(client: httpx.Client, video: dict[str, Any], report: Report) -> dict[str, Any]:
     """The video once it is completed or failed."""
     heard_s = time.monotonic()
     while video["status"] in ("queued", "in_progress"):
@@ -154,7 +131,7 @@ def _until_ended(client: httpx.Client, url: str, video: dict[str, Any], report: 
         except httpx.HTTPError:
             if time.monotonic() - heard_s > PATIENCE_S:
                 raise
-            report(f"no answer from {url}", None)
+            report(f"no answer from {address(client)}", None)
             continue
         video, heard_s = check(response).json(), time.monotonic()
     return video
@@ -170,19 +147,3 @@ def _fetch(client: httpx.Client, path: str, out: Path) -> None:
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
-
-
-def make_audio(url: str, body: dict[str, Any], out: Path, api_key: str | None = None) -> int:
-    """Has the server at `url` make a sound, writes it to `out`, and returns its seed.
-
-    Args:
-        body: members of the request, as of POST /v1/audio/generations.
-
-    Raises:
-        ApiError: the server cannot be reached, refused, or broke off.
-        OSError: the file cannot be written.
-    """
-    with connect(url, api_key) as client:
-        response = check(client.post("/v1/audio/generations", json=body))
-    out.write_bytes(response.content)
-    return int(response.headers["x-quartet-seed"])

@@ -1,12 +1,13 @@
 """Commands about machines: what a model needs of its GPUs, and what is here."""
 
 import json
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from cli.terminal import fail
+from cli.terminal import CommandError
 
 StageFlags = Annotated[list[str] | None, typer.Option(help="--flag=value for that process; may be repeated")]
 
@@ -37,26 +38,24 @@ def budget(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, sizes in bytes")] = False,
 ) -> None:
     """Say how thinker, talker and code2wav share GPUs, as settings, or why they cannot."""
-    from cli.budget import GIB, Demand, best, lines, to_json
+    from cli.budget import GIB, Demand, best, lines
     from cli.budget import table as gpu_table
-    from cli.sizes import BudgetError, published_sizes, read_sizes
+    from cli.sizes import published_sizes, read_sizes
 
     demand = Demand(streams, context_tokens, talker_positions, int(dit_gib * GIB))
-    try:
-        if table:
-            shown = gpu_table(read_sizes(model) if model else published_sizes(), demand)
-        elif model is None or gpu_memory_gib is None:
-            raise typer.BadParameter("needed, but with --table", param_hint="--model, --gpu-memory-gib")
-        else:
-            shared = best(read_sizes(model), int(gpu_memory_gib * GIB), gpus, demand, tensor_parallel_size)
-            shown = [json.dumps(to_json(shared), indent=2)] if as_json else lines(shared)
-    except BudgetError as error:
-        fail(error)
+    if table:
+        shown = gpu_table(read_sizes(model) if model else published_sizes(), demand)
+    elif model is None or gpu_memory_gib is None:
+        raise typer.BadParameter("needed, but with --table", param_hint="--model, --gpu-memory-gib")
+    else:
+        shared = best(read_sizes(model), int(gpu_memory_gib * GIB), gpus, demand, tensor_parallel_size)
+        shown = [json.dumps(asdict(shared), indent=2, default=list)] if as_json else lines(shared)
     for line in shown:
         typer.echo(line)
 
 
 def doctor(
+    ctx: typer.Context,
     model: Annotated[
         str | None, typer.Option(help="checkpoint directory or hub id: does it fit? Without, nothing is fetched")
     ] = None,
@@ -78,19 +77,14 @@ def doctor(
         from cli.doctor.machine import Machine
         from cli.doctor.report import examine, show
     except ModuleNotFoundError as error:  # where only a gateway is installed
-        fail(ModuleNotFoundError(f"{error.name} is not installed; stages have it: pip install 'quartet[talker]'"))
+        raise CommandError(f"{error.name} is not installed; stages have it: pip install 'quartet[talker]'") from None
 
     omni = [Stage.thinker, Stage.talker, Stage.code2wav]
     default = list(Stage) if model is None else [Stage.dit] if is_diffusion(model) else omni
-    flags = dict(zip(Stage, (thinker_arg, talker_arg, code2wav_arg, dit_arg), strict=True))
-    report = examine(
-        Machine.read(),
-        [each.value for each in stage or default],
-        model,
-        {each.value: given for each, given in flags.items() if given},
-    )
+    flags = {kind.value: ctx.params[f"{kind}_arg"] or () for kind in Stage}
+    report = examine(Machine.read(), [kind.value for kind in stage or default], model, flags)
     if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2))
+        typer.echo(json.dumps(report.to_json(), indent=2, default=sorted))
     else:
         show(report, Console())
     if not report.is_healthy:

@@ -2,28 +2,34 @@
 
 import contextlib
 import json
-import mimetypes
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from cli.terminal import CommandError
+
 TIMEOUT = httpx.Timeout(600, connect=10)
 
-File = tuple[str, tuple[str, bytes, str]]  # (field, (name, content, media type))
+File = tuple[str, tuple[str, bytes]]  # (field, (name, content))
 
 
-class ApiError(Exception):
+class ApiError(CommandError):
     """The server cannot be reached, refused, or broke off; the message is the server's where it sent one."""
 
 
 @contextlib.contextmanager
-def connect(url: str, api_key: str | None) -> Iterator[httpx.Client]:
+def connect(url: str, api_key: str | None = None) -> Iterator[httpx.Client]:
     """A client of the server at `url`, which may ask for a key. Raises ApiError: a request failed on its way."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     with reaching(url), httpx.Client(base_url=url, timeout=TIMEOUT, headers=headers) as client:
         yield client
+
+
+def address(client: httpx.Client, path: str = "") -> str:
+    """The URL of the server of `client`, or of `path` there."""
+    return f"{str(client.base_url).rstrip('/')}{path}"
 
 
 @contextlib.contextmanager
@@ -63,20 +69,14 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The members that have a value: the others are the server's to choose."""
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def form(values: Mapping[str, Any]) -> dict[str, str]:
-    """A JSON body as the fields of a form: texts as they are, the rest as JSON."""
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
-
-
 def files(field: str, paths: Sequence[Path]) -> list[File]:
-    """The files of a form."""
-    return [(field, (path.name, path.read_bytes(), _media_type(path))) for path in paths]
+    """Files of a form; httpx tells their media types from their names. Raises OSError: one cannot be read."""
+    return [(field, (path.name, path.read_bytes())) for path in paths]
 
 
-def _media_type(path: Path) -> str:
-    return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+def payload(body: Mapping[str, Any], uploads: Sequence[File]) -> dict[str, Any]:
+    """What httpx sends: JSON, or with files a form, whose fields are texts as they are and the rest as JSON."""
+    if not uploads:
+        return {"json": body}
+    fields = {name: value if isinstance(value, str) else json.dumps(value) for name, value in body.items()}
+    return {"data": fields, "files": uploads}

@@ -1,27 +1,22 @@
 """The `quartet` command. Heavy imports happen inside the commands, so that `quartet --help` is quick."""
 
 import asyncio
-from enum import StrEnum
+import contextlib
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from cli.create import LOCAL, ApiKey, Url, image, sound, video
 from cli.hardware import StageFlags, budget, doctor
-from cli.terminal import fail
+from cli.terminal import CommandError, Commands
 from cli.tiny import ARCHS, make_checkpoint
 
 Media = Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")]
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Quartet: omni-modal models as gRPC stages.")
-
-
-class Size(StrEnum):
-    """Sizes of random checkpoints: they differ in every dimension and special id."""
-
-    tiny = "tiny"
-    small = "small"
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, add_completion=False, help="Quartet: omni-modal models as gRPC stages."
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -48,15 +43,18 @@ def tiny(
     out: Annotated[Path, typer.Option(help="directory to write; made if needed")],
     arch: Annotated[str, typer.Option(help=f"one of {', '.join(ARCHS)}", callback=_known_arch)] = ARCHS[0],
     seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
-    size: Annotated[Size, typer.Option(help="small is larger and differs in every dimension")] = Size.tiny,
+    size: Annotated[
+        Literal["tiny", "small"], typer.Option(help="small is larger and differs in every dimension")
+    ] = "tiny",
 ) -> None:
     """Make a small random checkpoint with the real architecture, config keys, weight names and tokenizer."""
-    make_checkpoint(out, seed, size.value, arch)
-    typer.echo(f"wrote {out} ({arch}, {size.value}, seed {seed})")
+    make_checkpoint(out, seed, size, arch)
+    typer.echo(f"wrote {out} ({arch}, {size}, seed {seed})")
 
 
 @app.command()
 def up(
+    ctx: typer.Context,
     model: Annotated[str, typer.Option(help="checkpoint directory or hub id")],
     host: Annotated[str, typer.Option(help="address of the HTTP API")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port of the HTTP API")] = 8000,
@@ -88,18 +86,14 @@ def up(
     ] = None,
 ) -> None:
     """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
-    from cli.plan import GATEWAY, Options, StartError, Tls, pipeline_for
+    from cli.plan import GATEWAY, Options, Tls, pipeline_for
     from cli.up import serve
     from gateway.pipeline.kinds import KINDS
 
-    given = (thinker_arg, talker_arg, code2wav_arg, dit_arg, encoder_arg, gateway_arg)
-    arguments = {kind: flags or [] for kind, flags in zip((*KINDS, GATEWAY), given, strict=True)}
+    arguments = {kind: ctx.params[f"{kind}_arg"] or [] for kind in (*KINDS, GATEWAY)}
     secrets = Tls(tls_cert, tls_key, tls_ca, tls_server_name), api_keys_file
     pipeline = pipeline or pipeline_for(model)
-    try:
-        asyncio.run(serve(Options(model, host, port, pipeline, run_dir, arguments, dit_model, *secrets)))
-    except StartError as error:
-        fail(error, error.exit_status)
+    asyncio.run(serve(Options(model, host, port, pipeline, run_dir, arguments, dit_model, *secrets)))
 
 
 @app.command()
@@ -116,7 +110,7 @@ def chat(
 ) -> None:
     """Ask a running server; the text streams to the terminal, the speech to --out."""
     from cli.chat import ask, part, write_wav
-    from cli.http import ApiError
+    from cli.http import connect
 
     if voice and not out:
         raise typer.BadParameter("needs --out, the file for the speech", param_hint="--voice")
@@ -125,14 +119,10 @@ def chat(
     content.append({"type": "text", "text": question})
     settings: dict[str, Any] = {"max_tokens": max_tokens} if max_tokens else {}
     if out:
-        settings |= {
-            "modalities": ["text", "audio"],
-            "audio": {"format": "pcm16"} | ({"voice": voice} if voice else {}),
-        }
-    try:
-        answer = ask(url, content, settings, lambda text: typer.echo(text, nl=False), api_key)
-    except ApiError as error:
-        fail(error)
+        speech = {"format": "pcm16"} | ({"voice": voice} if voice else {})
+        settings |= {"modalities": ["text", "audio"], "audio": speech}
+    with connect(url, api_key) as client:
+        answer = ask(client, content, settings, lambda text: typer.echo(text, nl=False))
     typer.echo()
     if out:
         write_wav(answer, out)
@@ -154,16 +144,12 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="print one table and exit")] = False,
 ) -> None:
     """Watch the stages of a running system: state, load, step times, first outputs. Ctrl-C ends it."""
-    from cli.top import System, TopError
+    from cli.top import System
     from cli.top import top as watch
 
-    try:
-        system = System.of_run(run_dir) if run_dir else System.at(url, metrics or [])
+    system = System.of_run(run_dir) if run_dir else System.at(url, metrics or [])
+    with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(watch(system, interval, once))
-    except KeyboardInterrupt:
-        return
-    except TopError as error:
-        fail(error)
 
 
 @app.command()
@@ -174,14 +160,9 @@ def demo(
     picture: Annotated[Path, typer.Option(help="PNG file for the picture made")] = Path("demo.png"),
 ) -> None:
     """Everything once, on small random models: a picture and a spoken question in, text, speech and a picture out."""
-    from cli.demo import DemoError, run
-    from cli.http import ApiError
-    from cli.plan import StartError
+    from cli.demo import run
 
-    try:
-        run(seed, port, out, picture)
-    except (StartError, ApiError, DemoError) as error:
-        fail(error)
+    run(seed, port, out, picture)
 
 
 @app.command()
@@ -225,7 +206,7 @@ def tls(
     try:
         is_new = make_certificates(directory, host or (), days)
     except (OSError, ValueError) as error:
-        fail(error)
+        raise CommandError(str(error)) from None
     typer.echo(f"{'made' if is_new else 'kept'} the CA {directory}/ca.crt (its key, ca.key, is for nobody else)")
     typer.echo(f"wrote tls.crt, tls.key, ca.crt for {', '.join(PROCESSES)}, valid for {days} days")
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cli.terminal import CommandError
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
@@ -17,10 +18,8 @@ GATEWAY = "gateway"  # the process beside the stages
 DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 
 
-class StartError(Exception):
+class StartError(CommandError):
     """A process cannot start; the message says why, with the end of its log if it has one."""
-
-    exit_status = 1
 
 
 class UsageError(StartError):
@@ -37,6 +36,11 @@ class Tls:
     tls_key: Path | None = None
     tls_ca: Path | None = None
     tls_server_name: str | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """Those of the certificate, its key and the CA; none for connections in the clear."""
+        return [file for file in (self.tls_cert, self.tls_key, self.tls_ca) if file is not None]
 
     @property
     def flags(self) -> list[str]:

@@ -76,24 +76,17 @@ class ChildProcess:
         """SIGTERM, so that it drains; after `grace_s` seconds SIGKILL to its whole group."""
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
             self._process.terminate()
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._process.wait()
-        except TimeoutError:
-            pass
-        if self.exit_status is None:
-            self._process.kill()
-        await self._process.wait()
-        await self._end_group()
+            try:
+                await asyncio.wait_for(self._process.wait(), grace_s)
+            except TimeoutError:
+                self._process.kill()
+        await self.wait()
 
     def log_tail(self) -> str:
         """The end of the log, for a message about why it died."""
-        with self.log_file.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - TAIL_BYTES))
-            return log.read().decode(errors="replace")
+        return self.log_file.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
 
     async def _end_group(self) -> None:
         """Ends what is left of the group, once: later its id may be another's."""

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from services.families import families, family_of, read_config
-from services.families.sizes import Sizes
+from cli.terminal import CommandError
+from services.families import Sizes, families, family_of, read_config
 
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-class BudgetError(Exception):
+class BudgetError(CommandError):
     """The model's sizes cannot be read, or asked for what cannot be; the message says what to change."""
 
 

@@ -1,6 +1,7 @@
 """Starts all stages and the gateway on this machine, keeps them running, stops them together."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -9,18 +10,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import grpc
-import httpx
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from cli.check import check, has_gpu
 from cli.plan import GATEWAY, Options, PlannedStage, StartError, stages_to_start
 from cli.process import ChildProcess, ending, oom_kills
 from cli.reaper import Reaper
 from gateway.pipeline.kinds import KINDS
-from services.common.rpc import channels, tls
+from services.common.rpc import probe
 
+HOST = "127.0.0.1"  # of the stages
 START_TIMEOUT_S = 1800.0  # a 60 GB checkpoint from a slow disk, and vLLM's compilation
+PROBE_S = 2.0
 STOP_GRACE_S = 15.0
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 HEALTHY_S = 30.0  # a child that ran this long has recovered: its next failure starts at the shortest backoff
@@ -44,27 +43,25 @@ class Supervisor:
         self.url = f"http://{options.host}:{options.port}"
         self._tls = options.tls
         self._progress = progress
-        self._addresses: dict[str, str] = {}
-        self._metrics: dict[str, str] = {}
+        self._places: dict[str, dict[str, str]] = {}
         self._children: dict[str, ChildProcess] = {}
         self._watchers: list[asyncio.Task[None]] = []
         self._oom_kills = oom_kills()
         stages = stages_to_start(options)
         check(options, stages)
         self._stages = {stage.name: stage for stage in stages}
-        self._credentials = tls.load(options.tls)
         self.run_directory = options.run_directory or Path(tempfile.mkdtemp(prefix="quartet-"))
         self.run_directory.mkdir(parents=True, exist_ok=True)
         self._reaper = Reaper(None if options.run_directory else self.run_directory)
         ports = free_ports(2 * len(stages))
         for stage in stages:
             port, metrics_port = ports.pop(), ports.pop()
-            self._addresses[stage.name] = f"127.0.0.1:{port}"
-            self._metrics[stage.name] = f"127.0.0.1:{metrics_port}"
+            self._places[stage.name] = {"address": f"{HOST}:{port}", "metrics_address": f"{HOST}:{metrics_port}"}
             flags = ["--model", stage.model, "--port", str(port), "--metrics-port", str(metrics_port), *stage.flags]
             self._add(stage.name, f"services.{stage.kind}", flags)
-        addresses = [word for name, address in self._addresses.items() for word in ("--stage", f"{name}={address}")]
-        self._addresses[GATEWAY] = self._metrics[GATEWAY] = f"{options.host}:{options.port}"
+        addresses = [word for name, at in self._places.items() for word in ("--stage", f"{name}={at['address']}")]
+        own = f"{options.host}:{options.port}"
+        self._places[GATEWAY] = {"address": own, "metrics_address": own}
         self._add(GATEWAY, GATEWAY, [*options.gateway_flags, *addresses])
 
     @property
@@ -108,30 +105,19 @@ class Supervisor:
         self._reaper.close()
 
     async def _until_ready(self, child: ChildProcess) -> None:
-        while not await self._is_ready(child.name):
+        while not await asyncio.to_thread(self._is_ready, child.name):
             for each in self._children.values():  # one that was ready may die too, and the gateway would wait for it
                 if each.exit_status is not None:
                     raise StartError(f"{each.name} {self._ending(each.exit_status)}:\n{each.log_tail()}")
             await asyncio.sleep(0.1)
         self._progress(child.name, "ready")
 
-    async def _is_ready(self, name: str) -> bool:
+    def _is_ready(self, name: str) -> bool:
         if name == GATEWAY:
-            try:
-                async with httpx.AsyncClient(timeout=2) as client:
-                    return (await client.get(f"{self.url}/ready")).status_code == 200
-            except httpx.HTTPError:
-                return False
-        try:
-            identity = None if self._credentials is None else self._credentials.identity
-            server_name = self._tls.tls_server_name or ""
-            async with channels.new_channel(self._addresses[name], identity, server_name) as channel:
-                request = health_pb2.HealthCheckRequest(service=KINDS[self._stages[name].kind].service)
-                check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
-                answer = await check(request, timeout=2)
-                return answer.status == health_pb2.HealthCheckResponse.SERVING
-        except grpc.aio.AioRpcError:
-            return False
+            return probe.http_state(f"{self.url}/ready", PROBE_S) == "SERVING"
+        service, server_name = KINDS[self._stages[name].kind].service, self._tls.tls_server_name or HOST
+        state = probe.grpc_state(self._places[name]["address"], service, PROBE_S, self._tls.files, server_name)
+        return state == "SERVING"
 
     async def _keep_running(self, child: ChildProcess) -> None:
         loop, failures = asyncio.get_running_loop(), 0
@@ -150,10 +136,7 @@ class Supervisor:
         return ending(status, self._oom_kills - before)
 
     def _write_state(self) -> None:
-        processes = {
-            name: {"pid": child.pid, "address": self._addresses[name], "metrics_address": self._metrics[name]}
-            for name, child in self._children.items()
-        }
+        processes = {name: {"pid": child.pid, **self._places[name]} for name, child in self._children.items()}
         state = self.run_directory / "state.json"
         scratch = state.with_suffix(".new")
         scratch.write_text(json.dumps({"url": self.url, "processes": processes}, indent=1))
@@ -177,11 +160,8 @@ def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
 
 def free_ports(count: int) -> list[int]:
     """Ports that are free now. All are held until all are found, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
-            each.bind(("127.0.0.1", 0))
+            each.bind((HOST, 0))
         return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

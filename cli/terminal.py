@@ -2,20 +2,33 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 Report = Callable[[str, float | None], None]  # (what is being done, share of all that is done: 0 to 1, None: not known)
-_console = Console(stderr=True)
+console = Console(stderr=True)
 
 
-def fail(error: Exception, status: int = 1) -> NoReturn:
-    """Prints the error and ends the command with `status`."""
-    _console.print("[bold red]error:[/bold red]", end=" ")
-    _console.print(str(error), highlight=False, markup=False, soft_wrap=True)  # brackets in it are no markup
-    raise typer.Exit(status)
+class CommandError(Exception):
+    """A command cannot do what it is asked to; the message says why."""
+
+    exit_status = 1
+
+
+class Commands(TyperGroup):
+    """The commands, whose errors are printed in one place."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        """Runs the command; one that raises CommandError ends with that error's status."""
+        try:
+            return super().invoke(ctx)
+        except CommandError as error:
+            console.print("[bold red]error:[/bold red]", end=" ")
+            console.print(str(error), highlight=False, markup=False, soft_wrap=True)  # brackets in it are no markup
+            raise typer.Exit(error.exit_status) from None
 
 
 @contextlib.contextmanager
@@ -28,7 +41,7 @@ def bar(what: str) -> Iterator[Report]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=_console, transient=True, disable=not _console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
 
         def report(doing: str, share: float | None) -> None:

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from cli.scrape import Scrape, Window
+from cli.terminal import CommandError
 
 GATEWAY = "gateway"
 TIMEOUT_S = 2.0
@@ -22,7 +23,7 @@ ONCE_S = 1.0  # or this, where there is one table
 _OWN_PATHS = {"/metrics", "/ready", "/health"}  # requests that are not a client's
 
 
-class TopError(Exception):
+class TopError(CommandError):
     """There is nothing to watch; the message says why."""
 
 

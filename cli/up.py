@@ -7,12 +7,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-
 from cli.plan import Options
 from cli.supervisor import Supervisor
-
-console = Console(stderr=True)
+from cli.terminal import console
 
 
 async def serve(options: Options) -> None:
@@ -21,28 +18,25 @@ async def serve(options: Options) -> None:
     Raises:
         StartError: a process could not start; all others have been stopped.
     """
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
-    started_s = time.monotonic()
     supervisor = Supervisor(options, progress=say)
     console.print(f"starting {listed(supervisor.names)}; logs in {supervisor.run_directory}")
-    starting = asyncio.create_task(supervisor.start())
-    stopping = asyncio.create_task(stopped.wait())
+    serving = asyncio.create_task(_serve_for_ever(supervisor))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     try:
-        with console.status("loading the model"):
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not stopped.is_set():
-            await starting
-            console.print(f"ready after {time.monotonic() - started_s:.0f} s: {supervisor.url}/v1 (ctrl-C stops it)")
-            await stopped.wait()
-    finally:
-        for task in (starting, stopping):
-            task.cancel()
-        await asyncio.gather(starting, stopping, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    finally:  # a second signal finds nothing to cancel: what is stopping stops
         console.print("stopping")
         await supervisor.stop()
+
+
+async def _serve_for_ever(supervisor: Supervisor) -> None:
+    started_s = time.monotonic()
+    with console.status("loading the model"):
+        await supervisor.start()
+    console.print(f"ready after {time.monotonic() - started_s:.0f} s: {supervisor.url}/v1 (ctrl-C stops it)")
+    await asyncio.Event().wait()
 
 
 def listed(names: Sequence[str]) -> str:

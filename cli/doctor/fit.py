@@ -10,8 +10,7 @@ from cli.doctor.judge import Finding, place
 from cli.doctor.machine import Machine
 from cli.plan import is_diffusion
 from cli.sizes import TooLittleMemory, read_sizes, stored_dtype, tensor_bytes
-from services.families import read_config
-from services.families.sizes import Sizes, weights_dtype
+from services.families import Sizes, read_config, weights_dtype
 
 LEAST_CONTEXT_TOKENS = 8192  # where no setting says so, vLLM takes what its cache holds
 DIT_STEP_BYTES = 3 * GIB  # activations of a picture of 1024 x 1024 pixels, and of its decoding

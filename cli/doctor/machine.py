@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import permutations
 from pathlib import Path
 
 from cli.check import memory_bytes
@@ -129,7 +130,7 @@ def _devices() -> Iterator[Device]:
 def _all_reach(devices: int) -> bool:
     import torch
 
-    pairs = [(one, other) for one in range(devices) for other in range(devices) if one != other]
+    pairs = list(permutations(range(devices), 2))
     return bool(pairs) and all(torch.cuda.can_device_access_peer(*pair) for pair in pairs)
 
 

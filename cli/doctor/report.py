@@ -47,10 +47,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
-        machine = {**asdict(self.machine), "cpu_flags": sorted(self.machine.cpu_flags)}
-        stages = {paths.stage: asdict(paths) for paths in self.stages}
-        findings = [asdict(finding) for finding in self.findings]
-        return {"machine": machine, "stages": stages, "sizes": self.sizes, "findings": findings}
+        return {**asdict(self), "stages": {paths.stage: asdict(paths) for paths in self.stages}}
 
 
 def examine(

@@ -1,13 +1,30 @@
-"""Small random checkpoints with the real architectures of the models that are served."""
+"""Small random checkpoints with the real architectures of the models that are served.
+
+Those of diffusion are in diffusers' layout, with its component classes, config keys and tokenizers:
+`DiffusionPipeline.from_pretrained` loads them as it loads the published ones. Only sizes and weights differ.
+"""
 
 import warnings
+from importlib import import_module
 from pathlib import Path
 
-from cli.tiny import diffusion
 from services.families import families
 
 _OF_STAGES = {family.name.replace("_", "-"): family for family in families() if family.has("tiny")}
-ARCHS = (*_OF_STAGES, *diffusion.FAMILIES)
+# Diffusion's architecture -> module here that has the function of its name, `(size: Size) -> DiffusionPipeline`.
+FAMILIES = {
+    "sd3": "image",
+    "flux": "image",
+    "flux2-klein": "image",
+    "qwen-image": "vision_language",
+    "qwen-image-edit": "vision_language",
+    "z-image": "image",
+    "glm-image": "vision_language",
+    "wan": "video_audio",
+    "wan-i2v": "video_audio",
+    "stable-audio": "video_audio",
+}
+ARCHS = (*_OF_STAGES, *FAMILIES)
 
 
 def make_checkpoint(out: Path, seed: int, size: str, arch: str = ARCHS[0]) -> Path:
@@ -31,8 +48,22 @@ def make_checkpoint(out: Path, seed: int, size: str, arch: str = ARCHS[0]) -> Pa
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
-        if arch in diffusion.FAMILIES:
-            diffusion.write_checkpoint(out, arch, size)
+        if arch in FAMILIES:
+            _write_diffusion(out, arch, size)
         else:
             _OF_STAGES[arch].part("tiny").write_checkpoint(out, size)
     return out
+
+
+def _write_diffusion(out: Path, arch: str, size: str) -> None:
+    from diffusers.utils import logging
+
+    from cli.tiny.parts import SIZES
+    from cli.tiny.weights import randomize_pipeline
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    build = getattr(import_module(f"cli.tiny.{FAMILIES[arch]}"), arch.replace("-", "_"))
+    pipeline = build(SIZES[size])
+    randomize_pipeline(pipeline)
+    pipeline.save_pretrained(out)

@@ -199,7 +199,7 @@ class Replica:
             if was_healthy and self._late < LATE_CHECKS:
                 return
             health = f"{error.code().name} at {self.address}"
-            if self._channels.are_secure:  # what is wrong with a certificate is said nowhere else
+            if self._channels.credentials:  # what is wrong with a certificate is said nowhere else
                 health += f" ({(error.details() or '').rpartition('last error: ')[2]})"
         else:
             self._late = 0

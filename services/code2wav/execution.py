@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from services.code2wav.config import Code2WavSettings
-from services.common.engine.device import Accelerator, Capturer, Choice, CudaGraphs
+from services.common.engine.device import Accelerator, Choice
 
 
 @dataclass(frozen=True)
@@ -20,30 +18,17 @@ class Execution:
     captured: bool
     choices: tuple[Choice, ...]
 
-    def capturer(self, device: torch.device) -> Capturer | None:
-        """What captures the engine's steps on `device`."""
-        return CudaGraphs(device) if self.captured else None
-
 
 def decide(enforce_eager: bool | None, accelerator: Accelerator | None) -> Execution:
     """The paths on `accelerator`, None for a CPU. `enforce_eager` is the setting; None is its default."""
     if accelerator is None:
-        return Execution(
-            captured=False,
-            choices=(
-                Choice("step", "eager", "a CPU has no CUDA graphs"),
-                Choice("attention", "torch's for CPUs", "there is one"),
-            ),
-        )
-    return Execution(
-        captured=not enforce_eager,
-        choices=(
-            Choice("step", "eager", "--enforce-eager")
-            if enforce_eager
-            else Choice("step", "CUDA graphs", "steps of 1, 2, 4, ... streams and frames are captured at start"),
-            Choice("attention", "memory-efficient", "cuDNN would make a plan for each new number of frames"),
-        ),
-    )
+        step = Choice("step", "eager", "a CPU has no CUDA graphs")
+        return Execution(captured=False, choices=(step, Choice("attention", "torch's for CPUs", "there is one")))
+    step = Choice("step", "CUDA graphs", "steps of 1, 2, 4, ... streams and frames are captured at start")
+    if enforce_eager:
+        step = Choice("step", "eager", "--enforce-eager")
+    attention = Choice("attention", "memory-efficient", "cuDNN would make a plan for each new number of frames")
+    return Execution(captured=not enforce_eager, choices=(step, attention))
 
 
 def choices(settings: Code2WavSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:

@@ -129,7 +129,6 @@ class Decoder(nn.Module, ABC):
 
     def precompute(self) -> None:
         """Called once the parameters are loaded and at their place."""
-        return
 
     @abstractmethod
     def new_states(self, slots: int) -> States:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from services.code2wav.state import Carry, StateLayout
+from services.code2wav.causal import Carry, StateLayout
 
 # Inputs smaller than this take torch's own loops instead of oneDNN, which need 3 to 5 times the time of one matrix
 # product over the unfolded input; larger ones take oneDNN, which needs about half of it (measured on AVX-512).
@@ -73,8 +73,7 @@ class CausalTransposedConv(nn.Module):
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, layout: StateLayout) -> None:
         super().__init__()
         self.conv = nn.ConvTranspose1d(inputs, outputs, kernel, stride=stride)
-        self._stride = stride
-        self._outputs = outputs
+        self._stride, self._outputs = stride, outputs
         self._taps = kernel // stride  # every kernel here is a multiple of its stride
         self._piece = layout.add((inputs, self._taps - 1)) if self._taps > 1 else None
         self.register_buffer("_weight", torch.empty(0), persistent=False)

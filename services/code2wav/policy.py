@@ -140,17 +140,10 @@ class ChunkPolicy:
     def choose(self, streams: Sequence[Paced], now: float) -> StepPlan | float | None:
         """The next step; or the seconds until one is due if no frame comes; or None if only a frame can change that."""
         margin_s = self.margin_s(sum(stream.frames_ready for stream in streams))
-        due, next_due = [], None
-        for i, stream in enumerate(streams):
-            at = self.due_at(stream, margin_s)
-            if at is None:
-                continue
-            if at <= now:
-                due.append(i)
-            elif next_due is None or at < next_due:
-                next_due = at
+        times = {i: at for i, stream in enumerate(streams) if (at := self.due_at(stream, margin_s)) is not None}
+        due = [i for i, at in times.items() if at <= now]
         if not due:
-            return None if next_due is None else next_due - now
+            return min(times.values()) - now if times else None
         due.sort(key=lambda i: _dry_since(streams[i].playback, now))
         return self._rectangle(streams, due)
 

@@ -1,25 +1,104 @@
-"""gRPC side of code2wav: frames in from a talker or inline, samples out."""
+"""gRPC side of code2wav: frames in, inline or from a talker, checked, no more than a window; samples out."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 
 import grpc
 import torch
 
-from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc
+from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import DecoderSpec
-from services.code2wav.frames import FrameWindow, frames_of
 from services.code2wav.stream import Event, Failed, Samples, Stream
-from services.common.rpc.call import Admission, Call, serve_call
-from services.common.rpc.errors import InvalidInput, Unavailable
+from services.common.rpc.call import Admission, serve_call
+from services.common.rpc.errors import InternalError, InvalidInput
 from services.common.stream.consumer import StreamConsumer
-from services.common.stream.tensors import to_message
+from services.common.stream.rows import Chunk
+from services.common.stream.tensors import to_message, to_torch
 
+CODES = stream_pb2.RowSelection(name="codes")
+# The first frames come one by one: the listener has little sound yet. Then half a frame's time is a wait that nobody
+# hears, and of a talker that is faster than speech it brings several frames in a message.
+UNGATHERED_S = 0.64
 # Steps of a call's frames that are taken in before their samples have left: one that is decoded, and what comes
 # meanwhile.
 WINDOW_STEPS = 4
+
+
+def check_codes(spec: DecoderSpec, codes: torch.Tensor, field: str) -> torch.Tensor:
+    """`codes` as the engine takes them: (frames, groups) int64.
+
+    Raises:
+        InvalidInput: names `field`; another shape, a floating dtype, or a code that no codebook has.
+    """
+    if codes.dtype.is_floating_point:
+        raise InvalidInput(f"{field}.dtype", f"must be an integer type, not {codes.dtype}")
+    if codes.dim() != 2 or codes.shape[1] != spec.num_code_groups:
+        raise InvalidInput(f"{field}.shape", f"must be (frames, {spec.num_code_groups}), not {tuple(codes.shape)}")
+    codes = codes.to(torch.int64, copy=True)  # the talker may use its memory again: what was checked must stay so
+    wrong = ((codes < 0) | (codes >= torch.tensor(spec.codebook_sizes))).nonzero()
+    if len(wrong):
+        frame, group = wrong[0].tolist()
+        value, most = int(codes[frame, group]), spec.codebook_sizes[group] - 1
+        raise InvalidInput(field, f"code {value} of frame {frame}, group {group}, must be 0 to {most}")
+    return codes
+
+
+class FrameWindow:
+    """Counts the frames that may still be taken in."""
+
+    def __init__(self, frames: int) -> None:
+        self._free = frames
+        self._freed = asyncio.Event()
+
+    async def acquire(self, most: int) -> int:
+        """Waits until there is room, takes room for up to `most` frames and returns for how many."""
+        while not self._free:
+            self._freed.clear()
+            await self._freed.wait()
+        frames = min(self._free, most)
+        self._free -= frames
+        return frames
+
+    def release(self, frames: int) -> None:
+        """Gives room for `frames` back."""
+        self._free += frames
+        self._freed.set()
+
+
+async def frames_of(
+    spec: DecoderSpec, consumer: StreamConsumer, request: code2wav_pb2.DecodeRequest
+) -> AsyncIterator[torch.Tensor]:
+    """The request's frames, checked, as (n, groups) int64 tensors: its own, or the rows "codes" of a talker's stream.
+
+    Raises:
+        InvalidInput: no input, or codes that are not frames.
+        InternalError: the producer skipped or repeated a frame.
+        StageError: whatever ended the producer's stream.
+    """
+    if request.WhichOneof("input") is None:
+        raise InvalidInput("input", "is required: set source, or codes")
+    if request.HasField("codes"):
+        yield check_codes(spec, to_torch(request.codes, "codes"), "codes")
+        return
+    due, rate = 0, spec.frames_per_second
+    gathering = stream_pb2.Gathering(from_position=round(UNGATHERED_S * rate), delay_ms=round(500 / rate))
+    subscribed = consumer.subscribe(request.source, request.request_id, [CODES], gathering, producer="talker")
+    async with subscribed as messages:
+        async for message in messages:
+            if isinstance(message, stream_pb2.StreamEnd):
+                _expect(message.end_position, due, "the stream's end")
+            elif isinstance(message, Chunk):
+                for rows in message.rows:
+                    _expect(rows.first_position, due, "the next frame")
+                    codes = check_codes(spec, rows.tensor, "source.codes")
+                    due += len(codes)
+                    yield codes
+
+
+def _expect(position: int, due: int, what: str) -> None:
+    if position != due:
+        raise InternalError(f"the talker's stream says {what} is at {position} after {due} frames")
 
 
 class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
@@ -32,85 +111,70 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
 
     def __init__(self, admission: Admission, consumer: StreamConsumer) -> None:
         self._admission, self._consumer = admission, consumer
-        self._engine: DecodeEngine | None = None
+        self._engine: DecodeEngine
 
     def bind(self, engine: DecodeEngine) -> None:
-        """Serves with `engine` from now on."""
+        """The engine, before `admission` opens."""
         self._engine = engine
 
     async def Decode(
         self, request: code2wav_pb2.DecodeRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[code2wav_pb2.DecodeResponse]:
         async with serve_call("code2wav", request.request_id, context, self._admission) as call:
-            if self._engine is None:
-                raise Unavailable("code2wav is loading its model; retry later")
-            async with aclosing(self._decode(self._engine, request, call)) as responses:
-                async for response in responses:
-                    yield response
-
-    async def _decode(
-        self, engine: DecodeEngine, request: code2wav_pb2.DecodeRequest, call: Call
-    ) -> AsyncGenerator[code2wav_pb2.DecodeResponse]:
-        if request.sample_format not in code2wav_pb2.SampleFormat.values():
-            raise InvalidInput("sample_format", f"{request.sample_format} is not a SampleFormat")
-        voice = _voice(engine.spec, request.voice)
-        frames_in = frames_of(engine.spec, self._consumer, request)
-        # A client that does not read, or reads slowly, thereby slows the talker's stream instead of filling memory.
-        window = FrameWindow(WINDOW_STEPS * engine.policy.max_frames)
-        events: asyncio.Queue[Event] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        stream = engine.open(
-            emit=lambda event: loop.call_soon_threadsafe(events.put_nowait, event),
-            on_started=call.timings.mark_started,
-            pcm16=request.sample_format == code2wav_pb2.SAMPLE_FORMAT_PCM16,
-            voice=voice,
-            seed=request.seed,
-        )
-        feeding = asyncio.create_task(_feed(engine, stream, frames_in, window, events))
-        frames_sent = 0
-        try:
-            while isinstance(event := await events.get(), Samples):
-                if len(event.samples):
-                    call.timings.mark_output()
-                    audio = code2wav_pb2.AudioChunk(
-                        first_sample=event.first_sample, samples=to_message(event.samples), frames=event.frames
-                    )
-                    yield code2wav_pb2.DecodeResponse(audio=audio)
-                window.release(event.frames - frames_sent)
-                frames_sent = event.frames
-            if isinstance(event, Failed):
-                raise event.error
-            call.set(frames=event.frames, samples=event.samples)
-            summary = code2wav_pb2.DecodeSummary(
-                frames=event.frames,
-                samples=event.samples,
-                sample_rate_hz=engine.spec.sample_rate_hz,
-                timings=call.timings.to_message(),
-                waited_for_frames_ms=event.waited_ms,
+            engine = self._engine
+            if request.sample_format not in code2wav_pb2.SampleFormat.values():
+                raise InvalidInput("sample_format", f"{request.sample_format} is not a SampleFormat")
+            # A client that does not read, or reads slowly, thereby slows the talker's stream instead of filling memory.
+            window = FrameWindow(WINDOW_STEPS * engine.policy.max_frames)
+            events: asyncio.Queue[Event] = asyncio.Queue()
+            loop = asyncio.get_running_loop()
+            stream = engine.open(
+                emit=lambda event: loop.call_soon_threadsafe(events.put_nowait, event),
+                on_started=call.timings.mark_started,
+                pcm16=request.sample_format == code2wav_pb2.SAMPLE_FORMAT_PCM16,
+                voice=_voice(engine.spec, request.voice),
+                seed=request.seed,
             )
-            yield code2wav_pb2.DecodeResponse(summary=summary)
-        finally:
-            engine.cancel(stream)
-            feeding.cancel()
+            feeding = asyncio.create_task(self._feed(request, stream, window, events))
+            frames_sent = 0
+            try:
+                while isinstance(event := await events.get(), Samples):
+                    if len(event.samples):
+                        call.timings.mark_output()
+                        audio = code2wav_pb2.AudioChunk(
+                            first_sample=event.first_sample, samples=to_message(event.samples), frames=event.frames
+                        )
+                        yield code2wav_pb2.DecodeResponse(audio=audio)
+                    window.release(event.frames - frames_sent)
+                    frames_sent = event.frames
+                if isinstance(event, Failed):
+                    raise event.error
+                call.set(frames=event.frames, samples=event.samples)
+                summary = code2wav_pb2.DecodeSummary(
+                    frames=event.frames,
+                    samples=event.samples,
+                    sample_rate_hz=engine.spec.sample_rate_hz,
+                    timings=call.timings.to_message(),
+                    waited_for_frames_ms=event.waited_ms,
+                )
+                yield code2wav_pb2.DecodeResponse(summary=summary)
+            finally:
+                engine.cancel(stream)
+                feeding.cancel()
 
-
-async def _feed(
-    engine: DecodeEngine,
-    stream: Stream,
-    frames_in: AsyncIterator[torch.Tensor],
-    window: FrameWindow,
-    events: asyncio.Queue[Event],
-) -> None:
-    """Moves checked frames into the engine as the window allows; an error goes the way of the engine's events."""
-    try:
-        async for codes in frames_in:
-            while len(codes):
-                count = await window.acquire(len(codes))
-                engine.put(stream, codes[:count])
-                codes = codes[count:]
-        engine.finish(stream)
-    except Exception as error:
-        events.put_nowait(Failed(error))
+    async def _feed(
+        self, request: code2wav_pb2.DecodeRequest, stream: Stream, window: FrameWindow, events: asyncio.Queue[Event]
+    ) -> None:
+        """Moves the request's frames into the engine as the window allows; an error goes the way of the events."""
+        try:
+            async for codes in frames_of(self._engine.spec, self._consumer, request):
+                while len(codes):
+                    count = await window.acquire(len(codes))
+                    self._engine.put(stream, codes[:count])
+                    codes = codes[count:]
+            self._engine.finish(stream)
+        except Exception as error:
+            events.put_nowait(Failed(error))
 
 
 def _voice(spec: DecoderSpec, asked: str) -> str:

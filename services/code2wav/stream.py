@@ -1,13 +1,13 @@
 """One request in the engine: the frames it waits with, and the callback its samples go to."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from services.code2wav.policy import Playback
+from services.common.engine.thread import WaitClock
 
 
 @dataclass(frozen=True)
@@ -47,53 +47,28 @@ class Stream:
     def __init__(
         self, emit: Callable[[Event], object], on_started: Callable[[], object], pcm16: bool, voice: str, seed: int
     ) -> None:
-        self.emit = emit
-        self.on_started = on_started
-        self.pcm16 = pcm16
-        self.voice, self.seed = voice, seed
+        self.emit, self.on_started = emit, on_started
+        self.pcm16, self.voice, self.seed = pcm16, voice, seed
         self.slot: int | None = None
-        self.in_step = False
-        self.complete = False
-        self.flushed = False
-        self.ended = False
-        self.frames_decoded = 0
-        self.samples_emitted = 0
-        self.frames_ready = 0
+        self.in_step = self.complete = self.flushed = self.ended = False
+        self.frames_ready = self.frames_decoded = self.samples_emitted = 0
         self.playback = Playback()
-        self._parts: deque[torch.Tensor] = deque()
-        self._starved_since: float | None = None
-        self._waited_s = 0.0
+        self.waiting = WaitClock()
+        self._codes = torch.empty(0)  # those that are ready, once there are any
 
     def add(self, codes: torch.Tensor) -> None:
         """Appends (frames, groups)."""
-        self._parts.append(codes)
+        self._codes = torch.cat([self._codes, codes]) if self.frames_ready else codes
         self.frames_ready += len(codes)
         self.playback.arrived(len(codes), time.monotonic())
         self.update_wait()
 
     def take(self, frames: int) -> torch.Tensor:
         """Removes the next `frames`: (frames, groups)."""
-        taken, missing = [], frames
-        while missing:
-            part = self._parts.popleft()
-            if len(part) > missing:
-                self._parts.appendleft(part[missing:])
-            taken.append(part[:missing])
-            missing -= len(taken[-1])
         self.frames_ready -= frames
-        return torch.cat(taken)
+        taken, self._codes = self._codes[:frames], self._codes[frames:]
+        return taken
 
     def update_wait(self) -> None:
-        """Starts or stops the clock that measures waiting for frames."""
-        starved = self.slot is not None and not self.frames_ready and not self.complete
-        now = time.monotonic()
-        if starved and self._starved_since is None:
-            self._starved_since = now
-        elif not starved and self._starved_since is not None:
-            self._waited_s += now - self._starved_since
-            self._starved_since = None
-
-    @property
-    def waited_ms(self) -> float:
-        """Milliseconds with a slot but without frames, up to the last `update_wait`."""
-        return self._waited_s * 1000
+        """Starts or stops the clock that measures waiting for frames: it had a slot but no frame to decode."""
+        self.waiting.set(self.slot is not None and not self.frames_ready and not self.complete)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from services.code2wav.state import Carry, StateLayout
+from services.code2wav.causal import Carry, StateLayout
 
 
 @dataclass(frozen=True)
@@ -61,38 +61,33 @@ class LayerScale(nn.Module):
 
 
 class Step:
-    """What all layers share in one step: the rotary angles and the mask of `frames` new frames a stream.
+    """What all layers share in one step: the rotary angles and the mask of its new frames.
 
     Args:
+        x: (streams, frames, hidden), whose dtype and device count.
         positions: (streams,) int64, frames of each stream before this step.
         settled: whether every stream has at least a window of frames behind it.
     """
 
     def __init__(
-        self,
-        positions: torch.Tensor,
-        frames: int,
-        sizes: TransformerSizes,
-        like: torch.Tensor,
-        carry: Carry,
-        settled: bool,
+        self, x: torch.Tensor, positions: torch.Tensor, sizes: TransformerSizes, carry: Carry, settled: bool
     ) -> None:
         self.carry = carry
-        past = sizes.window - 1
+        frames, past, dtype, device = x.shape[1], sizes.window - 1, x.dtype, x.device
         # Key j of a stream at frame t stands for position t - past + j: before the start there is none.
-        keys = torch.arange(past + frames, device=like.device)
-        distance = torch.arange(past, past + frames, device=like.device)[:, None] - keys
+        keys = torch.arange(past + frames, device=device)
+        distance = torch.arange(past, past + frames, device=device)[:, None] - keys
         seen = ((distance >= 0) & (distance < sizes.window))[None, None]
         if not settled:
             seen = seen & (keys >= past - positions[:, None])[:, None, None]
-        hidden = torch.full((), -torch.inf, dtype=like.dtype, device=like.device)
+        hidden = torch.full((), -torch.inf, dtype=dtype, device=device)
         self.mask = torch.where(seen, 0.0, hidden)  # (streams or 1, 1, frames, past + frames)
         # The reference's own operations, in its order: at large positions another rounding is another angle.
-        exponents = torch.arange(0, sizes.head_dim, 2, device=like.device, dtype=torch.float) / sizes.head_dim
-        queries = positions[:, None, None, None] + torch.arange(frames, device=like.device)[:, None]
+        exponents = torch.arange(0, sizes.head_dim, 2, device=device, dtype=torch.float) / sizes.head_dim
+        queries = positions[:, None, None, None] + torch.arange(frames, device=device)[:, None]
         angles = queries.float() * (1.0 / sizes.rope_theta**exponents)
         angles = torch.cat([angles, angles], dim=-1)
-        self.cos, self.sin = angles.cos().to(like.dtype), angles.sin().to(like.dtype)  # (streams, 1, frames, head_dim)
+        self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)  # (streams, 1, frames, head_dim)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Rotary positions for (streams, heads, frames, head_dim). arXiv:2104.09864."""
@@ -182,7 +177,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, carry: Carry, settled: bool) -> torch.Tensor:
         """(streams, frames, hidden), kept. For `positions` and `settled` see `Step`."""
-        step = Step(positions, x.shape[1], self._sizes, x, carry, settled)
+        step = Step(x, positions, self._sizes, carry, settled)
         for layer in self.layers:
             x = layer(x, step)
         return self.norm(x)

@@ -3,27 +3,37 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
 import structlog
 import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
-from quartet.v1 import server_info_pb2, stream_pb2, stream_pb2_grpc
+from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2_grpc
 from services.common.engine.process import freeze_heap
 from services.common.rpc import tls
-from services.common.rpc.channels import Channels
-from services.common.rpc.server import StageServer
+from services.common.rpc.call import Admission
+from services.common.rpc.channels import SERVER_OPTIONS, Channels
+from services.common.rpc.digest import checkpoint_digest, config_digest
+from services.common.rpc.errors import Unavailable
 from services.common.rpc.settings import StageSettings
+from services.common.rpc.status import abort
 from services.common.stream.consumer import ConsumerTransports, StreamConsumer
-from services.common.stream.hub import StreamHub
-from services.common.stream.service import TensorStreamServicer
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.shared_memory import open_shared_memory
 from services.common.stream.ucx import UcxTransport, open_ucx_worker
 from services.common.telemetry import logs, tracing
+from services.common.telemetry.metrics import serve_operations
 
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 CLEAN_UP_S = 5.0  # longest wait for an abandoned start to remove its files
 
 _Engine = TypeVar("_Engine")
@@ -32,10 +42,18 @@ _Settings = TypeVar("_Settings", bound=StageSettings)
 log = structlog.get_logger()
 
 
-class Stage:
-    """One stage: its server, the streams it produces and consumes, its engine's life. Made in a running event loop.
+class CannotLoad(Exception):
+    """What the settings name cannot be loaded: no such checkpoint or device, or files that are at fault."""
+
+
+class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
+    """One stage: its server and ServerInfo, the streams it produces and consumes, its engine's life. Made in a running
+    event loop.
 
     Several can live in one process: each has its own identity, channels and transports.
+
+    Health: "" (liveness) is SERVING as soon as the port is open; `service` (readiness) is SERVING from the end of the
+    warm-up to the start of the drain.
 
     Args:
         settings: of the stage.
@@ -45,7 +63,8 @@ class Stage:
 
     Attributes:
         grpc: server that takes the stage's servicer.
-        admission: of its requests.
+        port: that it listens on; 0 before `serve`.
+        admission: of its requests; closed until the stage serves.
         hub: streams it produces.
         consumer: reads streams of others.
         resources: closed last, after everything has ended.
@@ -55,21 +74,57 @@ class Stage:
     """
 
     def __init__(self, settings: StageSettings, name: str, service: str, streams: bool = True) -> None:
-        credentials = tls.load(settings)
-        self.server = StageServer(settings, name, service, credentials)
-        self.grpc, self.admission = self.server.grpc, self.server.admission
+        self._settings, self._name, self._service = settings, name, service
+        self._credentials = tls.load(settings)
+        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+        self.port = 0
+        self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, name)
         self.hub = StreamHub()
         self.resources = AsyncExitStack()
         ucx = open_ucx_worker(settings)
         self.hub.transports += [UcxTransport(ucx, settings.ucx_min_bytes)] if ucx else []
-        reads = ConsumerTransports.of(settings.transports, Path(settings.shared_memory_dir), ucx)
-        self.consumer = StreamConsumer(Channels(credentials), reads)
-        self._settings, self._name = settings, name
+        reads = ConsumerTransports(settings.transports, Path(settings.shared_memory_dir), ucx)
+        self.consumer = StreamConsumer(Channels(self._credentials), reads)
         self._loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[None] = self._loop.create_future()
+        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
+        self._info: server_info_pb2.GetServerInfoResponse | None = None
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self, self.grpc)
+        self._listed = [service, "quartet.v1.ServerInfoService", health.SERVICE_NAME, reflection.SERVICE_NAME]
         if streams:
             stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(self.hub, name), self.grpc)
-            self.server.list_service(stream_pb2.DESCRIPTOR.services_by_name["TensorStreamService"].full_name)
+            self._listed.append("quartet.v1.TensorStreamService")
+
+    def describe(self, dtype: str, device: str, **facts: Any) -> server_info_pb2.GetServerInfoResponse:
+        """The stage's ServerInfo: what all stages have, and `facts`, the fields of its own."""
+        settings = self._settings
+        info = server_info_pb2.GetServerInfoResponse(
+            stage=self._name,
+            model=settings.model_name,
+            version=version("quartet"),
+            dtype=dtype.removeprefix("torch."),
+            device=device,
+            max_running_requests=settings.max_running_requests,
+            max_queued_requests=settings.max_queued_requests,
+            checkpoint_digest=checkpoint_digest(settings.model),
+            **facts,
+        )
+        info.config_digest = config_digest(info, settings)
+        return info
+
+    async def GetServerInfo(
+        self, request: server_info_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> server_info_pb2.GetServerInfoResponse:
+        if self._info is None:
+            await abort(context, Unavailable("the stage is loading its model; retry later"))
+        assert self._info is not None
+        return self._info
+
+    async def GetLoad(
+        self, request: server_info_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
+    ) -> server_info_pb2.GetLoadResponse:
+        return server_info_pb2.GetLoadResponse(running=self.admission.running, queued=self.admission.queued)
 
     def request_stop(self) -> None:
         """Begins to drain; while the engine is loading, gives up."""
@@ -99,22 +154,26 @@ class Stage:
         Args:
             load: makes the engine.
             warm_up: runs a small request on it.
-            describe: makes the server info, see `StageServer.describe`.
+            describe: makes the server info, see `Stage.describe`.
             bind: gives the engine to the stage's servicer; requests come after that.
 
         Raises:
             RuntimeError: the port is taken.
+            CannotLoad: `load` raised ValueError or OSError.
             Exception: whatever one of the functions raised, or `fatal` was given.
         """
 
         async def start() -> server_info_pb2.GetServerInfoResponse:
-            engine = await load()
+            try:
+                engine = await load()
+            except (ValueError, OSError) as error:
+                raise CannotLoad(str(error)) from error
             await warm_up(engine)
             info = describe(engine)
             bind(engine, info)
             return info
 
-        await self.server.listen()
+        await self._listen()
         # In a thread, because the kernel clears all of it.
         if shared_memory := await asyncio.to_thread(open_shared_memory, self._settings, self._name):
             self.hub.transports.insert(0, shared_memory)
@@ -124,17 +183,42 @@ class Stage:
                 await asyncio.wait({starting, self._stop}, return_when=asyncio.FIRST_COMPLETED)
                 if self._stop.done():
                     await self._abandon(starting)
-                info = starting.result()
+                self._info = info = starting.result()
                 freeze_heap()
-                await self.server.serve(info)
+                self.admission.open()
+                await self._health.set(self._service, SERVING)
+                log.info("serving", model=self._settings.model_name, device=info.device)
                 await self._stop
                 await self._drain()
             finally:
                 starting.cancel()
-                await self.server.close()
+                await self._health.enter_graceful_shutdown()
+                await self.grpc.stop(grace=0.5)
                 await self.consumer.channels.close_all()
                 self._close_transports()
         log.info("stopped")
+
+    async def _listen(self) -> None:
+        """Opens the port: the process lives, and refuses requests."""
+        settings = self._settings
+        address = f"{settings.host}:{settings.port}"
+        if self._credentials is None:
+            self.port = self.grpc.add_insecure_port(address)
+        else:
+            self.port = self.grpc.add_secure_port(address, self._credentials.for_server())
+        reflection.enable_server_reflection(self._listed, self.grpc)
+        await self._health.set("", SERVING)
+        await self._health.set(self._service, NOT_SERVING)
+        await self.grpc.start()
+        if settings.metrics_port is not None:
+            serve_operations(settings.host, settings.metrics_port, self._state)
+        log.info("listening", address=f"{settings.host}:{self.port}", **settings.model_dump(mode="json"))
+
+    async def _state(self, path: str) -> str:
+        """gRPC's health as HTTP has it: of the process at "/health", of the stage's service at "/ready"."""
+        request = health_pb2.HealthCheckRequest(service=self._service if path == "/ready" else "")
+        answer = await self._health.Check(request, None)
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
     async def _abandon(self, starting: "asyncio.Future[Any]") -> None:
         """Ends the process: loading goes on in a thread, which nothing can stop and the interpreter would wait for."""
@@ -148,7 +232,9 @@ class Stage:
     async def _drain(self) -> None:
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                await self.server.stop_serving()
+                await self._health.set(self._service, NOT_SERVING)
+                log.info("draining", in_flight=self.admission.in_flight)
+                await self.admission.drain()
                 await self.hub.drain()
         except TimeoutError:
             log.warning("drain timed out", in_flight=self.admission.in_flight)
@@ -167,6 +253,8 @@ def main(
 ) -> None:
     """Entry point of a stage's process: logs, traces, uvloop; `serve` until SIGTERM or SIGINT.
 
+    What cannot be loaded is said in one line, and the exit status is 2.
+
     Args:
         settings: of the stage.
         name, service, streams: see `Stage`.
@@ -181,4 +269,9 @@ def main(
 
     logs.configure(settings.log_level, name)
     tracing.configure(name)
-    uvloop.run(run())
+    try:
+        uvloop.run(run())
+    except CannotLoad as error:
+        log.critical("cannot start", model=settings.model, error=str(error))
+        log.debug("where it failed", exc_info=error)
+        sys.exit(2)

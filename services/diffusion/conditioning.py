@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,24 +15,24 @@ from services.common.stream.consumer import StreamConsumer
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
 
-# Methods of pipelines that run text encoders, and the one that runs an autoregressive model for prior tokens.
-METHODS = ("encode_prompt", "generate_prior_tokens")
-# Results that are the same for every seed.
-_SEEDLESS = ("encode_prompt",)
+# Methods of pipelines that run text encoders, whose results are the same for every seed, and the one that runs an
+# autoregressive model for prior tokens.
+_SEEDLESS = "encode_prompt"
+METHODS = (_SEEDLESS, "generate_prior_tokens")
+_SCALARS = {bool: "boolean", int: "integer", float: "number", str: "text"}
+"""Type -> field of ConditioningValue."""
 _LAYOUT = "layout"
 
 
+@dataclass
 class Conditioning:
     """Results of `METHODS`, each in the order of its calls. A pipeline with the same arguments makes the same calls."""
 
-    def __init__(self, results: dict[str, list[Any]] | None = None) -> None:
-        self.results = results if results is not None else {}
+    results: dict[str, list[Any]] = field(default_factory=dict)
 
     def for_another_seed(self) -> "Conditioning":
         """One that has, and will have, the results in common that do not depend on the seed."""
-        for name in _SEEDLESS:
-            self.results.setdefault(name, [])
-        return Conditioning({name: self.results[name] for name in _SEEDLESS})
+        return Conditioning({_SEEDLESS: self.results.setdefault(_SEEDLESS, [])})
 
     def attach(self, pipeline: Any) -> None:
         """Has `pipeline`, a view for one call, take each result from here; what is missing is computed and kept."""
@@ -73,78 +74,51 @@ def _describe(value: Any, tensors: list[torch.Tensor]) -> encoder_pb2.Conditioni
         tensors.append(flat.reshape(-1, flat.shape[-1] if flat.dim() else 1))
         place = encoder_pb2.ConditioningTensor(index=len(tensors) - 1, shape=value.shape, is_bool=is_bool)
         return encoder_pb2.ConditioningValue(tensor=place)
-    described = encoder_pb2.ConditioningValue()
-    if isinstance(value, list):
-        described.list.values.extend(_describe(entry, tensors) for entry in value)
-        described.list.SetInParent()  # an empty one is not None
-    elif isinstance(value, tuple):
-        described.tuple.values.extend(_describe(entry, tensors) for entry in value)
-        described.tuple.SetInParent()
-    elif isinstance(value, bool):
-        described.boolean = value
-    elif isinstance(value, int):
-        described.integer = value
-    elif isinstance(value, float):
-        described.number = value
-    elif isinstance(value, str):
-        described.text = value
-    elif value is not None:
+    if isinstance(value, (list, tuple)):
+        values = encoder_pb2.ConditioningValues(values=[_describe(entry, tensors) for entry in value])
+        if isinstance(value, list):
+            return encoder_pb2.ConditioningValue(list=values)
+        return encoder_pb2.ConditioningValue(tuple=values)
+    for kind, name in _SCALARS.items():
+        if isinstance(value, kind):
+            return encoder_pb2.ConditioningValue(**{name: value})
+    if value is not None:
         raise TypeError(f"cannot send a {type(value).__name__}")
-    return described
+    return encoder_pb2.ConditioningValue()
 
 
-def unpack(layout: bytes, tensors: list[torch.Tensor], device: torch.device) -> Conditioning:
+def unpack(layout: bytes, tensor_of: Callable[[int], torch.Tensor], device: torch.device) -> Conditioning:
     """What `pack` packed, on `device`.
 
+    Args:
+        tensor_of: the tensor of a number. An IndexError says that there is none.
+
     Raises:
-        InvalidInput: layout and tensors do not fit together.
+        InvalidInput: it is no layout, or tensors do not fit it.
     """
-    results = _parse(layout).results
     try:
-        return Conditioning(
-            {
-                name: [_build(value, tensors, device) for value in results[name].values]
-                for name in METHODS
-                if name in results
-            }
-        )
+        results = encoder_pb2.ConditioningLayout.FromString(layout).results.items()
+        built = {name: [_build(each, tensor_of, device) for each in result.values] for name, result in results}
+        return Conditioning({name: values for name, values in built.items() if name in METHODS})
+    except DecodeError as error:
+        raise InvalidInput("source", f"the stream's layout is no ConditioningLayout: {error}") from None
     except (IndexError, RuntimeError) as error:
         raise InvalidInput("source", f"the stream's layout and tensors do not fit together: {error!r}") from None
 
 
-def _build(value: encoder_pb2.ConditioningValue, tensors: list[torch.Tensor], device: torch.device) -> Any:
+def _build(value: encoder_pb2.ConditioningValue, tensor_of: Callable[[int], torch.Tensor], device: torch.device) -> Any:
     match value.WhichOneof("value"):
         case None:
             return None
         case "tensor":
-            tensor = tensors[value.tensor.index].reshape(tuple(value.tensor.shape)).to(device)
+            tensor = tensor_of(value.tensor.index).reshape(tuple(value.tensor.shape)).to(device)
             return tensor.bool() if value.tensor.is_bool else tensor
         case "list":
-            return [_build(entry, tensors, device) for entry in value.list.values]
+            return [_build(entry, tensor_of, device) for entry in value.list.values]
         case "tuple":
-            return tuple(_build(entry, tensors, device) for entry in value.tuple.values)
-        case field:
-            return getattr(value, field)
-
-
-def count_tensors(layout: bytes) -> int:
-    """How many tensors a layout names.
-
-    Raises:
-        InvalidInput: it is no layout.
-    """
-
-    def count(value: encoder_pb2.ConditioningValue) -> int:
-        return int(value.HasField("tensor")) + sum(map(count, (*value.list.values, *value.tuple.values)))
-
-    return sum(count(value) for results in _parse(layout).results.values() for value in results.values)
-
-
-def _parse(layout: bytes) -> encoder_pb2.ConditioningLayout:
-    try:
-        return encoder_pb2.ConditioningLayout.FromString(layout)
-    except DecodeError as error:
-        raise InvalidInput("source", f"the stream's layout is no ConditioningLayout: {error}") from None
+            return tuple(_build(entry, tensor_of, device) for entry in value.tuple.values)
+        case name:
+            return getattr(value, name)
 
 
 def send_conditioning(
@@ -169,7 +143,7 @@ def send_conditioning(
 async def read_conditioning(
     consumer: StreamConsumer, start: dit_pb2.DitStart, device: torch.device
 ) -> list[Conditioning]:
-    """One for each of the request's outputs, on `device`.
+    """One for each of the request's outputs, or one for all, on `device`.
 
     Raises:
         InvalidInput: the stream is not what an encoder sends.
@@ -181,22 +155,16 @@ async def read_conditioning(
             if isinstance(message, Chunk):
                 for row in message.rows:
                     pieces.setdefault(row.name, []).append(row.tensor)
-    whole = await asyncio.to_thread(_join, pieces)  # a copy: the encoder's memory is not held for all of the denoising
+    # a copy: the encoder's memory is not held for all of the denoising
+    whole = await asyncio.to_thread(lambda: {name: torch.cat(parts) for name, parts in pieces.items()})
     made = [_unpack(whole, i, device) for i in range(sum(name.endswith(f".{_LAYOUT}") for name in whole))]
     count = start.count or 1
-    if len(made) == 1:
-        return made + [made[0].for_another_seed() for _ in range(1, count)]
-    if len(made) != count:
+    if len(made) not in (1, count):
         raise InvalidInput("source", f"the stream is for {len(made)} outputs; this request has {count}")
     return made
-
-
-def _join(pieces: dict[str, list[torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {name: torch.cat(parts) for name, parts in pieces.items()}
 
 
 def _unpack(whole: dict[str, torch.Tensor], output: int, device: torch.device) -> Conditioning:
     layout = whole[f"{output}.{_LAYOUT}"].numpy().tobytes()
     # a tensor without elements has no rows to send
-    tensors = [whole.get(f"{output}.{i}", torch.empty(0)) for i in range(count_tensors(layout))]
-    return unpack(layout, tensors, device)
+    return unpack(layout, lambda i: whole.get(f"{output}.{i}", torch.empty(0)), device)

@@ -1,6 +1,5 @@
 """Settings of every process that has a diffusers pipeline: limits and defaults of requests."""
 
-import math
 from typing import Annotated
 
 from pydantic import Field
@@ -45,15 +44,3 @@ class PipelineSettings(StageSettings):
     )
     min_image_side: int = Field(default=4, ge=1, description="least width and height of a picture that comes in")
     threads: int = Field(default=0, ge=0, description="CPU threads of a step; 0: torch's default, one per core")
-
-    @property
-    def default_width_height(self) -> tuple[int, int] | None:
-        """`default_size` as (width, height)."""
-        if self.default_size is None:
-            return None
-        width, height = map(int, self.default_size.split("x"))
-        return width, height
-
-    def frame_limit(self, multiple: int) -> int:
-        """Most frames, one more than a multiple of `multiple`."""
-        return math.floor((self.max_frames - 1) / multiple) * multiple + 1

@@ -5,7 +5,7 @@ No other file of the diffusion stage or of its encoder names a model.
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
@@ -55,14 +55,17 @@ def _glm_multiple(pipe: Any) -> int:
     return pipe.vae_scale_factor * pipe.transformer.config.patch_size * 2
 
 
+def _video_config(pipe: Any) -> Any:
+    """Of the transformer."""
+    return (pipe.transformer if pipe.transformer is not None else pipe.transformer_2).config
+
+
 def _video_multiple(pipe: Any) -> int:
-    transformer = pipe.transformer if pipe.transformer is not None else pipe.transformer_2
-    return pipe.vae_scale_factor_spatial * transformer.config.patch_size[1]
+    return pipe.vae_scale_factor_spatial * _video_config(pipe).patch_size[1]
 
 
 def _video_side(pipe: Any) -> int:
-    transformer = pipe.transformer if pipe.transformer is not None else pipe.transformer_2
-    return transformer.config.rope_max_seq_len * _video_multiple(pipe)
+    return _video_config(pipe).rope_max_seq_len * _video_multiple(pipe)
 
 
 @dataclass(frozen=True)
@@ -113,49 +116,32 @@ def _no_condition_images(kv_caches: Any) -> bool:
     return all(kv_caches[i].mode is None for i in range(kv_caches.num_layers))
 
 
-_QWEN = BatchRules(alike=frozenset({"img_shapes"}), padded={"encoder_hidden_states": "encoder_hidden_states_mask"})
-_FLUX = BatchRules(shared=frozenset({"img_ids", "txt_ids"}))
-_FLUX2 = BatchRules(alike=frozenset({"img_ids", "txt_ids"}))
+_QWEN = Family(
+    guidance="true_cfg_scale",
+    default_negative=" ",  # without one there is no guidance
+    min_steps=2,
+    batching=BatchRules(
+        alike=frozenset({"img_shapes"}), padded={"encoder_hidden_states": "encoder_hidden_states_mask"}
+    ),
+)
+_FLUX = Family(negative=False, tokenizer="tokenizer_2", batching=BatchRules(shared=frozenset({"img_ids", "txt_ids"})))
+_FLUX2 = Family(negative=False, images=10, batching=BatchRules(alike=frozenset({"img_ids", "txt_ids"})))
+_WAN = Family("video", (832, 480), _video_multiple, _video_side)
 
 FAMILIES: Mapping[str, Family] = {
-    "QwenImagePipeline": Family(
-        guidance="true_cfg_scale",
-        default_negative=" ",  # without one there is no guidance
-        min_steps=2,
-        edit="QwenImageImg2ImgPipeline",
-        inpaint="QwenImageInpaintPipeline",
-        batching=_QWEN,
-    ),
-    "QwenImageEditPipeline": Family(
-        guidance="true_cfg_scale",
-        default_negative=" ",
-        images=1,
-        needs_image=True,
-        inpaint="QwenImageEditInpaintPipeline",
-        min_steps=2,
-        batching=_QWEN,
-    ),
-    "QwenImageEditPlusPipeline": Family(
-        guidance="true_cfg_scale", default_negative=" ", images=3, needs_image=True, min_steps=2, batching=_QWEN
-    ),
+    "QwenImagePipeline": replace(_QWEN, edit="QwenImageImg2ImgPipeline", inpaint="QwenImageInpaintPipeline"),
+    "QwenImageEditPipeline": replace(_QWEN, images=1, needs_image=True, inpaint="QwenImageEditInpaintPipeline"),
+    "QwenImageEditPlusPipeline": replace(_QWEN, images=3, needs_image=True),
     "ZImagePipeline": Family(
         max_side=lambda pipe: min(pipe.transformer.config.axes_lens[1:]) * _image_multiple(pipe),
         edit="ZImageImg2ImgPipeline",
         inpaint="ZImageInpaintPipeline",
         batching=BatchRules(rows="x", ragged=frozenset({"cap_feats"})),
     ),
-    "FluxPipeline": Family(
-        negative=False,
-        tokenizer="tokenizer_2",
-        edit="FluxImg2ImgPipeline",
-        inpaint="FluxInpaintPipeline",
-        batching=_FLUX,
-    ),
-    "FluxKontextPipeline": Family(
-        negative=False, tokenizer="tokenizer_2", images=1, inpaint="FluxKontextInpaintPipeline", batching=_FLUX
-    ),
-    "Flux2Pipeline": Family(negative=False, images=10, batching=_FLUX2),
-    "Flux2KleinPipeline": Family(negative=False, images=10, inpaint="Flux2KleinInpaintPipeline", batching=_FLUX2),
+    "FluxPipeline": replace(_FLUX, edit="FluxImg2ImgPipeline", inpaint="FluxInpaintPipeline"),
+    "FluxKontextPipeline": replace(_FLUX, images=1, inpaint="FluxKontextInpaintPipeline"),
+    "Flux2Pipeline": _FLUX2,
+    "Flux2KleinPipeline": replace(_FLUX2, inpaint="Flux2KleinInpaintPipeline"),
     "StableDiffusion3Pipeline": Family(
         size_multiple=_patch_multiple,
         max_side=lambda pipe: pipe.transformer.config.pos_embed_max_size * _patch_multiple(pipe),
@@ -167,8 +153,8 @@ FAMILIES: Mapping[str, Family] = {
     "GlmImagePipeline": Family(
         size_multiple=_glm_multiple, negative=False, batching=BatchRules(inert={"kv_caches": _no_condition_images})
     ),
-    "WanPipeline": Family("video", (832, 480), _video_multiple, _video_side),
-    "WanImageToVideoPipeline": Family("video", (832, 480), _video_multiple, _video_side, images=1, needs_image=True),
+    "WanPipeline": _WAN,
+    "WanImageToVideoPipeline": replace(_WAN, images=1, needs_image=True),
     "StableAudioPipeline": Family(
         "sound",
         (0, 0),

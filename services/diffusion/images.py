@@ -47,21 +47,21 @@ def decode_files(files: Files, limits: PipelineSettings) -> "tuple[list[Image], 
     Raises:
         InvalidInput: names the field.
     """
-    _check_pixels(files, limits)
-    pictures = [decode_picture(data, field, limits) for field, data in files if field != MASK_FIELD]
-    masks = [decode_mask(data, field, pictures[0], limits) for field, data in files if field == MASK_FIELD]
+    _check_sizes(files, limits)
+    pictures = [decode_picture(data, field) for field, data in files if field != MASK_FIELD]
+    masks = [decode_mask(data, field, pictures[0]) for field, data in files if field == MASK_FIELD]
     return pictures, masks[0] if masks else None
 
 
-def decode_picture(data: bytes, field: str, limits: PipelineSettings) -> "Image":
+def decode_picture(data: bytes, field: str) -> "Image":
     """The picture upright in RGB; transparent parts on white; of an animation the first frame.
 
     Raises:
-        InvalidInput: names `field`, when the file is no picture, too large or too small.
+        InvalidInput: names `field`, when the file is no picture.
     """
     from PIL import Image
 
-    picture = _open(data, field, limits)
+    picture = _open(data, field)
     if _has_transparency(picture):
         picture = picture.convert("RGBA")
         ground = Image.new("RGBA", picture.size, "white")
@@ -69,7 +69,7 @@ def decode_picture(data: bytes, field: str, limits: PipelineSettings) -> "Image"
     return picture.convert("RGB")
 
 
-def decode_mask(data: bytes, field: str, of: "Image", limits: PipelineSettings) -> "Image":
+def decode_mask(data: bytes, field: str, of: "Image") -> "Image":
     """The mask of `of` in grey: white where the file is transparent, or without alpha channel where it is white.
 
     Raises:
@@ -77,7 +77,7 @@ def decode_mask(data: bytes, field: str, of: "Image", limits: PipelineSettings) 
     """
     from PIL import ImageOps
 
-    mask = _open(data, field, limits)
+    mask = _open(data, field)
     if mask.size != of.size:
         sizes = f"{mask.size[0]} x {mask.size[1]}, the picture {of.size[0]} x {of.size[1]}"
         raise InvalidInput(field, f"is {sizes}; they must be the same")
@@ -86,18 +86,10 @@ def decode_mask(data: bytes, field: str, of: "Image", limits: PipelineSettings) 
     return mask.convert("L")
 
 
-def _open(data: bytes, field: str, limits: PipelineSettings) -> "Image":
+def _open(data: bytes, field: str) -> "Image":
     from PIL import ImageOps
 
     with open_image(data, field) as image:
-        width, height = image.size
-        shorter, longer = sorted(image.size)
-        if shorter < limits.min_image_side:
-            least = limits.min_image_side
-            raise InvalidInput(field, f"is {width} x {height}; each side must have at least {least} pixels")
-        if longer > limits.max_aspect_ratio * shorter:
-            ratio = limits.max_aspect_ratio
-            raise InvalidInput(field, f"is {width} x {height}; a side may be at most {ratio:g} times the other")
         image.load()
         return _eight_bit(ImageOps.exif_transpose(image))
 
@@ -116,13 +108,17 @@ def _eight_bit(picture: "Image") -> "Image":
     return Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))
 
 
-def _check_pixels(files: Files, limits: PipelineSettings) -> None:
-    """Refuses, by what their headers say, pictures that are too large together."""
-    pixels = 0
+def _check_sizes(files: Files, limits: PipelineSettings) -> None:
+    """Refuses pictures that are, by what their headers say, too large together, too small or too narrow."""
+    pixels, most = 0, limits.max_image_pixels
+    least, ratio = limits.min_image_side, limits.max_aspect_ratio
     for field, data in files:
         with open_image(data, field) as image:
             width, height = image.size
         pixels += width * height
-        if pixels > limits.max_image_pixels:
-            most = limits.max_image_pixels
+        if pixels > most:
             raise InvalidInput(field, f"is {width} x {height}; a request's pictures may have {most} pixels together")
+        if min(width, height) < least:
+            raise InvalidInput(field, f"is {width} x {height}; each side must have at least {least} pixels")
+        if max(width, height) > ratio * min(width, height):
+            raise InvalidInput(field, f"is {width} x {height}; a side may be at most {ratio:g} times the other")

@@ -6,11 +6,10 @@ Two processes can share a pipeline: each loads some of its models and leaves the
 
 import contextlib
 import copy
-import functools
 import inspect
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from safetensors import safe_open
 from transformers.utils import logging as transformers_logging
 
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
+from services.diffusion.conditioning import Conditioning
 from services.diffusion.families import DENOISERS, family_of
 
 log = structlog.get_logger()
@@ -73,7 +73,9 @@ class Pipelines:
 
     Attributes:
         family: what is known of its class.
-        pipelines: by what they do: "text" or "image" (the checkpoint's own), "edit", "inpaint".
+        pipeline: the checkpoint's own.
+        device: where models run.
+        pipelines: by what they do beside its task: "edit", "inpaint". The checkpoint's own may be one of them.
 
     Raises:
         ValueError: a pipeline that is not served.
@@ -81,34 +83,26 @@ class Pipelines:
 
     def __init__(self, pipeline: DiffusionPipeline) -> None:
         self.pipeline: Any = pipeline
+        # Asked once: diffusers walks all modules to say it, which is milliseconds, too long for every step.
+        self.device: torch.device = self.pipeline._execution_device
         self.family = family_of(pipeline)
         # One of its own: a fast tokenizer's padding is state, which the pipelines set in the engine's thread.
         self._counter: Any = copy.deepcopy(getattr(pipeline, self.family.tokenizer, None))
         self._counting = threading.Lock()
-        self.pipelines: dict[str, DiffusionPipeline] = {"image" if self.family.needs_image else "text": pipeline}
-        if self.family.images and not self.family.needs_image:
-            self.pipelines["edit"] = pipeline
+        edits_too = self.family.images and not self.family.needs_image
+        self.pipelines: dict[str, Any] = {"edit": pipeline} if edits_too else {}
         for task, name in (("edit", self.family.edit), ("inpaint", self.family.inpaint)):
             if name is not None:
                 self.pipelines[task] = _variant(self.pipeline, name)
 
     def for_request(self, edits: bool, masked: bool) -> DiffusionPipeline:
         """The pipeline for a request that has pictures or not, and a mask or not."""
-        if masked:
-            return self.pipelines["inpaint"]
-        if edits:
-            return self.pipelines["edit" if "edit" in self.pipelines else "image"]
-        return self.pipelines["text"]
+        return self.pipelines.get("inpaint" if masked else "edit", self.pipeline) if edits else self.pipeline
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a prompt; 0 where the pipeline has no tokenizer. For any thread."""
         with self._counting:
             return len(self._counter(text).input_ids) if self._counter is not None else 0
-
-    @functools.cached_property
-    def device(self) -> torch.device:
-        """Where models run. diffusers walks all modules to say it: milliseconds, too long for every step."""
-        return self.pipeline._execution_device
 
 
 def _variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline:
@@ -122,9 +116,12 @@ def _variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline:
 
 
 @contextlib.contextmanager
-def own_view(pipeline: DiffusionPipeline, prepare: Callable[[Any], None]) -> Iterator[Any]:
-    """`pipeline` for one call: the same models, a scheduler and flags of its own. It is emptied afterwards: its
-    functions refer to it, and only the garbage collector would find that out, some time later."""
+def own_view(
+    pipeline: DiffusionPipeline, conditioning: Conditioning, prepare: Callable[[Any], None] = lambda scheduler: None
+) -> Iterator[Any]:
+    """`pipeline` for one call: the same models, results of its encoders from `conditioning`, and flags and a scheduler
+    of its own, which `prepare` gets. It is emptied afterwards: its functions refer to it, and only the garbage
+    collector would find that out, some time later."""
     copied: Any = copy.copy(pipeline)
     scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)  # type: ignore[attr-defined]
     prepare(scheduler)
@@ -133,6 +130,7 @@ def own_view(pipeline: DiffusionPipeline, prepare: Callable[[Any], None]) -> Ite
         _progress_bar_config={"disable": True},
         maybe_free_model_hooks=lambda: None,  # it resets what other calls are using
     )
+    conditioning.attach(copied)
     try:
         yield copied
     finally:
@@ -155,8 +153,8 @@ def explain(error: Exception) -> StageError:
     return InternalError("the pipeline failed; the stage's log has the details")
 
 
-def load_meta_modules(folder: Path, dtype: torch.dtype, wanted: Callable[[str], bool]) -> dict[str, torch.nn.Module]:
-    """Models of the checkpoint whose names are `wanted`, without weights.
+def load_meta_modules(folder: Path, dtype: torch.dtype, names: Collection[str]) -> dict[str, torch.nn.Module]:
+    """Those models of the checkpoint that are in `names`, without weights.
 
     Args:
         folder: of the checkpoint.
@@ -165,7 +163,7 @@ def load_meta_modules(folder: Path, dtype: torch.dtype, wanted: Callable[[str], 
     index = json.loads((folder / "model_index.json").read_text())
     made = {}
     for name, entry in index.items():
-        if wanted(name) and isinstance(entry, list) and entry[1] is not None:
+        if name in names and isinstance(entry, list) and entry[1] is not None:
             cls = _class(*entry)
             with init_empty_weights(include_buffers=True):
                 if hasattr(cls, "load_config"):  # diffusers

@@ -54,15 +54,10 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class GenerationPlan:
-    """A request with all defaults filled in.
-
-    Attributes:
-        steps: denoising steps of each output.
-    """
+    """A request with all defaults filled in."""
 
     task: dit_pb2.DitTask
     seed: int
-    steps: int
     outputs: list[OutputSpec]
 
 
@@ -115,9 +110,8 @@ def _task(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
     if start.task and start.task not in info.tasks:
         known = ", ".join(name(task) for task in info.tasks)
         raise InvalidInput("task", f"{info.pipeline} does not do {name(start.task)}; it does {known}")
-    fitting = [task for task in info.tasks if (task in takes_images) == bool(start.images)]
-    if start.task:
-        fitting = [task for task in fitting if task == start.task]
+    asked = [start.task] if start.task else info.tasks
+    fitting = [task for task in asked if (task in takes_images) == bool(start.images)]
     if not fitting:
         raise InvalidInput("images", "at least one is required" if not start.images else "are not taken by this task")
     return fitting[0]
@@ -197,7 +191,7 @@ def resolve(
 
     Args:
         images: `start.images`, decoded.
-        given: what the encoders made, for each output; none: this process has the encoders.
+        given: what the encoders made, for each output or for all; none: this process has the encoders.
         mask: white where the picture is painted anew, of the first picture's size.
 
     Raises:
@@ -214,8 +208,8 @@ def resolve(
         arguments["mask_image"] = mask
     steps = _denoising_steps(start, pipelines, pipeline, arguments["num_inference_steps"])
     seed, count = start.seed if start.HasField("seed") else secrets.randbits(32), start.count or 1
-    first = Conditioning()
-    conditionings = given or [first, *(first.for_another_seed() for _ in range(1, count))]
+    first, *others = given or [Conditioning()]
+    conditionings = [first, *(others or (first.for_another_seed() for _ in range(1, count)))]
     outputs = [
         OutputSpec(
             pipeline,
@@ -230,7 +224,7 @@ def resolve(
         )
         for i in range(count)
     ]
-    return GenerationPlan(task, seed, steps, outputs)
+    return GenerationPlan(task, seed, outputs)
 
 
 def _denoising_steps(start: dit_pb2.DitStart, pipelines: Pipelines, pipeline: DiffusionPipeline, asked: int) -> int:

@@ -63,15 +63,12 @@ def _part(rules: BatchRules, name: str, value: Any, samples: int, digest: Callab
     if isinstance(value, torch.Tensor):
         if name in rules.padded:
             return value.dtype, value.shape[2:]
-        if name in rules.expanded:
-            return value.dtype, value.shape[1:]
-        if value.dim() and value.shape[0] == samples:
+        if name in rules.expanded or (value.dim() and value.shape[0] == samples):
             return value.dtype, value.shape[1:]
     elif isinstance(value, list) and len(value) == samples and all(isinstance(v, torch.Tensor) for v in value):
-        return tuple(
-            (v.dtype, v.shape[1:] if name in rules.ragged else v.shape)
-            for v in value[: 1 if name in rules.ragged else None]
-        )
+        if name in rules.ragged:
+            return value[0].dtype, value[0].shape[1:]
+        return tuple((v.dtype, v.shape) for v in value)
     elif isinstance(value, dict) and not value:
         return "empty"
     raise Unbatchable(name)

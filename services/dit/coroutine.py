@@ -8,6 +8,7 @@ of the result. So every line of the pipeline is diffusers' own, and so is every 
 import contextlib
 import inspect
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +42,9 @@ class BatchPoint:
         return self.function(*bound.args, **bound.kwargs)
 
 
-@dataclass(frozen=True)
-class CacheContext:
-    """What a pipeline said by `cache_context`: which of a step's calls this is, and where in the loop."""
-
-    name: str
-    arguments: dict[str, Any]
+CacheContext = Callable[[str], AbstractContextManager[Any]]
+"""What a pipeline said by `cache_context`: which of a step's calls this is, and where in the loop. Its argument goes
+before the call's name, and tells the caches of several pipelines apart."""
 
 
 @dataclass(frozen=True)
@@ -164,11 +162,10 @@ def _record_context(cache_context: Callable[..., Any]) -> Callable[..., Any]:
             with cache_context(name, **arguments):
                 yield
             return
-        task.context = CacheContext(name, arguments)
+        task.context = lambda owner: cache_context(f"{owner}{name}", **arguments)  # the engine enters it for a call
         try:
             yield
         finally:
             task.context = None
 
-    record.outside = cache_context  # type: ignore[attr-defined]  # the engine enters it for a task's call
     return record

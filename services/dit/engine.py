@@ -4,30 +4,27 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 import torch
+from prometheus_client import Gauge
 
 from services.common.engine.process import lower_engine_priority
 from services.common.rpc.errors import InternalError, StageError, Unavailable
 from services.common.telemetry.metrics import STEP_BATCH, STEP_SECONDS
 from services.diffusion.pipelines import PipelineStopped, explain
 from services.diffusion.request import OutputSpec
-from services.dit import metrics
 from services.dit.batching import join, split
-from services.dit.coroutine import ModelCall
+from services.dit.config import DitSettings
 from services.dit.models import Models
 from services.dit.output import Done, Encoded, Event, Failed, Output, Started
 from services.dit.parallel_group import GroupFailed
 
+RUNNING = Gauge("quartet_dit_outputs_running", "Outputs between their first step and their end")
+WAITING = Gauge("quartet_dit_outputs_waiting", "Outputs that wait for others to end")
+
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class _Stop:
-    """Ends the thread."""
 
 
 class DitEngine:
@@ -39,27 +36,22 @@ class DitEngine:
 
     Args:
         models: pipelines and adapters.
-        max_running_outputs: outputs between their first step and their end; others wait, in order.
-        max_batch: most outputs that share a step.
+        settings: of the stage. `max_running_outputs` are between their first step and their end; others wait, in order.
         on_fatal: called in the engine's thread with what broke it, after every output was told.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        max_running_outputs: int,
-        max_batch: int,
-        on_fatal: Callable[[Exception], object] = lambda e: None,
-    ) -> None:
+    def __init__(self, models: Models, settings: DitSettings, on_fatal: Callable[[Exception], object]) -> None:
         self.models = models
-        self._max_running_outputs, self._max_batch, self._on_fatal = max_running_outputs, max_batch, on_fatal
-        self._inbox: queue.SimpleQueue[Output | _Stop | Exception | None] = queue.SimpleQueue()
+        self._max_running_outputs, self._max_batch = settings.max_running_outputs, settings.max_batch
+        self._on_fatal = on_fatal
+        self._inbox: queue.SimpleQueue[Output | Exception | None] = queue.SimpleQueue()
         self._waiting: list[Output] = []
         self._running: list[Output] = []
         self._used: str | None = None  # what the latest call was for, as `Output.waits_for`
         self._stopping = False
         self._broken: Exception | None = None
-        models.watch(self._inbox.put, on_fatal)
+        if models.group is not None:
+            models.group.watch(self._inbox.put, on_fatal)
         self._thread = threading.Thread(target=self._run, name="dit-engine", daemon=True)
         self._thread.start()
 
@@ -80,7 +72,8 @@ class DitEngine:
 
     def stop(self) -> None:
         """Ends the thread after the step that runs; what is not done fails with Unavailable."""
-        self._inbox.put(_Stop())
+        self._stopping = True
+        self._inbox.put(None)
         self._thread.join()
 
     # What follows runs in the engine's thread.
@@ -88,7 +81,6 @@ class DitEngine:
     def _run(self) -> None:
         if self.models.device.type == "cpu":
             lower_engine_priority()
-        fatal = None
         try:
             with torch.no_grad():
                 while not self._stopping:
@@ -100,31 +92,27 @@ class DitEngine:
                     if self._running and not self._stopping:
                         self._advance(self._next())
             self._fail_all(Unavailable("the stage is shutting down"))
+            self.models.close()
         except Exception as error:
             log.exception("dit engine failed")
             self._fail_all(InternalError("the diffusion stage's engine failed; its log has the details"))
-            fatal = error
-        self.models.close()
-        if fatal is not None:
-            self._on_fatal(fatal)
+            self.models.close()
+            self._on_fatal(error)
 
     def _take_in(self, block: bool) -> None:
         """Reads the inbox; waits for something in it if there is nothing to do."""
         while block or not self._inbox.empty():
             entry = self._inbox.get()
             block = False
-            if isinstance(entry, _Stop):
-                self._stopping = True
-            elif isinstance(entry, Exception):  # of the processes of other devices
-                self._broken = entry
-            elif entry is not None:
+            if isinstance(entry, Output):
                 self._waiting.append(entry)
+            elif entry is not None:  # of the processes of other devices
+                self._broken = entry
 
     def _drop_cancelled(self) -> None:
         for output in [output for output in self._running if output.cancelled]:
             self._end(output)
         self._waiting = [output for output in self._waiting if not output.cancelled]
-        self._count()
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_running_outputs:
@@ -141,11 +129,7 @@ class DitEngine:
         stays = self.models.one_at_a_time
         return min(
             self._running,
-            key=lambda output: (
-                stays and output.waits_for != self._used,
-                output.virtual_time_s,
-                output.call is not None,
-            ),
+            key=lambda output: (stays and output.waits_for != self._used, output.virtual_time_s, bool(output.call)),
         )
 
     def _advance(self, output: Output) -> None:
@@ -160,18 +144,17 @@ class DitEngine:
                 output.emit(Encoded())
             return
         batch = [output]
-        if call.key is not None and not self.models.unbatched:
-            others = [other for other in self._running if other is not output and self._matches(other, output)]
-            batch += sorted(others, key=lambda other: other.virtual_time_s)[: self._max_batch - 1]
+        if call.key is not None and self.models.info.batched:
+            alike = [
+                other
+                for other in self._running
+                if other is not output
+                and other.call is not None
+                and (other.call.key, other.spec.loras) == (call.key, output.spec.loras)
+            ]
+            batch += sorted(alike, key=lambda other: other.virtual_time_s)[: self._max_batch - 1]
         started = time.monotonic()
-        try:
-            results = self._compute(batch)
-        except Exception as error:
-            if len(batch) == 1 or _breaks_the_device(error):
-                self._fail(output, error)
-                return
-            log.warning("a shared step failed; its outputs go on alone", outputs=len(batch), error=repr(error))
-            results = [self._compute_alone(member) for member in batch]
+        results = self._results(batch)
         spent_s = time.monotonic() - started
         STEP_SECONDS.labels("dit", call.point.name).observe(spent_s)
         STEP_BATCH.labels("dit", call.point.name).observe(len(batch))
@@ -182,14 +165,19 @@ class DitEngine:
             if result is not None:
                 self._resume(member, result)
 
-    def _matches(self, other: Output, output: Output) -> bool:
-        call, wanted = other.call, output.call
-        return (
-            call is not None and wanted is not None and call.key == wanted.key and other.spec.loras == output.spec.loras
-        )
+    def _results(self, batch: list[Output]) -> list[Any]:
+        """What each output waits for; None if that failed and it was told so."""
+        try:
+            return self._compute(batch)
+        except Exception as error:
+            if len(batch) == 1 or _breaks_the_engine(error):
+                self._fail(batch[0], error)
+                return [None]
+            log.warning("a shared step failed; its outputs go on alone", outputs=len(batch), error=repr(error))
+            return [result for output in batch for result in self._results([output])]
 
     def _compute(self, batch: list[Output]) -> list[Any]:
-        calls = [_call_of(output) for output in batch]
+        calls = [output.call for output in batch if output.call is not None]
         point = calls[0].point
         arguments = join(point.rules, [call.arguments for call in calls])
         with self.models.set_up(batch[0].spec.loras, batch[0], calls[0]):
@@ -197,14 +185,6 @@ class DitEngine:
         if self.models.device.type == "cuda":
             torch.cuda.synchronize(self.models.device)  # so that time spent is time spent
         return split(result, [call.samples for call in calls])
-
-    def _compute_alone(self, output: Output) -> Any:
-        """The result for `output`; None if it failed and was told so."""
-        try:
-            return self._compute([output])[0]
-        except Exception as error:
-            self._fail(output, error)
-            return None
 
     def _resume(self, output: Output, value: Any) -> None:
         """Lets the pipeline go on to its next call, or to its end."""
@@ -226,7 +206,7 @@ class DitEngine:
             output.emit(result)
 
     def _fail(self, output: Output, error: Exception) -> None:
-        if isinstance(error, GroupFailed) or _breaks_the_device(error):  # no output's own
+        if _breaks_the_engine(error):
             raise error
         self._end(output)
         output.emit(Failed(explain(error)))
@@ -247,15 +227,12 @@ class DitEngine:
         self._count()
 
     def _count(self) -> None:
-        metrics.RUNNING.set(len(self._running))
-        metrics.WAITING.set(len(self._waiting))
+        RUNNING.set(len(self._running))
+        WAITING.set(len(self._waiting))
 
 
-def _call_of(output: Output) -> ModelCall:
-    assert output.call is not None
-    return output.call
-
-
-def _breaks_the_device(error: Exception) -> bool:
-    """Whether nothing can run on the device any more, as after an index out of bounds in a CUDA kernel."""
-    return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)
+def _breaks_the_engine(error: Exception) -> bool:
+    """Whether nothing can run any more: a device's process is gone, or a kernel of the device's went wrong, as after an
+    index out of bounds in CUDA."""
+    broken = (GroupFailed, torch.AcceleratorError)
+    return isinstance(error, broken) and not isinstance(error, torch.OutOfMemoryError)

@@ -20,16 +20,8 @@ def choices(settings: DitSettings, accelerator: Accelerator | None, dtype: str) 
         _blocks(settings),
         _offload(settings.offload, accelerator),
         _steps(settings),
-        _devices(settings, accelerator),
+        devices(settings, accelerator),
     )
-
-
-def conflict(settings: DitSettings) -> str:
-    """What cannot be had together with several devices; empty if nothing is in the way."""
-    for name, off in (("cache", "none"), ("compile_blocks", False), ("offload", "none")):
-        if (value := getattr(settings, name)) != off:
-            return f"not together with {name}={value}; leave one of them out"
-    return ""
 
 
 def _weights(settings: DitSettings, accelerator: Accelerator | None, dtype: str) -> Choice:
@@ -73,14 +65,17 @@ def _steps(settings: DitSettings) -> Choice:
     return Choice("steps", f"up to {settings.max_batch} outputs", "those of one shape share a step (--max-batch)")
 
 
-def _devices(settings: DitSettings, accelerator: Accelerator | None) -> Choice:
+def devices(settings: DitSettings, accelerator: Accelerator | None) -> Choice:
+    """How many devices share each denoising call; see `choices`."""
     ulysses, ring = settings.context_parallel_ulysses, settings.context_parallel_ring
     if settings.parallel_devices == 1:
         return Choice("devices", "1", "--context-parallel-ulysses and -ring share a call among several")
     asked = f"context_parallel_ulysses={ulysses}, context_parallel_ring={ring}"
     path = f"{settings.parallel_devices}: ulysses {ulysses} x ring {ring}"
-    if reason := conflict(settings):
-        return Choice("devices", path, f"{asked}: {reason}", fatal=True)
+    for name, off in (("cache", "none"), ("compile_blocks", False), ("offload", "none")):
+        if (value := getattr(settings, name)) != off:
+            reason = f"{asked}: not together with {name}={value}; leave one of them out"
+            return Choice("devices", path, reason, fatal=True)
     if accelerator is None and ring > 1:
         return Choice("devices", path, f"{asked}: no attention backend can make a ring of CPUs", fatal=True)
     return Choice("devices", path, f"as {asked} say")

@@ -3,10 +3,11 @@ between two requests' calls.
 """
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.hooks import UserCpuOffloadHook
@@ -16,15 +17,19 @@ from diffusers.hooks.taylorseer_cache import TaylorSeerCacheConfig
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
-from services.common.engine.device import Accelerator, engine_device, log_choices
+from quartet.v1 import server_info_pb2
+from services.common.engine.device import Accelerator, log_choices
 from services.diffusion.families import DENOISERS, TEXT_ENCODERS
+from services.diffusion.model_info import dit_info
 from services.diffusion.pipelines import Pipelines, checkpoint_dtype, find_checkpoint, load_meta_modules, without
 from services.dit.batching import Arguments
 from services.dit.config import DitSettings
 from services.dit.coroutine import BatchPoint, ModelCall, install
 from services.dit.execution import choices
 from services.dit.parallel import resolve_device
-from services.dit.parallel_group import Group
+
+if TYPE_CHECKING:
+    from services.dit.parallel_group import Group
 
 _QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
     "bitsandbytes-8bit": ("bitsandbytes_8bit", {"load_in_8bit": True}),
@@ -33,9 +38,12 @@ _QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
     "torchao-float8": ("torchao", {"quant_type": "float8wo"}),
 }
 
+Loras = tuple[tuple[str, float], ...]
+"""(adapter, weight) of those that are on."""
+
 
 class Models(Pipelines):
-    """A checkpoint, loaded for denoising. All but the constructor and `watch` is for the engine's thread.
+    """A checkpoint, loaded for denoising. All but the constructor is for the engine's thread.
 
     Args:
         settings: of the stage.
@@ -43,8 +51,9 @@ class Models(Pipelines):
         group: the others, of rank 0. It is closed if loading fails.
 
     Attributes:
-        unbatched: why outputs do not share steps; empty if they do.
+        info: this stage's part of the server info.
         denoisers: the models that are called at each step.
+        dtype: of the first of them.
         one_at_a_time: whether calling another model takes loading it.
 
     Raises:
@@ -52,72 +61,59 @@ class Models(Pipelines):
         GroupFailed: another device's process could not start.
     """
 
-    def __init__(self, settings: DitSettings, rank: int = 0, group: Group | None = None) -> None:
+    def __init__(self, settings: DitSettings, rank: int = 0, group: "Group | None" = None) -> None:
         self.group = group
+        self.one_at_a_time = settings.offload == "model"
+        self._cached = settings.cache != "none"
+        self._loras: Loras | None = None if settings.lora else ()
         try:
-            if settings.parallel_devices > 1:
-                settings = settings.model_copy(update={"device": resolve_device(settings, rank)})
-            super().__init__(load_pipeline(settings, denoisers_only=rank > 0))
+            super().__init__(load_pipeline(settings, rank))
+            if self._cached:  # the pipelines of the others do not tell a step's calls apart
+                self.pipelines = {task: pipe for task, pipe in self.pipelines.items() if supports_caches(pipe)}
+            self.info = self._describe(settings)
             self.denoisers = _denoisers(self.pipeline)
+            self.dtype: torch.dtype = self.denoisers[0].dtype
             if self.group is not None:
                 self.group.join(self.denoisers)
         except BaseException:
             self.close()
             raise
-        self.unbatched = ""
-        self._cached = settings.cache != "none"
-        if self._cached:
-            self.unbatched = f"cache={settings.cache} keeps results of each output's own earlier steps"
-            # the pipelines of the others do not tell a step's calls apart
-            self.pipelines = {task: pipe for task, pipe in self.pipelines.items() if supports_caches(pipe)}
-        elif settings.context_parallel_ring > 1 and self.family.batching.padded:
-            self.unbatched = "prompts of several lengths need a mask, and context_parallel_ring takes none"
-        self.one_at_a_time = settings.offload == "model"
-        self._loras: tuple[tuple[str, float], ...] | None = None
-        self.lora_names = sorted(settings.lora)
         install(self.pipeline)
 
-    def watch(self, tell: Callable[[Exception], object], give_up: Callable[[Exception], object]) -> None:
-        """See `Group.watch`."""
-        if self.group is not None:
-            self.group.watch(tell, give_up)
+    def _describe(self, settings: DitSettings) -> server_info_pb2.DitInfo:
+        info = dit_info(self, settings)
+        info.loras.extend(sorted(settings.lora))
+        info.needs_source = settings.encoders == "stream"
+        if self._cached:
+            info.not_batched = f"cache={settings.cache} keeps results of each output's own earlier steps"
+        elif settings.context_parallel_ring > 1 and self.family.batching.padded:
+            info.not_batched = "prompts of several lengths need a mask, and context_parallel_ring takes none"
+        info.batched = not info.not_batched
+        return info
 
     def close(self) -> None:
         """Ends the other devices' processes."""
         if self.group is not None:
             self.group.close()
 
-    def run(self, point: BatchPoint, arguments: Arguments, loras: tuple[tuple[str, float], ...]) -> Any:
+    def run(self, point: BatchPoint, arguments: Arguments, loras: Loras) -> Any:
         """Calls the point's function, a denoiser's on all devices."""
         if self.group is None or point.name not in DENOISERS:
             return point.run(arguments)
         return self.group.run(point.name, arguments, loras, lambda: point.run(arguments))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the transformer."""
-        return self.denoisers[0].dtype
-
     @contextlib.contextmanager
-    def set_up(
-        self, loras: tuple[tuple[str, float], ...], owner: Any = None, call: ModelCall | None = None
-    ) -> Iterator[None]:
+    def set_up(self, loras: Loras, owner: Any = None, call: ModelCall | None = None) -> Iterator[None]:
         """The adapters `loras`, and for `call` the cache of `owner`, while inside."""
         self._use(loras)
-        context = call and self._cached and getattr(self._module(call), "cache_context", None)
-        if not context:
-            yield
-            return
-        assert call is not None
-        assert call.context is not None
-        with context.outside(f"{id(owner)}/{call.context.name}", **call.context.arguments):
+        if call is not None and call.context is not None and self._cached:
+            with call.context(f"{id(owner)}/"):
+                yield
+        else:
             yield
 
-    def _module(self, call: ModelCall) -> Any:
-        return getattr(self.pipeline, call.point.name, None)
-
-    def _use(self, loras: tuple[tuple[str, float], ...]) -> None:
-        if not self.lora_names or loras == self._loras:
+    def _use(self, loras: Loras) -> None:
+        if loras == self._loras:
             return
         self._loras = None  # unknown, should this fail
         if loras:
@@ -141,37 +137,38 @@ class Models(Pipelines):
                             del kept[name]
 
 
-def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> DiffusionPipeline:
+def load_pipeline(settings: DitSettings, rank: int) -> DiffusionPipeline:
     """The pipeline that the checkpoint's model_index.json names, ready on its device.
 
     Args:
-        denoisers_only: all other models are without weights.
+        rank: where several devices share each call, this one's; from 1 on, only the denoisers have weights.
 
     Raises:
         ValueError: no such checkpoint, or options that the model or the machine does not have.
     """
     folder = find_checkpoint(settings.model)
     dtype = checkpoint_dtype(folder, settings.dtype)
-    device = engine_device(settings.device)
+    device = resolve_device(settings, rank)
     paths = choices(settings, Accelerator.of(device), str(dtype).removeprefix("torch."))
     if reasons := [choice.reason for choice in paths if choice.fatal]:
         raise ValueError("; ".join(reasons))
     log_choices(paths)
-    left_out = TEXT_ENCODERS if denoisers_only or settings.encoders == "stream" else ()
-    if denoisers_only:
-        left_out = (*left_out, "vae", "image_encoder")
-    without_weights = load_meta_modules(folder, dtype, left_out.__contains__)
+    left_out = TEXT_ENCODERS if rank or settings.encoders == "stream" else ()
+    without_weights = load_meta_modules(folder, dtype, (*left_out, *(("vae", "image_encoder") if rank else ())))
     options: dict[str, Any] = {"dtype": dtype, **without_weights}
     if settings.quantization in _QUANTIZATION:
         backend, arguments = _QUANTIZATION[settings.quantization]
-        denoisers = [name for name in DENOISERS if (folder / name).is_dir()]
-        options["quantization_config"] = PipelineQuantizationConfig(backend, arguments, denoisers)
+        options["quantization_config"] = PipelineQuantizationConfig(backend, arguments, list(DENOISERS))
     try:
         pipeline: Any = DiffusionPipeline.from_pretrained(folder, **options)
     except (OSError, ImportError) as error:
         raise ValueError(f"{settings.model}: {error}") from None
-    for name in settings.lora:
-        _load_lora(pipeline, name, settings.lora[name])
+    for name, path in settings.lora.items():
+        if not Path(path).exists():
+            raise ValueError(f"lora {name}: {path} does not exist")
+        if not hasattr(pipeline, "load_lora_weights"):
+            raise ValueError(f"lora {name}: {type(pipeline).__name__} takes no adapters")
+        pipeline.load_lora_weights(path, adapter_name=name)
     if settings.cache != "none" and not supports_caches(pipeline):
         raise ValueError(f"cache={settings.cache}: {type(pipeline).__name__} does not support caches; leave it out")
     for denoiser in _denoisers(pipeline):
@@ -187,14 +184,6 @@ def load_pipeline(settings: DitSettings, denoisers_only: bool = False) -> Diffus
 
 def _denoisers(pipeline: Any) -> list[Any]:
     return [module for name in DENOISERS if (module := getattr(pipeline, name, None)) is not None]
-
-
-def _load_lora(pipeline: Any, name: str, path: str) -> None:
-    if not Path(path).exists():
-        raise ValueError(f"lora {name}: {path} does not exist")
-    if not hasattr(pipeline, "load_lora_weights"):
-        raise ValueError(f"lora {name}: {type(pipeline).__name__} takes no adapters")
-    pipeline.load_lora_weights(path, adapter_name=name)
 
 
 def _prepare(denoiser: Any, dtype: torch.dtype, settings: DitSettings) -> None:
@@ -219,11 +208,8 @@ def _place(pipeline: Any, device: torch.device, offload: str) -> None:
     elif offload == "sequential":
         pipeline.enable_sequential_cpu_offload(device=device)
     else:
-        pipeline.enable_group_offload(
-            onload_device=device,
-            offload_type="leaf_level",
-            use_stream=device.type == "cuda",
-        )
+        use_stream = device.type == "cuda"
+        pipeline.enable_group_offload(onload_device=device, offload_type="leaf_level", use_stream=use_stream)
 
 
 def supports_caches(pipeline: Any) -> bool:
@@ -239,26 +225,16 @@ def offload_models(pipeline: Any, device: torch.device) -> None:
     take turns: the model to send away is the one that is there.
     """
     pipeline.enable_model_cpu_offload(device=device)
-    place = _Place()
-    for hook in pipeline._all_hooks:
-        hook.hook.pre_forward = place.takes(hook)
+    here: UserCpuOffloadHook | None = None
 
-
-class _Place:
-    """On the device, for one model."""
-
-    def __init__(self) -> None:
-        self._here: UserCpuOffloadHook | None = None
-
-    def takes(self, hook: UserCpuOffloadHook) -> Callable[..., Any]:
+    def take_place(hook: UserCpuOffloadHook, bring: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What accelerate is to run before a call of the hook's model."""
-        bring = hook.hook.pre_forward
+        nonlocal here
+        if here is not None and here is not hook:
+            here.offload()
+            clear_device_cache()
+        here = hook  # before it comes: if only a part of it fits, that part is sent away
+        return bring(*args, **kwargs)
 
-        def pre_forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self._here is not None and self._here is not hook:
-                self._here.offload()
-                clear_device_cache()
-            self._here = hook  # before it comes: if only a part of it fits, that part is sent away
-            return bring(module, *args, **kwargs)
-
-        return pre_forward
+    for hook in pipeline._all_hooks:
+        hook.hook.pre_forward = functools.partial(take_place, hook, hook.hook.pre_forward)

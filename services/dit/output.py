@@ -104,14 +104,14 @@ class Output:
 
     def _make(self) -> Done:
         """The task's body."""
-        with own_view(self.spec.pipeline, self._follow) as pipeline:
-            self.spec.conditioning.attach(pipeline)
+        with own_view(self.spec.pipeline, self.spec.conditioning, self._follow) as pipeline:
             data = self._call(pipeline)
             return Done(data if self.spec.floats else _to_bytes(data))
 
     def _call(self, pipeline: Any) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed(self.spec.seed)
-        result = pipeline(**self.spec.arguments, generator=generator, output_type=_output_type(self.spec))
+        output_type = "pt" if self.spec.result == "audios" else "np"
+        result = pipeline(**self.spec.arguments, generator=generator, output_type=output_type)
         return _to_tensor(result[self.spec.result][0])
 
     def _follow(self, scheduler: Any) -> None:
@@ -140,8 +140,7 @@ class Output:
 
         task = self.task
         assert task is not None
-        with own_view(self.spec.pipeline, fix) as pipeline:
-            self.spec.conditioning.attach(pipeline)
+        with own_view(self.spec.pipeline, self.spec.conditioning, fix) as pipeline:
             task.replay = task.last
             try:
                 pixels = self._call(pipeline)
@@ -158,10 +157,6 @@ def _sigma(scheduler: Any, timestep: Any) -> Any:
         scheduler._init_step_index(timestep)
     sigmas: Any = scheduler.sigmas
     return sigmas[scheduler.step_index]
-
-
-def _output_type(spec: OutputSpec) -> str:
-    return "np" if spec.result != "audios" else "pt"
 
 
 def _to_tensor(data: Any) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Context parallelism: several devices share the sequence of each denoising call, by diffusers' own implementation.
 
 diffusers wants a process per device, all of which make the same calls. The pipeline runs in the first process (rank 0)
-only; the others (`parallel_worker`) hold the denoisers, and repeat each call of rank 0's engine. The structure of a
+only; the others (`parallel_group.work`) hold the denoisers, and repeat each call of rank 0's engine. The structure of a
 call's arguments gets to them through a pipe; its tensors follow in the group's broadcasts, from device to device.
 """
 
@@ -23,10 +23,10 @@ from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
-from services.common.engine.device import engine_device
+from services.common.engine.device import Accelerator, engine_device
 from services.diffusion.families import DENOISERS
 from services.dit.config import DitSettings
-from services.dit.execution import conflict
+from services.dit.execution import devices
 
 TensorHeader = tuple[torch.dtype, torch.Size, str]
 """Of a tensor: dtype, shape, type of its device."""
@@ -46,8 +46,6 @@ def check(settings: DitSettings, folder: Path) -> None:
     """
     size, ulysses, ring = settings.parallel_devices, settings.context_parallel_ulysses, settings.context_parallel_ring
     asked = f"context_parallel_ulysses={ulysses}, context_parallel_ring={ring}"
-    if reason := conflict(settings):
-        raise ValueError(f"{asked}: {reason}")
     index = json.loads((folder / "model_index.json").read_text())
     for name in DENOISERS:
         if not (folder / name).is_dir():
@@ -65,18 +63,19 @@ def check(settings: DitSettings, folder: Path) -> None:
     if backend not in supported:
         raise ValueError(f"{asked}: attention_backend={backend} cannot do that; one of {sorted(supported)} can")
     on_cpu = settings.device == "cpu" or (settings.device == "auto" and not torch.cuda.is_available())
-    if on_cpu and ring > 1:
-        raise ValueError(f"{asked}: no attention backend can make a ring of CPUs")
     if not on_cpu and settings.device not in ("auto", "cuda"):
         raise ValueError(f"{asked}: device={settings.device} is one device; say cuda, and pick by CUDA_VISIBLE_DEVICES")
     if not on_cpu and torch.cuda.device_count() < size:
         raise ValueError(f"{asked}: {size} CUDA devices are needed, and there are {torch.cuda.device_count()}")
+    choice = devices(settings, Accelerator.of(resolve_device(settings, 0)))
+    if choice.fatal:
+        raise ValueError(choice.reason)
 
 
-def resolve_device(settings: DitSettings, rank: int) -> str:
-    """torch's name of the device of the group's `rank`."""
+def resolve_device(settings: DitSettings, rank: int) -> torch.device:
+    """The device of this process: where several share each call, that of the group's `rank`."""
     device = engine_device(settings.device)
-    return "cpu" if device.type == "cpu" else f"cuda:{rank}"
+    return device if settings.parallel_devices == 1 or device.type == "cpu" else torch.device("cuda", rank)
 
 
 def join(settings: DitSettings, rank: int, store: Path, denoisers: list[Any]) -> None:
@@ -89,7 +88,7 @@ def join(settings: DitSettings, rank: int, store: Path, denoisers: list[Any]) ->
         ValueError: diffusers refuses.
         RuntimeError: a rank did not come.
     """
-    device = torch.device(resolve_device(settings, rank))
+    device = resolve_device(settings, rank)
     if sys.platform == "linux":  # else they may listen on, and look for each other at, an address of the network
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

@@ -1,10 +1,15 @@
-"""The other processes of a context-parallel group, as rank 0 sees them: started, called, watched, ended."""
+"""The other processes of a context-parallel group: started, called, watched and ended by rank 0, and what they run.
+
+Messages of their pipes: a rank says None when it has loaded, when it has joined the group and after each call, or what
+went wrong; rank 0 sends calls (`parallel.send_call`), and None to end it.
+"""
 
 import atexit
 import contextlib
 import multiprocessing
 import queue
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Callable
@@ -18,9 +23,13 @@ import torch
 from torch import distributed
 from torch.distributed.distributed_c10d import _abort_process_group
 
+from services.common.engine.device import make_current
+from services.common.engine.process import end_with_parent
+from services.common.telemetry import logs
 from services.diffusion.pipelines import find_checkpoint
 from services.dit.config import DitSettings
-from services.dit.parallel import check, join, pack_call, resolve_device, send_call
+from services.dit.models import Models
+from services.dit.parallel import check, join, pack_call, receive_call, resolve_device, send_call
 
 START_TIMEOUT_S = 900.0  # loading a checkpoint takes minutes
 REPLY_TIMEOUT_S = 20.0  # ranks end a call at about the same time
@@ -38,21 +47,21 @@ class Group:
 
     Args:
         settings: of rank 0, this process.
-        work: what a rank's process runs, with its rank, the settings' values, the group's store and its end of a pipe.
 
     Raises:
         ValueError: the settings do not fit the checkpoint or the machine.
     """
 
-    def __init__(self, settings: DitSettings, work: Callable[[int, dict[str, Any], Path, Connection], object]) -> None:
+    def __init__(self, settings: DitSettings) -> None:
         check(settings, find_checkpoint(settings.model))
-        self._settings, self._device = settings, torch.device(resolve_device(settings, 0))
+        self._settings, self._device = settings, resolve_device(settings, 0)
         self._failure: GroupFailed | None = None
         self._tell: Callable[[Exception], object] = lambda error: None
         self._give_up: Callable[[Exception], object] = lambda error: None
         self._replies: queue.SimpleQueue[str | GroupFailed | None] = queue.SimpleQueue()
         self._between_calls, self._closing, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self._folder = Path(tempfile.mkdtemp(prefix="quartet-dit-"))
+        self._store = self._folder / "store"
         self._pipes: list[Connection] = []
         spawn = multiprocessing.get_context("spawn")
         self.processes = []
@@ -67,19 +76,15 @@ class Group:
             self._pipes.append(pipe)
         threading.Thread(target=self._listen, name="dit-group", daemon=True).start()
 
-    @property
-    def _store(self) -> Path:
-        return self._folder / "store"
-
     def join(self, denoisers: list[Any]) -> None:
         """Waits for the others, and makes `denoisers` parts of all ranks'.
 
         Raises:
             GroupFailed: one of them could not start.
         """
-        self._agree(START_TIMEOUT_S)
+        self._agree()
         join(self._settings, 0, self._store, denoisers)
-        self._agree(START_TIMEOUT_S)
+        self._agree()
         self._between_calls.set()
 
     def watch(self, tell: Callable[[Exception], object], give_up: Callable[[Exception], object]) -> None:
@@ -146,8 +151,8 @@ class Group:
                 distributed.destroy_process_group()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _agree(self, timeout_s: float) -> None:
-        failed = [reply for reply in self._collect(timeout_s) if reply]
+    def _agree(self) -> None:
+        failed = [reply for reply in self._collect(START_TIMEOUT_S) if reply]
         if failed:
             raise self._fail(f"could not start: {failed[0]}")
 
@@ -203,11 +208,55 @@ class Group:
         if self._device.type == "cuda" and distributed.is_initialized():
             with contextlib.suppress(Exception):
                 _abort_process_group()
-        timer = threading.Timer(STOP_TIMEOUT_S, self._insist)
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=self._insist, args=(failure,), daemon=True).start()
         return failure
 
-    def _insist(self) -> None:
-        if not self._closing.is_set():
-            self._give_up(self._failure or GroupFailed("context parallelism failed"))
+    def _insist(self, failure: GroupFailed) -> None:
+        if not self._closing.wait(STOP_TIMEOUT_S):
+            self._give_up(failure)
+
+
+def work(rank: int, values: dict[str, Any], store: Path, connection: Connection) -> None:
+    """Entry point of the process of another rank: holds the denoisers and repeats each call of rank 0.
+
+    Args:
+        rank: of the group, from 1.
+        values: of the settings.
+        store: see `parallel.join`.
+        connection: this end of the pipe.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 gets them too, drains, and then ends this process
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent(store.parent)
+    settings = DitSettings(**values)
+    logs.configure(settings.log_level, f"dit-{rank}")
+    device = resolve_device(settings, rank)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    try:
+        make_current(device)
+        models = Models(settings, rank)
+        connection.send(None)
+        join(settings, rank, store, models.denoisers)
+    except Exception as error:
+        log.exception("a worker could not start", rank=rank)
+        connection.send(repr(error))
+        return
+    connection.send(None)
+    with torch.no_grad():
+        while (message := connection.recv()) is not None:
+            connection.send(_repeat(models, message, device))
+    distributed.destroy_process_group()
+
+
+def _repeat(models: Models, message: Any, device: torch.device) -> str | None:
+    """Makes a call of rank 0. The result is rank 0's; here only what went wrong is of interest."""
+    try:
+        name, arguments, loras = receive_call(message, device)
+        with models.set_up(loras):
+            getattr(models.pipeline, name).forward(**arguments)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except Exception as error:
+        return repr(error)
+    return None

@@ -4,11 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
+from functools import partial
 
 import grpc
 import torch
 
-from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
+from quartet.v1 import dit_pb2, dit_pb2_grpc
 from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput
 from services.common.rpc.messages import first_start
@@ -31,11 +32,10 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
     def __init__(self, admission: Admission, consumer: StreamConsumer, settings: DitSettings) -> None:
         self._admission, self._consumer, self._settings = admission, consumer, settings
         self._engine: DitEngine
-        self._info: server_info_pb2.DitInfo
 
-    def bind(self, engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
-        """The engine, before `admission` opens, and what it takes."""
-        self._engine, self._info = engine, info
+    def bind(self, engine: DitEngine) -> None:
+        """The engine, before `admission` opens."""
+        self._engine, self._info = engine, engine.models.info
 
     async def Generate(self, request_iterator: Requests, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
         start = await first_start(request_iterator, context)
@@ -48,10 +48,9 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
 
     async def _serve(self, start: dit_pb2.DitStart, requests: Requests, call: Call) -> AsyncGenerator[Response, None]:
         plan = await self._resolve(start, requests)
-        steps, count = plan.steps, len(plan.outputs)
-        yield Response(
-            started=dit_pb2.DitStarted(task=plan.task, seed=plan.seed, count=count, num_inference_steps=steps)
-        )
+        steps, count = plan.outputs[0].steps, len(plan.outputs)
+        started = dit_pb2.DitStarted(task=plan.task, seed=plan.seed, count=count, num_inference_steps=steps)
+        yield Response(started=started)
         run = _Run(self._engine, plan, start.progress_interval_ms / 1000)
         try:
             async for output, event in run.events():
@@ -65,7 +64,10 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                     progress = dit_pb2.DitProgress(output=output, step=event.step, num_inference_steps=event.steps)
                     yield Response(progress=progress)
                 elif isinstance(event, Preview):
-                    yield Response(preview=run.preview(output, event))
+                    index = sum(step < event.step for step in plan.outputs[output].preview_steps)
+                    pixels = to_message(event.pixels)
+                    preview = dit_pb2.DitPreview(output=output, index=index, step=event.step, pixels=pixels)
+                    yield Response(preview=preview)
                 else:
                     call.timings.mark_output()
                     pieces = self._pieces(output, event)
@@ -74,30 +76,22 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         finally:
             run.cancel()
             call.set(outputs=count, steps=run.steps, mean_batch=round(run.mean_batch, 2))
-        yield Response(
-            summary=dit_pb2.DitSummary(
-                count=count, steps=run.steps, timings=call.timings.to_message(), mean_batch=run.mean_batch
-            )
-        )
+        timings = call.timings.to_message()
+        summary = dit_pb2.DitSummary(count=count, steps=run.steps, timings=timings, mean_batch=run.mean_batch)
+        yield Response(summary=summary)
 
     async def _resolve(self, start: dit_pb2.DitStart, requests: Requests) -> GenerationPlan:
         task = check(start, self._info)
-        if start.HasField("source") != self._info.needs_source:
-            reason = (
-                "is required: this diffusion stage has no text encoders"
-                if self._info.needs_source
-                else "is not taken: leave it out"
-            )
-            raise InvalidInput("source", reason)
-        files = await read_files(start, requests, self._settings)
-        models, given = self._engine.models, []
-        if self._info.needs_source:
-            given = await read_conditioning(self._consumer, start, models.device)
-
-        def decode_and_resolve() -> GenerationPlan:
-            return resolve(start, task, *decode_files(files, self._settings), models, self._info, given)
-
-        return await asyncio.to_thread(decode_and_resolve)
+        has_source = start.HasField("source")
+        if self._info.needs_source and not has_source:
+            raise InvalidInput("source", "is required: this diffusion stage has no text encoders")
+        if has_source and not self._info.needs_source:
+            raise InvalidInput("source", "is not taken: leave it out")
+        files, models = await read_files(start, requests, self._settings), self._engine.models
+        given = await read_conditioning(self._consumer, start, models.device) if has_source else []
+        return await asyncio.to_thread(
+            lambda: resolve(start, task, *decode_files(files, self._settings), models, self._info, given)
+        )
 
     def _pieces(self, output: int, done: Done) -> Iterator[dit_pb2.DitPiece]:
         """`done` in messages of at most 4 MiB; in each at least one row, frame or sample. Without torch's operations:
@@ -130,17 +124,10 @@ class _Run:
         self.steps = 0
         self._batches = 0
         self._interval_s, self._reported_s = interval_s, [float("-inf")] * len(plan.outputs)
-        self._previews = [0] * len(plan.outputs)
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._engine, self._pending = engine, len(plan.outputs)
-        loop = asyncio.get_running_loop()
-
-        def emit(output: int, event: Event) -> None:
-            if isinstance(event, Progress) and not self._count(output, event):
-                return
-            loop.call_soon_threadsafe(self._events.put_nowait, (output, event))
-
-        self._outputs = [engine.submit(spec, lambda event, i=i: emit(i, event)) for i, spec in enumerate(plan.outputs)]
+        self._loop = asyncio.get_running_loop()
+        self._outputs = [engine.submit(spec, partial(self._hear, i)) for i, spec in enumerate(plan.outputs)]
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """(output, event), until the last is done or one has failed."""
@@ -149,27 +136,21 @@ class _Run:
             self._pending -= isinstance(event, Done)
             yield output, event
 
-    def _count(self, output: int, progress: Progress) -> bool:
-        """Takes note of a step, in the engine's thread; whether it is to be reported."""
-        self.steps += 1
-        self._batches += progress.batch
-        now = time.monotonic()
-        if progress.step < progress.steps and now - self._reported_s[output] < self._interval_s:
-            return False
-        self._reported_s[output] = now
-        return True
+    def _hear(self, output: int, event: Event) -> None:
+        """Counts steps and passes on what is to be reported. In the engine's thread."""
+        if isinstance(event, Progress):
+            self.steps += 1
+            self._batches += event.batch
+            now = time.monotonic()
+            if event.step < event.steps and now - self._reported_s[output] < self._interval_s:
+                return
+            self._reported_s[output] = now
+        self._loop.call_soon_threadsafe(self._events.put_nowait, (output, event))
 
     @property
     def mean_batch(self) -> float:
         """Outputs that shared a step, on average."""
         return self._batches / self.steps if self.steps else 0.0
-
-    def preview(self, output: int, event: Preview) -> dit_pb2.DitPreview:
-        """The message, numbered."""
-        self._previews[output] += 1
-        return dit_pb2.DitPreview(
-            output=output, index=self._previews[output] - 1, step=event.step, pixels=to_message(event.pixels)
-        )
 
     def cancel(self) -> None:
         """Gives up what is not done."""

@@ -1,21 +1,72 @@
-"""Starts the encoder: `python -m services.encoder --model DIR_OR_ID --port 50055`."""
+"""The encoder's process, `python -m services.encoder --model DIR_OR_ID --port 50055`: its RPC and its start."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
+import grpc
 import structlog
 
-from quartet.v1 import dit_pb2, encoder_pb2_grpc, server_info_pb2
+from quartet.v1 import dit_pb2, encoder_pb2, encoder_pb2_grpc, server_info_pb2
+from services.common.rpc.call import Admission, serve_call
+from services.common.rpc.errors import InvalidInput
+from services.common.rpc.messages import first_start
 from services.common.stage import Stage, main
-from services.diffusion.model_info import dit_info, warm_up_side
+from services.common.stream.hub import StreamHub
+from services.diffusion.conditioning import send_conditioning
+from services.diffusion.images import decode_files, read_files
+from services.diffusion.model_info import warm_up_output
 from services.diffusion.pipelines import silence_libraries
-from services.diffusion.request import resolve
+from services.diffusion.request import OutputSpec, check, resolve
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
-from services.encoder.servicer import EncoderServicer
 
 SERVICE = "quartet.v1.EncoderService"
+Requests = AsyncIterator[encoder_pb2.EncodeRequest]
+Response = encoder_pb2.EncodeResponse
 
 log = structlog.get_logger()
+
+
+class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
+    """Serves requests by an engine, which `bind` sets once it is loaded."""
+
+    def __init__(self, admission: Admission, hub: StreamHub, settings: EncoderSettings) -> None:
+        self._admission, self._hub, self._settings = admission, hub, settings
+        self._engine: EncoderEngine
+
+    def bind(self, engine: EncoderEngine) -> None:
+        """The engine, before `admission` opens."""
+        self._engine = engine
+
+    async def Encode(self, request_iterator: Requests, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
+        start = await first_start(request_iterator, context)
+        async with serve_call("encoder", start.request.request_id, context, self._admission) as call:
+            if not start.output_stream_id:
+                raise InvalidInput("output_stream_id", "is required")
+            with self._hub.open(start.output_stream_id, []) as output:
+                output.start(prompt_positions=0)
+                outputs = await self._resolve(start.request, request_iterator)
+                call.timings.mark_started()
+                made = await self._engine.encode(outputs)
+                call.timings.mark_output()
+                loop = asyncio.get_running_loop()
+                tensors, size_bytes = await asyncio.to_thread(send_conditioning, output, made, loop)
+                call.set(tensors=tensors, size_bytes=size_bytes)
+                output.finish(end_position=0)
+            timings = call.timings.to_message()
+            yield Response(summary=encoder_pb2.EncodeSummary(tensors=tensors, size_bytes=size_bytes, timings=timings))
+
+    async def _resolve(self, request: dit_pb2.DitStart, requests: Requests) -> list[OutputSpec]:
+        engine = self._engine
+        request.ClearField("loras")  # of the transformer
+        task = check(request, engine.info)
+        if engine.draws_prior_tokens and not request.HasField("seed"):
+            raise InvalidInput("seed", "is required: this model draws prior tokens by it")
+        files = await read_files(request, requests, self._settings)
+        plan = await asyncio.to_thread(
+            lambda: resolve(request, task, *decode_files(files, self._settings), engine.models, engine.info)
+        )
+        return plan.outputs
 
 
 async def serve(stage: Stage, settings: EncoderSettings) -> None:
@@ -24,33 +75,21 @@ async def serve(stage: Stage, settings: EncoderSettings) -> None:
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, stage.grpc)
 
     def describe(engine: EncoderEngine) -> server_info_pb2.GetServerInfoResponse:
-        info = server_info_pb2.EncoderInfo(
-            pipeline=type(engine.models.pipeline).__name__, models=engine.names, needs_seed=engine.draws_prior_tokens
-        )
-        log.info("loaded", pipeline=info.pipeline, models=list(info.models))
-        return stage.server.describe(str(engine.dtype), str(engine.models.device), encoder=info)
+        pipeline, names = engine.info.pipeline, engine.names
+        log.info("loaded", pipeline=pipeline, models=names)
+        info = server_info_pb2.EncoderInfo(pipeline=pipeline, models=names, needs_seed=engine.draws_prior_tokens)
+        return stage.describe(str(engine.dtype), str(engine.models.device), encoder=info)
+
+    async def warm_up(engine: EncoderEngine) -> None:
+        if not engine.models.family.needs_image:  # a picture may be read at a million pixels, however small it is
+            await engine.encode([warm_up_output(engine.models, engine.info)])
 
     await stage.serve(
         load=lambda: asyncio.to_thread(EncoderEngine, settings),
-        warm_up=lambda engine: warm_up(engine, settings),
+        warm_up=warm_up,
         describe=describe,
         bind=lambda engine, info: servicer.bind(engine),
     )
-
-
-async def warm_up(engine: EncoderEngine, settings: EncoderSettings) -> None:
-    """Reads one prompt, if the pipeline reads prompts without pictures.
-
-    Raises:
-        StageError: it failed.
-    """
-    if engine.models.family.needs_image:
-        return
-    info = dit_info(engine.models, settings)
-    side = warm_up_side(info)
-    start = dit_pb2.DitStart(prompt="warm-up", seed=0, width=side, height=side)
-    plan = resolve(start, info.tasks[0], [], None, engine.models, info)
-    await engine.encode(plan.outputs, asyncio.get_running_loop())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Runs a diffusers pipeline up to where its prompts are read, and keeps what its encoders made."""
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from services.common.rpc.errors import InternalError, RequestCancelled
 from services.common.telemetry import metrics
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.families import DENOISERS, TEXT_ENCODERS
+from services.diffusion.model_info import dit_info
 from services.diffusion.pipelines import (
     Pipelines,
     PipelineStopped,
@@ -30,8 +32,13 @@ from services.encoder.config import EncoderSettings
 class EncoderEngine:
     """Text encoders, and what else runs before denoising. One request at a time, in a thread of its own.
 
+    Attributes:
+        info: what requests are checked against.
+        draws_prior_tokens: whether each output needs an encoding of its own, by its seed.
+        names: of the text encoders.
+
     Raises:
-        ValueError: no such device, no such checkpoint, or a pipeline that is not served.
+        ValueError: no such device, no such checkpoint, a pipeline that is not served, or settings that do not fit it.
     """
 
     def __init__(self, settings: EncoderSettings) -> None:
@@ -39,27 +46,23 @@ class EncoderEngine:
             torch.set_num_threads(settings.threads)
         device = engine_device(settings.device)
         folder = find_checkpoint(settings.model)
-        dtype = checkpoint_dtype(folder, settings.dtype)
-        without_weights = load_meta_modules(folder, dtype, lambda name: name in DENOISERS or name == "vae")
-        pipeline: Any = DiffusionPipeline.from_pretrained(folder, dtype=dtype, **without_weights)
+        self.dtype = checkpoint_dtype(folder, settings.dtype)
+        without_weights = load_meta_modules(folder, self.dtype, (*DENOISERS, "vae"))
+        pipeline: Any = DiffusionPipeline.from_pretrained(folder, dtype=self.dtype, **without_weights)
         with without(pipeline, without_weights):
             pipeline.to(device)
         for model in without_weights.values():
             _end_at(model)
         self.models = Pipelines(pipeline)
-        self.dtype = dtype
+        self.info = dit_info(self.models, settings)
+        self.draws_prior_tokens = hasattr(pipeline, "generate_prior_tokens")
         self.names = [name for name in TEXT_ENCODERS if getattr(pipeline, name, None) is not None]
         self._cancelled = threading.Event()
         for name in self.names:
             getattr(pipeline, name).register_forward_pre_hook(self._check_cancelled)
         self._thread = ThreadPoolExecutor(1, "encoder-engine")
 
-    @property
-    def draws_prior_tokens(self) -> bool:
-        """Whether each output needs an encoding of its own, by its seed."""
-        return hasattr(self.models.pipeline, "generate_prior_tokens")
-
-    async def encode(self, outputs: Sequence[OutputSpec], loop: Any) -> list[Conditioning]:
+    async def encode(self, outputs: Sequence[OutputSpec]) -> list[Conditioning]:
         """What a diffusion stage needs to make `outputs`. Cancelling it ends the encoding at the next call of a model.
 
         Raises:
@@ -67,7 +70,7 @@ class EncoderEngine:
         """
         cancelled = threading.Event()
         try:
-            return await loop.run_in_executor(self._thread, self._encode, outputs, cancelled)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, outputs, cancelled)
         finally:
             cancelled.set()
 
@@ -82,25 +85,20 @@ class EncoderEngine:
         self._cancelled = cancelled
         wanted = outputs if self.draws_prior_tokens else outputs[:1]
         metrics.STEP_BATCH.labels("encoder", "encode").observe(len(wanted))
-        try:
-            with torch.no_grad(), metrics.STEP_SECONDS.labels("encoder", "encode").time():
-                return [_run(spec) for spec in wanted]
-        except _Cancelled:
-            raise RequestCancelled("the request was cancelled while its prompt was read") from None
+        with torch.no_grad(), metrics.STEP_SECONDS.labels("encoder", "encode").time():
+            made = [_run(spec) for spec in wanted]
+        if cancelled.is_set():
+            raise RequestCancelled("the request was cancelled while its prompt was read")
+        return made
 
     def _check_cancelled(self, module: Any, args: Any) -> None:
         if self._cancelled.is_set():
-            raise _Cancelled
-
-
-class _Cancelled(BaseException):
-    """Ends a pipeline whose request is gone."""
+            raise PipelineStopped
 
 
 def _run(spec: OutputSpec) -> Conditioning:
     generator = torch.Generator("cpu").manual_seed(spec.seed)
-    with own_view(spec.pipeline, lambda scheduler: None) as pipeline:
-        spec.conditioning.attach(pipeline)
+    with own_view(spec.pipeline, spec.conditioning) as pipeline:
         try:
             pipeline(**spec.arguments, generator=generator, output_type="latent")
         except PipelineStopped:

@@ -6,16 +6,23 @@ from collections.abc import Callable
 import torch
 
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
-from services.common.engine.device import Accelerator, disable_cudnn_attention, engine_device, log_choices, make_current
+from services.common.engine.device import (
+    Accelerator,
+    CudaGraphs,
+    disable_cudnn_attention,
+    engine_device,
+    log_choices,
+    make_current,
+)
 from services.common.stage import Stage, main
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
 from services.talker.execution import decide
 from services.talker.family import Prompt, TalkerFamily, Text
-from services.talker.loading import load_talker
+from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
-from services.talker.servicer import TalkerServicer, talker_info
+from services.talker.servicer import CODES, TalkerServicer, talker_info
 from services.talker.speech import SpeechRequest
 
 SERVICE = "quartet.v1.TalkerService"
@@ -29,14 +36,14 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
 
     async def load() -> tuple[TalkerFamily, TalkerEngine]:
         family, engine = await start_engine(settings, stage.fatal)
-        stage.resources.callback(engine.close)
+        stage.resources.callback(engine.stop)
         return family, engine
 
     def describe(loaded: tuple[TalkerFamily, TalkerEngine]) -> server_info_pb2.GetServerInfoResponse:
         _, engine = loaded
         model = engine.runner.model
-        rows, info = talker_info(model.spec, engine.runner.positions)
-        return stage.server.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
+        rows, info = [server_info_pb2.RowsInfo(name=CODES)], talker_info(model.spec, engine.runner.positions)
+        return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
 
     await stage.serve(
         load=load,
@@ -47,7 +54,7 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
 
 
 async def start_engine(
-    settings: TalkerSettings, on_fatal: Callable[[BaseException], None] = lambda error: None
+    settings: TalkerSettings, on_fatal: Callable[[BaseException], object] = lambda error: None
 ) -> tuple[TalkerFamily, TalkerEngine]:
     """The engine of this stage, loaded as `settings` say, and what it runs; not warmed up.
 
@@ -69,18 +76,18 @@ def _load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
     execution = decide(settings.enforce_eager, Accelerator.of(device), str(model.dtype).removeprefix("torch."))
     log_choices(execution.choices)
     model.use_experts(execution.run_experts)
+    capturer = CudaGraphs(device) if execution.captured else None
     slots = settings.max_running_requests
-    return family, TalkerRunner(model, slots, positions, execution.capturer(device), execution.compiled_predictor)
+    return family, TalkerRunner(model, slots, positions, capturer, execution.compiled_predictor)
 
 
 async def warm_up(engine: TalkerEngine) -> None:
     """Speaks two frames after a prompt of any text, greedily."""
     spec = engine.spec
-    rows = _WARM_UP_ROWS
     prompt = Prompt(
-        text_ids=torch.full((rows,), spec.after_text[-1]),
-        codes=torch.full((rows,), -1),
-        positions=torch.arange(rows)[:, None].expand(-1, 3),
+        text_ids=torch.full((_WARM_UP_ROWS,), spec.after_text[-1]),
+        codes=torch.full((_WARM_UP_ROWS,), -1),
+        positions=torch.arange(_WARM_UP_ROWS)[:, None].expand(-1, 3),
     )
     sampling = resolve(spec.defaults, temperature=0, max_frames=2, seed=0)
     speech = engine.submit(SpeechRequest(prompt, Text(spec.after_text[-1:]), sampling))

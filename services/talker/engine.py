@@ -2,28 +2,38 @@
 
 import asyncio
 import heapq
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-import structlog
 import torch
+from prometheus_client import Counter, Gauge
 
-from services.common.engine.device import Staging, make_current
-from services.common.engine.process import lower_engine_priority
-from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
-from services.talker import metrics
+from services.common.engine.device import Staging
+from services.common.engine.thread import ThreadedEngine
+from services.common.rpc.errors import InvalidInput, StageError
+from services.common.telemetry import metrics
 from services.talker.runner import Advance, PromptChunk, StepInput, TalkerRunner
-from services.talker.speech import End, Speech, SpeechRequest, SpeechState
+from services.talker.speech import End, Speech, SpeechRequest
 
-log = structlog.get_logger()
+REQUESTS_WAITING = Gauge("quartet_talker_requests_waiting", "Requests that wait for a slot")
+REQUESTS_RUNNING = Gauge("quartet_talker_requests_running", "Requests that have a slot")
+REQUESTS_PARKED = Gauge(
+    "quartet_talker_requests_parked",
+    "Requests with a slot that cannot have a frame now, by what they wait for: the thinker's next token (text), or "
+    "their consumer (consumer)",
+    ["reason"],
+)
+FRAMES = Counter("quartet_talker_frames_total", "Codec frames made")
+PREFILL_POSITIONS = Counter("quartet_talker_prefill_positions_total", "Prompt positions run")
+STEP_SECONDS = metrics.STEP_SECONDS.labels("talker", "frame")  # prefill not counted
+STEP_BATCH = metrics.STEP_BATCH.labels("talker", "frame")
+KV_CACHE_USED = metrics.KV_CACHE_USED.labels("talker")
 
 _Output = tuple[Speech, torch.Tensor | End | StageError]
 
 
-class TalkerEngine:
+class TalkerEngine(ThreadedEngine):
     """Speaks many answers at a time.
 
     A step admits new requests to free slots, runs a bounded piece of the prompts that are not done, then moves every
@@ -32,9 +42,9 @@ class TalkerEngine:
 
     Args:
         runner: model and slots.
-        max_frames_ahead: most frames of a request that nobody has read yet. Beyond that it stands still.
         prefill_chunk: most prompt positions run in a step, of all prompts, so that long prompts do not hold up frames.
-        on_failure: called on the event loop with what broke the engine, after every request was told.
+        max_frames_ahead: most frames of a request that nobody has read yet. Beyond that it stands still.
+        on_fatal: see `ThreadedEngine`.
     """
 
     def __init__(
@@ -42,20 +52,16 @@ class TalkerEngine:
         runner: TalkerRunner,
         prefill_chunk: int = 512,
         max_frames_ahead: int = 128,
-        on_failure: Callable[[BaseException], None] = lambda error: None,
+        on_fatal: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
-        self.spec = runner.model.spec
-        self.changed = threading.Condition()  # guards _waiting, _stopping, _failure and the shared part of each state
-        self.runner, self._prefill_chunk, self._on_failure = runner, prefill_chunk, on_failure
-        self._max_frames_ahead = max_frames_ahead
+        super().__init__("talker", runner.model.device, on_fatal)
+        self.spec, self.runner = runner.model.spec, runner
+        self._prefill_chunk, self._max_frames_ahead = prefill_chunk, max_frames_ahead
         self._staging = Staging(runner.model.device)
-        self._waiting: deque[Speech] = deque()
+        self._waiting: deque[Speech] = deque()  # guarded by `changed`
         self._running: list[Speech] = []
         self._free = list(range(runner.slots))
-        self._stopping = False
-        self._failure: BaseException | None = None
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="talker-engine", daemon=True)
         self._thread.start()
 
     @property
@@ -68,25 +74,16 @@ class TalkerEngine:
 
         Raises:
             InvalidInput: it has no text, or does not fit a slot.
-            Unavailable: the engine failed or is closed.
+            Unavailable: the engine failed or is stopped.
         """
-        most_frames = self._check(request)
-        speech = Speech(self.changed, request, SpeechState(request.text, most_frames, self.spec.after_text))
+        speech = Speech(self.changed, request, self._most_frames(request), self.spec.after_text)
         with self.changed:
-            if self._stopping or self._failure:
-                raise Unavailable("the talker's engine has stopped")
+            self._check_running()
             self._waiting.append(speech)
             self.changed.notify()
         return speech
 
-    def close(self) -> None:
-        """Stops the thread; requests that are not done get Unavailable."""
-        with self.changed:
-            self._stopping = True
-            self.changed.notify()
-        self._thread.join()
-
-    def _check(self, request: SpeechRequest) -> int:
+    def _most_frames(self, request: SpeechRequest) -> int:
         """Most frames that `request` can have."""
         length, capacity = len(request.prompt), self.runner.positions
         if not request.text.ids:
@@ -97,71 +94,51 @@ class TalkerEngine:
 
     # What follows runs in the engine's thread.
 
-    def _run(self) -> None:
-        make_current(self.runner.model.device)
-        if self.runner.model.device.type == "cpu":
-            lower_engine_priority()
-        try:
-            while self._await_work():
-                self._step()
-            self._end_all(Unavailable("the talker is shutting down"))
-        except BaseException as error:
-            log.exception("talker engine failed")
-            with self.changed:
-                self._failure = error
-            self._end_all(InternalError("the talker's engine failed; its log has the details"))
-            self._call(self._on_failure, error)
-
-    def _await_work(self) -> bool:
-        """Blocks until there is something to do; false when the engine is to stop."""
-        with self.changed:
-            while not self._stopping and not self._has_work():
-                self.changed.wait()
-            return not self._stopping
-
     def _has_work(self) -> bool:
-        if self._waiting and (self._free or any(speech.state.cancelled for speech in self._waiting)):
+        if self._waiting and (self._free or any(speech.cancelled for speech in self._waiting)):
             return True
-        states = [speech.state for speech in self._running]
-        return any(state.cancelled or state.rows is not None or self._is_runnable(state) for state in states)
+        return any(speech.cancelled or speech.rows is not None or self._is_runnable(speech) for speech in self._running)
 
-    def _is_runnable(self, state: SpeechState) -> bool:
+    def _is_runnable(self, speech: Speech) -> bool:
         """Whether it can have a frame now, prefill aside."""
-        return (state.has_state or state.text_ready) and state.frames - state.frames_read < self._max_frames_ahead
+        has_room = speech.frames_made - speech.frames_read < self._max_frames_ahead
+        return has_room and (speech.has_state or speech.text_ready)
 
-    def _step(self) -> None:
+    def _work(self) -> None:
         outputs: list[_Output] = []
         with self.changed:
+            self.changed.wait_for(lambda: self._stopping or self._has_work())
+            if self._stopping:
+                return
             self._drop_cancelled()
-            metrics.REQUESTS_WAITING.set(len(self._waiting))
+            REQUESTS_WAITING.set(len(self._waiting))
         while self._free and self._waiting:
             self._admit(self._waiting[0], outputs)
             with self.changed:
                 self._waiting.popleft()  # not before: were the engine to fail at it, it would never be told
         self._prefill()
         self._speak(outputs)
-        held = sum(speech.state.length for speech in self._running)
-        metrics.KV_CACHE_USED.set(held / (self.runner.slots * self.runner.positions))
+        held = sum(speech.length for speech in self._running)
+        KV_CACHE_USED.set(held / (self.runner.slots * self.runner.positions))
         if outputs:
-            self._call(_deliver, outputs)
+            self._deliver(outputs)
 
     def _drop_cancelled(self) -> None:
-        self._waiting = deque(speech for speech in self._waiting if not speech.state.cancelled)
-        for speech in [speech for speech in self._running if speech.state.cancelled]:
+        self._waiting = deque(speech for speech in self._waiting if not speech.cancelled)
+        for speech in [speech for speech in self._running if speech.cancelled]:
             self._release(speech)
 
     def _release(self, speech: Speech) -> None:
         self._running.remove(speech)
-        metrics.REQUESTS_RUNNING.dec()
-        speech.state.rows = None
-        if speech.state.slot is not None:
-            heapq.heappush(self._free, speech.state.slot)
+        REQUESTS_RUNNING.dec()
+        speech.rows = None
+        if speech.slot is not None:
+            heapq.heappush(self._free, speech.slot)
 
     def _admit(self, speech: Speech, outputs: list[_Output]) -> None:
         """Gives `speech` the lowest free slot and embeds its prompt. States that are no numbers fail it alone."""
-        request, prompt, state = speech.request, speech.request.prompt, speech.state
-        if request.marks:
-            request.marks.mark_started()
+        request, prompt = speech.request, speech.request.prompt
+        request.timings.mark_started()
         rows = self.runner.model.embed(prompt, self._staging)
         if prompt.states is not None:
             if not rows.isfinite().all():  # in the cache, they would spoil the slot's next requests
@@ -169,34 +146,32 @@ class TalkerEngine:
                 return
             # The states may be the thinker's memory, which waits to be used again.
             speech.request = replace(request, prompt=replace(prompt, states=None))
-        state.rows, state.rope_position = rows, int(prompt.positions.max()) + 1
-        state.slot = heapq.heappop(self._free)
-        self.runner.assign(state.slot, request.sampling)
+        speech.rows, speech.rope_position = rows, int(prompt.positions.max()) + 1
+        speech.slot = heapq.heappop(self._free)
+        self.runner.assign(speech.slot, request.sampling)
         self._running.append(speech)
-        metrics.REQUESTS_RUNNING.inc()
+        REQUESTS_RUNNING.inc()
 
     def _prefill(self) -> None:
         """Runs the oldest prompts that are not done, as much of them as a step may take, in one pass."""
         chunks, done, room = [], [], self._prefill_chunk
         for speech in self._running:
-            state = speech.state
-            if state.rows is None or state.slot is None or not room:
+            if speech.rows is None or speech.slot is None or not room:
                 continue
-            begin, total = state.prefilled, len(state.rows)
+            begin, total = speech.prefilled, len(speech.rows)
             end = min(begin + room, total)
             positions = speech.request.prompt.positions[begin:end]
-            chunks.append(PromptChunk(state.slot, begin, end, state.rows[begin:end], positions))
+            chunks.append(PromptChunk(speech.slot, begin, end, speech.rows[begin:end], positions))
             room -= end - begin
-            state.prefilled = state.length = end
+            speech.prefilled = speech.length = end
             if end == total:
-                state.rows, state.has_state = None, True
+                speech.rows, speech.has_state = None, True
                 done.append(speech)
         if chunks:
             self.runner.prefill(chunks)
-            metrics.PREFILL_POSITIONS.inc(self._prefill_chunk - room)
+            PREFILL_POSITIONS.inc(self._prefill_chunk - room)
         for speech in done:
-            if speech.request.marks:
-                speech.request.marks.mark_prefilled()
+            speech.request.timings.mark_prefilled()
 
     def _speak(self, outputs: list[_Output]) -> None:
         """Draws a frame for every request that has its state or the text for its next one; ends those that are done."""
@@ -204,19 +179,18 @@ class TalkerEngine:
         if not speaking:
             return
         self._compact(speaking)
-        with metrics.STEP_SECONDS.time():
+        with STEP_SECONDS.time():
             frames = self.runner.step([self._step_input(speech) for speech in speaking])
-        metrics.STEP_BATCH.observe(len(speaking))
+        STEP_BATCH.observe(len(speaking))
         for speech, frame, code in zip(speaking, frames, frames[:, 0].tolist(), strict=True):
-            state = speech.state
-            state.has_state = False
+            speech.has_state = False
             end: End | None = "stop" if code in self.spec.end_codes else None
             if not end:
                 outputs.append((speech, frame))
-                metrics.FRAMES.inc()
+                FRAMES.inc()
                 with self.changed:
-                    state.frames += 1
-                if state.frames >= state.most_frames:
+                    speech.frames_made += 1
+                if speech.frames_made >= speech.most_frames:
                     end = "length"
             if end:
                 outputs.append((speech, end))
@@ -227,63 +201,60 @@ class TalkerEngine:
         runnable, no_text, no_reader = [], 0, 0
         with self.changed:
             for speech in self._running:
-                state = speech.state
-                if state.rows is not None:
+                if speech.rows is not None:
                     continue
-                if self._is_runnable(state):
+                if self._is_runnable(speech):
                     runnable.append(speech)
-                elif state.has_state or state.text_ready:
+                elif speech.has_state or speech.text_ready:
                     no_reader += 1
                 else:
                     no_text += 1
-                    state.waiting_since = state.waiting_since or time.monotonic()
-        metrics.REQUESTS_PARKED.labels("text").set(no_text)
-        metrics.REQUESTS_PARKED.labels("consumer").set(no_reader)
+                    speech.waiting.set(True)
+        REQUESTS_PARKED.labels("text").set(no_text)
+        REQUESTS_PARKED.labels("consumer").set(no_reader)
         return runnable
 
     def _compact(self, speaking: list[Speech]) -> None:
         """Moves requests from high slots to free low ones where that halves what a step computes."""
         while self._free:
-            last = max(speaking, key=lambda speech: speech.state.slot or 0)
-            state, rows = last.state, len(self._running)
-            assert state.slot is not None
-            if state.slot < 2 * rows or self._free[0] > state.slot:
+            last = max(speaking, key=lambda speech: speech.slot or 0)
+            assert last.slot is not None
+            if last.slot < 2 * len(self._running) or self._free[0] > last.slot:
                 return
-            target = heapq.heapreplace(self._free, state.slot)
-            self.runner.move(state.slot, target, state.length)
-            state.slot = target
+            target = heapq.heapreplace(self._free, last.slot)
+            self.runner.move(last.slot, target, last.length)
+            last.slot = target
 
     def _step_input(self, speech: Speech) -> StepInput:
-        sampling, state, spec = speech.request.sampling, speech.state, self.spec
-        assert state.slot is not None
+        sampling, spec = speech.request.sampling, self.spec
+        assert speech.slot is not None
         width = sampling.temperature and (sampling.top_k or spec.talker.vocab)
         predictor_width = 0
         if spec.predictor:
             predictor_width = sampling.predictor_temperature and (sampling.predictor_top_k or spec.predictor.vocab)
         advance = None
-        if not state.has_state:
-            text_state = state.text_states.pop(state.frames, None)
-            advance = Advance(state.text_id, state.length, state.rope_position, text_state)
-            state.length += 1
-            state.rope_position += 1
-        return StepInput(state.slot, state.frames, int(width), int(predictor_width), advance)
+        if not speech.has_state:
+            text_state = speech.text_states.pop(speech.frames_made, None)
+            advance = Advance(speech.text_id, speech.length, speech.rope_position, text_state)
+            speech.length += 1
+            speech.rope_position += 1
+        return StepInput(speech.slot, speech.frames_made, int(width), int(predictor_width), advance)
 
     def _end_all(self, error: StageError) -> None:
         with self.changed:
-            self._stopping = True
             ended = [*self._waiting, *self._running]
             self._waiting.clear()
         self._running.clear()
-        metrics.REQUESTS_RUNNING.set(0)
-        metrics.KV_CACHE_USED.set(0)
-        self._call(_deliver, [(speech, error) for speech in ended])
+        REQUESTS_RUNNING.set(0)
+        KV_CACHE_USED.set(0)
+        self._deliver([(speech, error) for speech in ended])
 
-    def _call(self, function: Callable, argument: object) -> None:
-        """Calls `function` on the event loop, if that still runs."""
+    def _deliver(self, outputs: list[_Output]) -> None:
+        """Gives requests their outputs on the event loop, if that still runs."""
+
+        def deliver() -> None:
+            for speech, output in outputs:
+                speech.deliver(output)
+
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, argument)
-
-
-def _deliver(outputs: list[_Output]) -> None:
-    for speech, output in outputs:
-        speech.deliver(output)
+            self._loop.call_soon_threadsafe(deliver)

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from services.common.engine.device import Accelerator, Capturer, Choice, CudaGraphs
+from services.common.engine.device import Accelerator, Choice
 from services.talker.config import TalkerSettings
 from services.talker.moe import RunExperts, grouped_experts, static_experts
 
@@ -19,19 +17,15 @@ class Execution:
 
     Attributes:
         captured: steps are CUDA graphs.
-        compiled_predictor: the code predictor is compiled, on a CPU.
         run_experts: how layers with experts run them.
-        choices: the same for people, with reasons.
+        choices: all of it for people, with reasons.
+        compiled_predictor: the code predictor is compiled, on a CPU.
     """
 
     captured: bool
-    compiled_predictor: bool
     run_experts: RunExperts
     choices: tuple[Choice, ...]
-
-    def capturer(self, device: torch.device) -> Capturer | None:
-        """What captures the runner's steps on `device`."""
-        return CudaGraphs(device) if self.captured else None
+    compiled_predictor: bool = False
 
 
 def decide(enforce_eager: bool | None, accelerator: Accelerator | None, dtype: str) -> Execution:
@@ -41,41 +35,25 @@ def decide(enforce_eager: bool | None, accelerator: Accelerator | None, dtype: s
         enforce_eager: the setting; None is its default.
     """
     if accelerator is None:
-        return _on_cpu(compiled=enforce_eager is False)
-    grouped = dtype == "bfloat16" and accelerator.capability[0] in _GROUPED_KERNEL_MAJORS
-    where = f"{accelerator.architecture} in {dtype}"
-    return Execution(
-        captured=not enforce_eager,
-        compiled_predictor=False,
-        run_experts=grouped_experts if grouped else static_experts,
-        choices=(
-            Choice("step", "eager", "--enforce-eager")
-            if enforce_eager
-            else Choice("step", "CUDA graphs", "all shapes of a step are captured at start"),
-            Choice("moe", "grouped matrix products", f"torch has a kernel for {where}")
-            if grouped
-            else Choice("moe", "static matrix products", f"torch's grouped products wait for the host on {where}"),
-            Choice("attention", "flash, memory-efficient", "cuDNN would make a plan for every new prompt length"),
-        ),
-    )
-
-
-def _on_cpu(compiled: bool) -> Execution:
-    step = (
-        Choice("step", "compiled code predictor", "--enforce-eager=false")
-        if compiled
-        else Choice("step", "eager", "a CPU without --enforce-eager=false")
-    )
-    return Execution(
-        captured=False,
-        compiled_predictor=compiled,
-        run_experts=grouped_experts,
-        choices=(
-            step,
-            Choice("moe", "grouped matrix products", "a CPU loops over them without waiting"),
-            Choice("attention", "torch's for CPUs", "there is one"),
-        ),
-    )
+        compiled = enforce_eager is False
+        step = Choice("step", "eager", "a CPU without --enforce-eager=false")
+        if compiled:
+            step = Choice("step", "compiled code predictor", "--enforce-eager=false")
+        moe = Choice("moe", "grouped matrix products", "a CPU loops over them without waiting")
+        attention = Choice("attention", "torch's for CPUs", "there is one")
+        return Execution(
+            captured=False, run_experts=grouped_experts, choices=(step, moe, attention), compiled_predictor=compiled
+        )
+    step = Choice("step", "CUDA graphs", "all shapes of a step are captured at start")
+    if enforce_eager:
+        step = Choice("step", "eager", "--enforce-eager")
+    where, experts = f"{accelerator.architecture} in {dtype}", static_experts
+    moe = Choice("moe", "static matrix products", f"torch's grouped products wait for the host on {where}")
+    if dtype == "bfloat16" and accelerator.capability[0] in _GROUPED_KERNEL_MAJORS:
+        experts = grouped_experts
+        moe = Choice("moe", "grouped matrix products", f"torch has a kernel for {where}")
+    attention = Choice("attention", "flash, memory-efficient", "cuDNN would make a plan for every new prompt length")
+    return Execution(captured=not enforce_eager, run_experts=experts, choices=(step, moe, attention))
 
 
 def choices(settings: TalkerSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.common.engine.device import CapturedRun, Capturer, power_of_two
+from services.common.engine.device import Capturer, power_of_two
 from services.talker.sampling import USUAL_WIDTH
 
 _SHORTEST_LENGTH = 256  # positions
@@ -56,9 +56,7 @@ class StepGraphs:
     ) -> None:
         self._slots, self._positions, self._codes = inputs.shape[1], positions, codes
         inputs.copy_(torch.tensor(idle, device=inputs.device)[:, None].expand_as(inputs))
-        self._captured: dict[StepShape, CapturedRun] = {}
-        for shape in self._shapes():
-            self._captured[shape] = capturer.capture(lambda shape=shape: step(shape))
+        self._captured = {shape: capturer.capture(lambda shape=shape: step(shape)) for shape in self._shapes()}
 
     def run(self, shape: StepShape) -> torch.Tensor:
         """The step's output: a static tensor that the next run overwrites."""
@@ -80,7 +78,7 @@ class StepGraphs:
 
     def _shapes(self) -> Iterator[StepShape]:
         """All that `_covering` may return, the largest first."""
-        row_counts = list(_halving(self._slots, least=1))
+        row_counts = _halving(self._slots, least=1)
         if self._codes > USUAL_WIDTH:
             yield from (StepShape(rows, self._positions, self._codes, self._codes) for rows in row_counts)
         for rows in row_counts:
@@ -88,10 +86,7 @@ class StepGraphs:
                 yield StepShape(rows, length, USUAL_WIDTH, USUAL_WIDTH)
 
 
-def _halving(largest: int, least: int) -> Iterator[int]:
+def _halving(largest: int, least: int) -> list[int]:
     """`largest`, then the powers of two below it, down to `least`."""
-    yield largest
-    size = power_of_two(largest) // 2
-    while size >= least:
-        yield size
-        size //= 2
+    powers = (1 << n for n in reversed(range(largest.bit_length())))
+    return [largest, *(size for size in powers if least <= size < largest)]

@@ -1,41 +1,131 @@
-"""The building blocks of talker and code predictor. Names are those of the published weights, except where several of
-them are one matrix here: `loading.py` knows which."""
+"""The building blocks of talker and code predictor: attention over caches, rotary positions, a layer, a projection.
 
-from typing import NamedTuple
+Names are those of the published weights, except where several of them are one matrix here: `load_talker` knows which.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from services.talker.attention import Attend
 from services.talker.family import MoeSpec, ProjectionSpec, TransformerSpec
-from services.talker.moe import (
-    Mlp,
-    MlpWeights,
-    MoeWeights,
-    RunExperts,
-    SparseMoe,
-    grouped_experts,
-    run_mlp,
-    run_moe,
-    weights_of,
-)
+from services.talker.moe import Mlp, MlpWeights, MoeWeights, RunExperts, SparseMoe, grouped_experts, run_mlp, run_moe
+
+
+class Attend(Protocol):
+    """Attention over cached keys and values: of prompts, of one step of many answers, of the passes of one frame.
+
+    It stores the keys and values of its queries, and mixes what they may look at. A layer calls it with query (...,
+    heads, head_dim), key and value (..., kv_heads, head_dim); it returns the mix, shape of the query.
+    """
+
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class KeyValueCache:
+    """Keys and values of all slots: each (layers, slots, kv_heads, positions, head_dim)."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def rows(self, count: int) -> "KeyValueCache":
+        """The first `count` slots."""
+        return KeyValueCache(self.keys[:, :count], self.values[:, :count])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Positions `begin` to `end` of the prompt in `slot`; those before `begin` are cached."""
+
+    slot: int
+    begin: int
+    end: int
+
+
+class PrefillAttention:
+    """Queries are pieces of prompts, one after the other: (tokens, heads, head_dim). Each sees its own prompt only."""
+
+    def __init__(self, cache: KeyValueCache, pieces: Sequence[Piece]) -> None:
+        self._cache, self._pieces = cache, pieces
+        self._lengths = [piece.end - piece.begin for piece in pieces]
+        places = torch.arange(max(piece.end for piece in pieces), device=cache.keys.device)
+        self._masks = [
+            None if piece.begin == 0 else places[: piece.end] <= places[piece.begin : piece.end, None]
+            for piece in pieces
+        ]
+
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        mixed = []
+        parts = (x.split(self._lengths) for x in (query, key, value))
+        for piece, mask, q, k, v in zip(self._pieces, self._masks, *parts, strict=True):
+            keys, values = self._cache.keys[layer, piece.slot], self._cache.values[layer, piece.slot]
+            keys[:, piece.begin : piece.end] = k.transpose(0, 1)
+            values[:, piece.begin : piece.end] = v.transpose(0, 1)
+            y = F.scaled_dot_product_attention(
+                q.transpose(0, 1).unsqueeze(0),
+                keys[:, : piece.end].unsqueeze(0),
+                values[:, : piece.end].unsqueeze(0),
+                attn_mask=mask,
+                is_causal=mask is None,
+                enable_gqa=True,
+            )
+            mixed.append(y.squeeze(0).transpose(0, 1))
+        return torch.cat(mixed)
+
+
+class DecodeAttention:
+    """One query a slot, of the slots from the first on: (slots, heads, head_dim).
+
+    Args:
+        places: (slots,) int64, the position that each slot writes, and up to which it looks.
+        length: no slot looks at positions from here on.
+    """
+
+    def __init__(self, cache: KeyValueCache, places: torch.Tensor, length: int) -> None:
+        self._cache, self._rows, self._length = cache, len(places), length
+        _, _, kv_heads, _, head_dim = cache.keys.shape
+        self._index = places[:, None, None, None].expand(-1, kv_heads, 1, head_dim)
+        visible = torch.arange(length, device=places.device) <= places[:, None]
+        self._mask = visible[:, None, None]
+
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        keys, values = self._cache.keys[layer, : self._rows], self._cache.values[layer, : self._rows]
+        keys.scatter_(2, self._index, key.unsqueeze(2))
+        values.scatter_(2, self._index, value.unsqueeze(2))
+        # The query heads that share a key-value head take the place of query positions: nothing is repeated.
+        grouped = query.unflatten(1, (key.shape[1], -1))
+        seen = keys[:, :, : self._length], values[:, :, : self._length]
+        return F.scaled_dot_product_attention(grouped, *seen, attn_mask=self._mask).flatten(1, 2)
+
+
+class FrameAttention:
+    """One query a row at position `place` of a frame, the same in all rows: (rows, heads, head_dim).
+
+    Args:
+        cache: of as many rows, with a position for each pass.
+        place: (1,) int64.
+        mask: (1, 1, 1, positions) bool, true up to `place`.
+    """
+
+    def __init__(self, cache: KeyValueCache, place: torch.Tensor, mask: torch.Tensor) -> None:
+        self._cache, self._place, self._mask = cache, place, mask
+
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys.index_copy_(2, self._place, key.unsqueeze(2))
+        values.index_copy_(2, self._place, value.unsqueeze(2))
+        grouped = query.unflatten(1, (key.shape[1], -1))
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask).flatten(1, 2)
+
 
 # cos and signed sin, as Rope makes them
 Angles = tuple[torch.Tensor, torch.Tensor]
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm computed in float32 (Zhang and Sennrich, 2019)."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Rope(nn.Module):
@@ -91,24 +181,15 @@ class Attention(nn.Module):
         self.qkv_proj = nn.Linear(spec.hidden, width + 2 * spec.kv_heads * spec.head_dim, bias=spec.qkv_bias)
         self.o_proj = nn.Linear(width, spec.hidden, bias=spec.o_bias)
         if spec.qk_norm:
-            self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-            self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-
-    def qk_norm_weight(self) -> torch.Tensor | None:
-        """(heads + kv_heads, head_dim), or None where neither is normed."""
-        if not self.spec.qk_norm:
-            return None
-        norms = (self.q_norm.weight, self.spec.heads), (self.k_norm.weight, self.spec.kv_heads)
-        return torch.cat([weight.expand(count, -1) for weight, count in norms])
+            self.q_norm = nn.RMSNorm(spec.head_dim, spec.norm_eps)
+            self.k_norm = nn.RMSNorm(spec.head_dim, spec.norm_eps)
 
 
 class _LayerWeights(NamedTuple):
     input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: tuple[torch.Tensor, torch.Tensor | None]  # weight, bias
     qk_norm: torch.Tensor | None  # (heads + kv_heads, head_dim)
-    o: torch.Tensor
-    o_bias: torch.Tensor | None
+    o: tuple[torch.Tensor, torch.Tensor | None]
     mlp_norm: torch.Tensor
     mlp: MlpWeights | MoeWeights
 
@@ -128,39 +209,36 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(spec)
         self.mlp = SparseMoe(spec, moe) if moe else Mlp(spec.hidden, spec.intermediate)
         self.run_experts: RunExperts = grouped_experts
-        self.input_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
-        self.post_attention_layernorm = RMSNorm(spec.hidden, spec.norm_eps)
+        self.input_layernorm = nn.RMSNorm(spec.hidden, spec.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(spec.hidden, spec.norm_eps)
         self.activation = ACT2FN[spec.activation].forward
 
     def precompute(self) -> None:
         """To be called once the parameters are loaded."""
-        attn, mlp = self.self_attn, self.mlp
-        if isinstance(mlp, SparseMoe):
-            feed_forward = weights_of(mlp)
-        else:
-            feed_forward = MlpWeights(mlp.gate_up_proj.weight, mlp.down_proj.weight)
+        spec, attn, qk_norm = self.spec, self.self_attn, None
+        if spec.qk_norm:
+            norms = (attn.q_norm.weight, spec.heads), (attn.k_norm.weight, spec.kv_heads)
+            qk_norm = torch.cat([weight.expand(count, -1) for weight, count in norms])
         self._weights = _LayerWeights(
             self.input_layernorm.weight,
-            attn.qkv_proj.weight,
-            attn.qkv_proj.bias,
-            attn.qk_norm_weight(),
-            attn.o_proj.weight,
-            attn.o_proj.bias,
+            (attn.qkv_proj.weight, attn.qkv_proj.bias),
+            qk_norm,
+            (attn.o_proj.weight, attn.o_proj.bias),
             self.post_attention_layernorm.weight,
-            feed_forward,
+            self.mlp.weights(),
         )
 
     def forward(self, x: torch.Tensor, rope: Angles, attend: Attend) -> torch.Tensor:
         """`x` (tokens, hidden), kept; `rope` (tokens or 1, 1, head_dim) each."""
         spec, w = self.spec, self._weights
-        qkv = F.linear(_norm(x, w.input_norm, spec), w.qkv, w.qkv_bias).view(len(x), -1, spec.head_dim)
+        qkv = F.linear(_norm(x, w.input_norm, spec), *w.qkv).view(len(x), -1, spec.head_dim)
         turning = spec.heads + spec.kv_heads  # queries and keys, in this order; values follow
         queries_keys, values = qkv[:, :turning], qkv[:, turning:]
         if w.qk_norm is not None:
             queries_keys = F.rms_norm(queries_keys, (spec.head_dim,), None, spec.norm_eps) * w.qk_norm
         turned = rotate(queries_keys, *rope)
         mixed = attend(self.layer, turned[:, : spec.heads], turned[:, spec.heads :], values)
-        x = x + F.linear(mixed.reshape(len(x), -1), w.o, w.o_bias)
+        x = x + F.linear(mixed.reshape(len(x), -1), *w.o)
         y = _norm(x, w.mlp_norm, spec)
         if isinstance(w.mlp, MlpWeights):
             return x + run_mlp(y, w.mlp, self.activation)
@@ -172,23 +250,12 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, spec: TransformerSpec) -> torch
     return F.rms_norm(x, weight.shape, weight, spec.norm_eps)
 
 
-class Projection(nn.Module):
-    """Takes text embeddings or thinker states into the talker's space, with an inner layer."""
-
-    def __init__(self, spec: ProjectionSpec, inner: int, talker: TransformerSpec) -> None:
-        super().__init__()
-        self.linear_fc1 = nn.Linear(spec.inputs, inner, bias=spec.bias)
-        self.linear_fc2 = nn.Linear(inner, talker.hidden, bias=spec.bias)
-        self.activation = ACT2FN[talker.activation]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear_fc2(self.activation(self.linear_fc1(x)))
-
-
 def projection(spec: ProjectionSpec | None, talker: TransformerSpec) -> nn.Module | None:
-    """What `spec` says, (..., inputs) to (..., hidden)."""
+    """What takes text embeddings or thinker states into the talker's space, (..., inputs) to (..., hidden)."""
     if spec is None:
         return None
     if spec.inner is None:
         return nn.Linear(spec.inputs, talker.hidden, bias=spec.bias)
-    return Projection(spec, spec.inner, talker)
+    inner = nn.Linear(spec.inputs, spec.inner, bias=spec.bias)
+    outer = nn.Linear(spec.inner, talker.hidden, bias=spec.bias)
+    return nn.Sequential(OrderedDict(linear_fc1=inner, activation=ACT2FN[talker.activation], linear_fc2=outer))

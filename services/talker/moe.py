@@ -14,35 +14,6 @@ from services.talker.family import MoeSpec, TransformerSpec
 _GATHER_COST = 3
 
 
-class Mlp(nn.Module):
-    """Parameters of a gated feed-forward."""
-
-    def __init__(self, hidden: int, intermediate: int) -> None:
-        super().__init__()
-        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
-
-
-class Experts(nn.Module):
-    """The experts' weights, stacked, with gate and up projections side by side."""
-
-    def __init__(self, spec: TransformerSpec, moe: MoeSpec) -> None:
-        super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(moe.experts, 2 * moe.intermediate, spec.hidden))
-        self.down_proj = nn.Parameter(torch.empty(moe.experts, spec.hidden, moe.intermediate))
-
-
-class SparseMoe(nn.Module):
-    """Parameters of routed experts and a gated shared expert."""
-
-    def __init__(self, spec: TransformerSpec, moe: MoeSpec) -> None:
-        super().__init__()
-        self.gate = nn.Linear(spec.hidden, moe.experts, bias=False)
-        self.experts = Experts(spec, moe)
-        self.shared_expert = Mlp(spec.hidden, moe.shared_intermediate)
-        self.shared_expert_gate = nn.Linear(spec.hidden, 1, bias=False)
-
-
 class MlpWeights(NamedTuple):
     """A gated feed-forward: (2 intermediate, hidden) and (hidden, intermediate)."""
 
@@ -70,23 +41,51 @@ class MoeWeights(NamedTuple):
     experts: torch.Tensor
 
 
+class Mlp(nn.Module):
+    """Parameters of a gated feed-forward."""
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+
+    def weights(self) -> MlpWeights:
+        """As `run_mlp` takes them, once they are loaded."""
+        return MlpWeights(self.gate_up_proj.weight, self.down_proj.weight)
+
+
+class Experts(nn.Module):
+    """The experts' weights, stacked, with gate and up projections side by side."""
+
+    def __init__(self, spec: TransformerSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(moe.experts, 2 * moe.intermediate, spec.hidden))
+        self.down_proj = nn.Parameter(torch.empty(moe.experts, spec.hidden, moe.intermediate))
+
+
+class SparseMoe(nn.Module):
+    """Parameters of routed experts and a gated shared expert."""
+
+    def __init__(self, spec: TransformerSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        self.gate = nn.Linear(spec.hidden, moe.experts, bias=False)
+        self.experts = Experts(spec, moe)
+        self.shared_expert = Mlp(spec.hidden, moe.shared_intermediate)
+        self.shared_expert_gate = nn.Linear(spec.hidden, 1, bias=False)
+
+    def weights(self) -> MoeWeights:
+        """As `run_moe` takes them, once they are loaded."""
+        gate_up, down = self.experts.gate_up_proj.transpose(1, 2), self.experts.down_proj.transpose(1, 2)
+        experts = torch.arange(len(down), device=down.device)
+        shared, shared_gate = self.shared_expert.weights(), self.shared_expert_gate.weight
+        return MoeWeights(self.gate.weight, gate_up, down, shared, shared_gate, experts)
+
+
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 RunExperts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, MoeWeights, Activation], torch.Tensor]
 """The weighted sum of each token's experts, (tokens, hidden), of: x (tokens, hidden); the experts `chosen` for each
 token (tokens, wanted) int64; their `weights` (tokens, wanted) of x's dtype; the layer's weights; the activation."""
-
-
-def weights_of(moe: SparseMoe) -> MoeWeights:
-    """The weights of a loaded layer, as `run_moe` takes them."""
-    return MoeWeights(
-        moe.gate.weight,
-        moe.experts.gate_up_proj.transpose(1, 2),
-        moe.experts.down_proj.transpose(1, 2),
-        MlpWeights(moe.shared_expert.gate_up_proj.weight, moe.shared_expert.down_proj.weight),
-        moe.shared_expert_gate.weight,
-        torch.arange(len(moe.experts.down_proj), device=moe.gate.weight.device),
-    )
 
 
 def run_mlp(x: torch.Tensor, w: MlpWeights, activation: Activation) -> torch.Tensor:
@@ -99,9 +98,8 @@ def run_moe(
     x: torch.Tensor, w: MoeWeights, spec: MoeSpec, activation: Activation, run_experts: RunExperts
 ) -> torch.Tensor:
     """Routed experts plus the shared one: (tokens, hidden), kept."""
-    weights, chosen = torch.softmax(F.linear(x, w.gate), dim=-1, dtype=torch.float32).topk(
-        spec.experts_per_token, dim=-1
-    )
+    shares = torch.softmax(F.linear(x, w.gate), dim=-1, dtype=torch.float32)
+    weights, chosen = shares.topk(spec.experts_per_token, dim=-1)
     if spec.renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     routed = run_experts(x, chosen, weights.to(x.dtype), w, activation)
@@ -127,27 +125,15 @@ def static_experts(
 ) -> torch.Tensor:
     """Plain matrix products whose shapes depend on the number of tokens only, for any dtype and device: of the few
     tokens' gathered experts, or of every expert with every token, whichever reads less memory."""
-    if _GATHER_COST * chosen.numel() <= len(w.experts):
-        return _gathered_experts(x, chosen, weights, w, activation)
-    return _all_experts(x, chosen, weights, w, activation)
-
-
-def _gathered_experts(
-    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, activation: Activation
-) -> torch.Tensor:
-    rows = chosen.flatten()
-    inputs = x.repeat_interleave(chosen.shape[1], dim=0).unsqueeze(-1)
-    gate_up, down = w.gate_up.transpose(1, 2).index_select(0, rows), w.down.transpose(1, 2).index_select(0, rows)
-    gate, up = torch.bmm(gate_up, inputs).chunk(2, dim=1)
-    outputs = torch.bmm(down, activation(gate) * up).view(*chosen.shape, -1)
-    return (outputs * weights.unsqueeze(-1)).sum(dim=1)
-
-
-def _all_experts(
-    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, activation: Activation
-) -> torch.Tensor:
-    experts = len(w.experts)
-    gate, up = F.linear(x, w.gate_up.transpose(1, 2).flatten(0, 1)).view(len(x), experts, -1).chunk(2, dim=-1)
+    gate_up, experts = w.gate_up.transpose(1, 2), len(w.experts)
+    if _GATHER_COST * chosen.numel() <= experts:
+        rows = chosen.flatten()
+        inputs = x.repeat_interleave(chosen.shape[1], dim=0).unsqueeze(-1)
+        gate, up = torch.bmm(gate_up.index_select(0, rows), inputs).chunk(2, dim=1)
+        down = w.down.transpose(1, 2).index_select(0, rows)
+        outputs = torch.bmm(down, activation(gate) * up).view(*chosen.shape, -1)
+        return (outputs * weights.unsqueeze(-1)).sum(dim=1)
+    gate, up = F.linear(x, gate_up.flatten(0, 1)).view(len(x), experts, -1).chunk(2, dim=-1)
     share = x.new_zeros(len(x), experts).scatter_(1, chosen, weights).unsqueeze(-1)
     # Masked, not multiplied by 0: what an expert makes of a token that is not for it may be infinite.
     inner = torch.where(share > 0, activation(gate) * up * share, 0)  # (tokens, experts, intermediate)

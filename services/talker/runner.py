@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from services.common.engine.device import Capturer
-from services.talker.attention import DecodeAttention, KeyValueCache, Piece, PrefillAttention
-from services.talker.compiled_predictor import CompiledPredictor
 from services.talker.graphs import StepGraphs, StepShape
+from services.talker.layers import DecodeAttention, KeyValueCache, Piece, PrefillAttention
 from services.talker.model import TalkerModel
+from services.talker.predictor import CompiledPredictor
 from services.talker.sampling import Sampling, SamplingRows, draw, penalize, prepared_width, uniform
 
 _LENGTH_STEP = 64  # attention looks at a multiple of this many cached positions: few shapes, little waste
@@ -70,12 +70,7 @@ class TalkerRunner:
 
     @torch.inference_mode()  # as all that uses the state: a program is compiled for tensors of one kind
     def __init__(
-        self,
-        model: TalkerModel,
-        slots: int,
-        positions: int,
-        capturer: Capturer | None = None,
-        compiled: bool = False,
+        self, model: TalkerModel, slots: int, positions: int, capturer: Capturer | None = None, compiled: bool = False
     ) -> None:
         spec, sizes, device = model.spec, model.spec.talker, model.device
         self.model, self.slots, self.positions = model, slots, positions
@@ -87,8 +82,8 @@ class TalkerRunner:
         self._seen = torch.zeros(slots, sizes.vocab, dtype=torch.bool, device=device)
         self._penalty = torch.ones(slots, device=device)
         self._seed = torch.zeros(slots, dtype=torch.long, device=device)
-        self._rules = SamplingRows.empty(slots, device)
-        self._predictor_rules = SamplingRows.empty(slots, device)
+        self._rules = SamplingRows(slots, device)
+        self._predictor_rules = SamplingRows(slots, device)
         self._suppressed = torch.tensor(sorted(spec.suppressed_codes), dtype=torch.long, device=device)
         self._ends = torch.tensor(sorted(spec.end_codes), dtype=torch.long, device=device)
         self._seen_at_start = torch.tensor(sorted(spec.seen_codes), dtype=torch.long, device=device)
@@ -107,11 +102,6 @@ class TalkerRunner:
         if capturer is not None:
             codes = max(sizes.vocab, spec.predictor.vocab if spec.predictor else 0)
             self._graphs = StepGraphs(capturer, self._step, self._inputs, self._idle, positions, codes)
-
-    @property
-    def state_bytes(self) -> int:
-        """Key-value memory of all slots."""
-        return self._cache.keys.nbytes + self._cache.values.nbytes
 
     @torch.inference_mode()
     def assign(self, slot: int, sampling: Sampling) -> None:
@@ -190,11 +180,7 @@ class TalkerRunner:
             x = self._frame_row[:rows] + model.text_table[text_ids]
             if self._text_states is not None:
                 x = x + model.project_states(self._text_states[:rows])
-            new = model.model(
-                x,
-                rope[:, None].expand(-1, 3),
-                DecodeAttention(self._cache, places, length),
-            )
+            new = model.model(x, rope[:, None].expand(-1, 3), DecodeAttention(self._cache, places, length))
             self._hidden[:rows] = torch.where(advances.bool()[:, None], new, self._hidden[:rows])
 
         is_random = shape.width or shape.predictor_width

@@ -15,6 +15,16 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
+# fields of Sampling, which of their values are valid, and that in words
+_RANGES = (
+    (("temperature", "predictor_temperature"), lambda v: 0 <= v <= 2, "must be 0 to 2; 0 is greedy"),
+    (("top_k", "predictor_top_k"), lambda v: v >= 0, "must be at least 0; 0 keeps all codes"),
+    (("top_p", "predictor_top_p"), lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
+    (("repetition_penalty",), lambda v: 0 < v < float("inf"), "must be above 0; 1 means none"),
+    (("max_frames",), lambda v: v >= 1, "must be at least 1"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling(SamplingDefaults):
     """Rules of one request. Temperature 0 is greedy, top_k 0 keeps all codes, `max_frames` is in codec frames."""
@@ -33,38 +43,20 @@ def resolve(defaults: SamplingDefaults, **asked: float | int | None) -> Sampling
         values["predictor_temperature"] = 0.0
     values.setdefault("seed", secrets.randbits(63))
     sampling = Sampling(**{**vars(defaults), **values})
-    for name in ("temperature", "predictor_temperature"):
-        _require(name, getattr(sampling, name), lambda v: 0 <= v <= 2, "must be 0 to 2; 0 is greedy")
-    for name in ("top_k", "predictor_top_k"):
-        _require(name, getattr(sampling, name), lambda v: v >= 0, "must be at least 0; 0 keeps all codes")
-    for name in ("top_p", "predictor_top_p"):
-        _require(name, getattr(sampling, name), lambda v: 0 < v <= 1, "must be above 0 and at most 1")
-    penalty = sampling.repetition_penalty
-    _require("repetition_penalty", penalty, lambda v: 0 < v < float("inf"), "must be above 0; 1 means none")
-    _require("max_frames", sampling.max_frames, lambda v: v >= 1, "must be at least 1")
+    for names, is_valid, rule in _RANGES:
+        for name in names:
+            if not is_valid(value := getattr(sampling, name)):
+                raise InvalidInput(f"sampling.{name}", f"{rule}; it is {value:g}")
     return sampling
 
 
-def _require(name: str, value: float, valid, rule: str) -> None:
-    if not valid(value):
-        raise InvalidInput(f"sampling.{name}", f"{rule}; it is {value:g}")
-
-
-@dataclass
 class SamplingRows:
-    """Rules for drawing from one vocabulary, a row a slot: (slots,) each, on the device."""
+    """Rules for drawing from one vocabulary, a row a slot: (slots,) each, on the device. At first all are greedy."""
 
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-
-    @classmethod
-    def empty(cls, slots: int, device: torch.device) -> "SamplingRows":
-        return cls(
-            torch.zeros(slots, device=device),
-            torch.ones(slots, dtype=torch.long, device=device),
-            torch.ones(slots, device=device),
-        )
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.temperature = torch.zeros(slots, device=device)
+        self.top_k = torch.ones(slots, dtype=torch.long, device=device)
+        self.top_p = torch.ones(slots, device=device)
 
     def set(self, slot: int, temperature: float, top_k: int, top_p: float) -> None:
         """The rules of `slot` from now on."""

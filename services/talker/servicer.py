@@ -2,15 +2,14 @@
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import grpc
 
 from quartet.v1 import server_info_pb2, stream_pb2, talker_pb2, talker_pb2_grpc
 from services.common.rpc.call import Admission, Call, serve_call
 from services.common.rpc.errors import InvalidInput
-from services.common.stream.consumer import StreamConsumer, StreamMessage
+from services.common.stream.consumer import StreamConsumer
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
@@ -60,12 +59,10 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
     def _speaker(self, asked: str) -> str:
         """Name of the voice as the checkpoint writes it."""
         speakers = self._family.spec.speakers
-        if not asked:
-            return speakers[0]
-        for name in speakers:
-            if name.lower() == asked.lower():
-                return name
-        raise InvalidInput("speaker", f"there is no voice '{asked}'; the voices are {', '.join(speakers)}")
+        found = [name for name in speakers if not asked or name.lower() == asked.lower()]
+        if not found:
+            raise InvalidInput("speaker", f"there is no voice '{asked}'; the voices are {', '.join(speakers)}")
+        return found[0]
 
     def _sampling(self, message: talker_pb2.TalkerSampling) -> Sampling:
         asked = {field.name: value for field, value in message.ListFields()}
@@ -115,7 +112,6 @@ class SpeakSession:
         self.speaker, self.sampling, self.call = speaker, sampling, call
         self.started: asyncio.Future[Speech | None] = asyncio.get_running_loop().create_future()
         self._engine, self._family = engine, family
-        self._accepted = time.monotonic()
         self._waited_for_start_ms = 0.0
         self._speech: Speech | None = None
 
@@ -125,23 +121,22 @@ class SpeakSession:
             match request.WhichOneof("input"):
                 case "text":
                     self._read_text(request.text)
-                case "source":
-                    thinker = self._thinker_input("source")
-                    await self._read_source(request, thinker, consumer)
-                    self._end_of_input(thinker)
-                case "inline":
-                    thinker = self._thinker_input("inline")
-                    self._read_inline(request.inline, thinker)
+                case "source" | "inline" as field:
+                    if self._family.thinker_input is None:
+                        raise InvalidInput(field, "must be unset: this talker reads no thinker, but text")
+                    thinker = self._family.thinker_input(self.speaker)
+                    if field == "inline":
+                        self._read_inline(request.inline, thinker)
+                    else:
+                        await self._read_source(request, thinker, consumer)
                     self._end_of_input(thinker)
                 case _:
                     raise InvalidInput("input", "one of source, inline and text is required")
         except Exception as error:  # raised again where the frames are read, which is where the call ends
-            self._fail(error)
-
-    def _thinker_input(self, field: str) -> ThinkerInput:
-        if self._family.thinker_input is None:
-            raise InvalidInput(field, "must be unset: this talker reads no thinker, but text")
-        return self._family.thinker_input(self.speaker)
+            if self._speech:
+                self._speech.fail(error)
+            elif not self.started.done():
+                self.started.set_exception(error)
 
     def _read_text(self, spoken: str) -> None:
         if self._family.text_input is None:
@@ -158,16 +153,11 @@ class SpeakSession:
         subscribed = consumer.subscribe(request.source, request.request_id, thinker.wanted, producer="thinker")
         async with subscribed as messages:
             async for message in messages:
-                self._read_message(message, thinker)
+                if isinstance(message, stream_pb2.StreamHeader):
+                    thinker.begin(message.prompt_positions)
+                elif isinstance(message, Chunk):
+                    self._take(message.rows, thinker)
                 del message  # the thinker waits for its memory, and the next message may be long in coming
-
-    def _read_message(self, message: StreamMessage, thinker: ThinkerInput) -> None:
-        if isinstance(message, stream_pb2.StreamHeader):
-            thinker.begin(message.prompt_positions)
-        elif isinstance(message, Chunk):
-            for rows in message.rows:
-                thinker.add(rows)
-            self._pass_on(thinker)
 
     def _read_inline(self, inline: talker_pb2.InlineThinkerOutput, thinker: ThinkerInput) -> None:
         thinker.begin(inline.header.prompt_positions)
@@ -177,12 +167,12 @@ class SpeakSession:
         ]
         # Kinds of rows may come in any order here. Some say what others belong to: those are wanted first.
         order = {selection.name: place for place, selection in enumerate(thinker.wanted)}
-        for row in sorted(rows, key=lambda row: (order.get(row.name, len(order)), row.first_position)):
-            thinker.add(row)
-        self._pass_on(thinker)
+        self._take(sorted(rows, key=lambda row: (order.get(row.name, len(order)), row.first_position)), thinker)
 
-    def _pass_on(self, thinker: ThinkerInput) -> None:
-        """Starts the speech once it can be, then feeds it."""
+    def _take(self, rows: Sequence[Rows], thinker: ThinkerInput) -> None:
+        """Adds what the thinker sent. Starts the speech once it can be, then feeds it."""
+        for row in rows:
+            thinker.add(row)
         if self._speech:
             self._speech.feed(thinker.take_text())
         elif thinker.ready:
@@ -190,7 +180,7 @@ class SpeakSession:
 
     def _start(self, prompt: Prompt, text: Text) -> Speech:
         self._speech = self._engine.submit(SpeechRequest(prompt, text, self.sampling, self.call.timings))
-        self._waited_for_start_ms = (time.monotonic() - self._accepted) * 1000
+        self._waited_for_start_ms = self.call.timings.elapsed_ms()
         self.started.set_result(self._speech)
         return self._speech
 
@@ -198,16 +188,10 @@ class SpeakSession:
         if self._speech:
             self._speech.finish_text()
         elif thinker.is_empty:
-            self._waited_for_start_ms = (time.monotonic() - self._accepted) * 1000
+            self._waited_for_start_ms = self.call.timings.elapsed_ms()
             self.started.set_result(None)
         else:
             raise InvalidInput("rows", "the input ended before all rows of the prompt were there")
-
-    def _fail(self, error: Exception) -> None:
-        if self._speech:
-            self._speech.fail(error)
-        elif not self.started.done():
-            self.started.set_exception(error)
 
     def cancel(self) -> None:
         """Frees what the request holds in the engine."""
@@ -219,7 +203,7 @@ class SpeakSession:
     def summary(self, end: "talker_pb2.SpeechEnd", output: OutputStream | None) -> talker_pb2.SpeakResponse:
         """The last message; completes the output stream."""
         frames = self._speech.frame_count if self._speech else 0
-        waited_ms = self._waited_for_start_ms + (self._speech.waited_ms if self._speech else 0.0)
+        waited_ms = self._waited_for_start_ms + (self._speech.waiting.waited_ms if self._speech else 0.0)
         if output:
             output.finish(end_position=frames)
         self.call.set(frames=frames, end=talker_pb2.SpeechEnd.Name(end), waited_for_text_ms=round(waited_ms, 1))
@@ -229,10 +213,8 @@ class SpeakSession:
         return talker_pb2.SpeakResponse(summary=summary)
 
 
-def talker_info(spec: TalkerSpec, positions: int) -> tuple[list[server_info_pb2.RowsInfo], server_info_pb2.TalkerInfo]:
+def talker_info(spec: TalkerSpec, positions: int) -> server_info_pb2.TalkerInfo:
     """What ServerInfo says of this talker, which has `positions` positions a request."""
-    rows = [server_info_pb2.RowsInfo(name=CODES)]
-    info = server_info_pb2.TalkerInfo(
+    return server_info_pb2.TalkerInfo(
         speakers=list(spec.speakers), num_code_groups=spec.num_code_groups, max_context_positions=positions
     )
-    return rows, info

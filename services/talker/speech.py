@@ -1,78 +1,97 @@
 """One answer being spoken: what the request's side feeds in and reads out, and what the engine's thread keeps of it."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Condition
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import torch
 
+from services.common.engine.thread import WaitClock
+from services.common.rpc.call import Stopwatch
 from services.talker.family import Prompt, Text
 from services.talker.sampling import Sampling
 
 End = Literal["stop", "length"]
 
 
-class Marks(Protocol):
-    """Told, from the engine's thread, of the moments in a request's life."""
-
-    def mark_started(self) -> None: ...
-
-    def mark_prefilled(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class SpeechRequest:
-    """What is to be spoken, and how. `text` is what is known of it so far: at least its first id, which the prompt's
-    last row takes."""
+    """What is to be spoken, and how.
+
+    Attributes:
+        text: what is known of it so far: at least its first id, which the prompt's last row takes.
+        timings: marked by the engine.
+    """
 
     prompt: Prompt
     text: Text
     sampling: Sampling
-    marks: Marks | None = None
+    timings: Stopwatch = field(default_factory=Stopwatch)
 
 
 class Speech:
-    """Handle of a submitted request. `feed`, `finish_text` and `cancel` may be called from any thread.
+    """A submitted request. `feed`, `finish_text` and `cancel` may be called from any thread; the attributes are the
+    engine's, but for those of the reader.
 
     Args:
-        changed: guards the shared part of `state`, and tells the engine of changes to it.
+        changed: guards text, flags, clock and `frames_made`, and tells the engine of changes to them.
+        most_frames: the request's limit, or what fits into the slot.
+        after_text: see `TalkerSpec`.
 
     Attributes:
-        end: why speech ended, once `frames` is exhausted: "stop" (end-of-speech) or "length".
-        frame_count: frames delivered so far.
-        waited_ms: milliseconds for which speech stood still because the text was late.
+        end: for the reader: why speech ended, once `frames` is exhausted: "stop" (end-of-speech) or "length".
+        frame_count: for the reader: frames delivered so far.
+        waiting: for how long speech stood still because the text was late.
+        text: all text of the answer that is known.
+        text_states: of the text whose steps are to come, by its index, where there are any.
+        slot: place in the runner, once admitted.
+        rows: the prefill (rows, hidden), until it is done.
+        prefilled: rows of it that were run.
+        length: cached positions.
+        rope_position: of the next step.
+        frames_made: frames so far.
+        frames_read: of them, those that the reader has dealt with.
+        has_state: whether the talker's state is there and waits for its frame.
     """
 
-    def __init__(self, changed: Condition, request: SpeechRequest, state: "SpeechState") -> None:
-        self.request, self.state = request, state
+    def __init__(
+        self, changed: Condition, request: SpeechRequest, most_frames: int, after_text: tuple[int, ...]
+    ) -> None:
+        self.request, self.most_frames = request, most_frames
         self.end: End | None = None
         self.frame_count = 0
-        self._changed = changed
+        self.waiting = WaitClock()
+        self.text: list[int] = []
+        self.text_states: dict[int, torch.Tensor] = {}
+        self.text_complete = self.cancelled = self.has_state = False
+        self.slot: int | None = None
+        self.rows: torch.Tensor | None = None
+        self.prefilled = self.length = self.rope_position = 0
+        self.frames_made = self.frames_read = 0
+        self._changed, self._after_text = changed, after_text
         self._outputs: asyncio.Queue[torch.Tensor | End | Exception] = asyncio.Queue()
-
-    @property
-    def waited_ms(self) -> float:
-        return self.state.waited_s * 1000
+        self.feed(request.text)
 
     def feed(self, text: Text) -> None:
         """Appends text of the answer."""
         with self._changed:
-            self.state.add_text(text)
+            if text.states is not None:
+                self.text_states.update(enumerate(text.states, start=len(self.text)))
+            self.text.extend(text.ids)
             self._wake()
 
     def finish_text(self) -> None:
         """The answer is complete: what was fed is all there is to say."""
         with self._changed:
-            self.state.text_complete = True
+            self.text_complete = True
             self._wake()
 
     def cancel(self) -> None:
         """Ends the request: its slot is free at the engine's next step. Harmless when it has ended already."""
         with self._changed:
-            self.state.cancelled = True
+            self.cancelled = True
             self._changed.notify()
 
     def fail(self, error: Exception) -> None:
@@ -81,9 +100,8 @@ class Speech:
         self.deliver(error)
 
     def _wake(self) -> None:
-        if self.state.waiting_since is not None and self.state.text_ready:
-            self.state.waited_s += time.monotonic() - self.state.waiting_since
-            self.state.waiting_since = None
+        if self.text_ready:
+            self.waiting.set(False)
         self._changed.notify()
 
     async def frames(self) -> AsyncGenerator[torch.Tensor, None]:
@@ -97,7 +115,7 @@ class Speech:
         """
         while True:
             with self._changed:
-                self.state.frames_read = self.frame_count
+                self.frames_read = self.frame_count
                 self._changed.notify()
             ready = [await self._outputs.get()]
             while not self._outputs.empty():
@@ -117,58 +135,14 @@ class Speech:
         """For the engine, on the event loop: a frame (groups,), or the end."""
         self._outputs.put_nowait(output)
 
-
-class SpeechState:
-    """What the engine keeps of a request. Text, flags and waiting times are guarded by the engine's lock; everything
-    else belongs to its thread.
-
-    Attributes:
-        text: all text of the answer that is known.
-        text_states: of the text whose steps are to come, by its index, where there are any.
-        slot: place in the runner, once admitted.
-        rows: the prefill (rows, hidden), until it is done.
-        prefilled: rows of it that were run.
-        length: cached positions.
-        rope_position: of the next step.
-        frames: frames made.
-        frames_read: of them, those that the reader has dealt with.
-        most_frames: the request's limit, or what fits into the slot.
-        has_state: whether the talker's state is there and waits for its frame.
-    """
-
-    def __init__(self, text: Text, most_frames: int, after_text: tuple[int, ...]) -> None:
-        self.text: list[int] = []
-        self.text_states: dict[int, torch.Tensor] = {}
-        self.add_text(text)
-        self.text_complete = False
-        self.cancelled = False
-        self.waiting_since: float | None = None
-        self.waited_s = 0.0
-        self.slot: int | None = None
-        self.rows: torch.Tensor | None = None
-        self.prefilled = 0
-        self.length = 0
-        self.rope_position = 0
-        self.frames = 0
-        self.frames_read = 0
-        self.most_frames = most_frames
-        self.has_state = False
-        self._after_text = after_text
-
-    def add_text(self, text: Text) -> None:
-        """Appends text of the answer."""
-        if text.states is not None:
-            self.text_states.update(enumerate(text.states, start=len(self.text)))
-        self.text.extend(text.ids)
-
     @property
     def text_ready(self) -> bool:
         """Whether the next talker step has its text."""
-        return self.text_complete or self.frames < len(self.text)
+        return self.text_complete or self.frames_made < len(self.text)
 
     @property
     def text_id(self) -> int:
         """Text of the next talker step: an id a frame, then those that follow all text. Prefill took the first."""
-        if self.frames < len(self.text):
-            return self.text[self.frames]
-        return self._after_text[min(self.frames - len(self.text), len(self._after_text) - 1)]
+        if self.frames_made < len(self.text):
+            return self.text[self.frames_made]
+        return self._after_text[min(self.frames_made - len(self.text), len(self._after_text) - 1)]

@@ -15,6 +15,6 @@ if __name__ == "__main__":
     environment.configure_logs()
     __spec__ = find_spec("services.thinker.environment")  # runs in vLLM's processes, where a __main__.py would not
 
-    from services.thinker.serve import SERVICE_NAME, serve
+    from services.thinker.servicer import SERVICE_NAME, serve
 
     main(settings, "thinker", SERVICE_NAME, serve)

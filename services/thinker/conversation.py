@@ -21,11 +21,8 @@ class MediaFile:
     """
 
     kind: MediaKind
-    data: bytes
+    data: bytes = field(repr=False)
     field: str
-
-    def __repr__(self) -> str:
-        return f"MediaFile({self.kind}, {len(self.data)} bytes, {self.field})"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -17,23 +17,17 @@ from services.thinker.conversation import Prompt
 from services.thinker.environment import scratch_dir
 from services.thinker.execution import compute_dtype, engine_args
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
+from services.thinker.metrics import EngineStats
 from services.thinker.plugin.row_channel import RowReceiver
 from services.thinker.plugin.rows import Range, RowKind, RowRequest
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.logprobs import Logprob
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
 HEALTH_PERIOD_S = 0.2
-
-
-@dataclass(frozen=True)
-class Logprob:
-    """Natural logarithm of a token's probability."""
-
-    token_id: int
-    logprob: float
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,8 @@ class Step:
     Attributes:
         text: new text; what may be the start of a stop string is held back.
         token_ids: new token ids, an end-of-sequence token included.
-        logprobs: for each of them itself, then the alternatives asked for, best first. Empty if none were asked for.
+        logprobs: for each of them vLLM's log-probabilities by token id: its own, and those of the alternatives asked
+            for. Empty if none were asked for.
         finish_reason: "stop" or "length" in the last step, else None.
         cached_tokens: prompt tokens whose KV blocks the prefix cache had.
         scheduled: when the engine began with the request, first_token: when it sampled the first token
@@ -52,7 +47,7 @@ class Step:
 
     text: str
     token_ids: list[int]
-    logprobs: list[list[Logprob]]
+    logprobs: "Sequence[Mapping[int, Logprob]]"
     finish_reason: str | None
     cached_tokens: int
     scheduled: float
@@ -77,7 +72,13 @@ class ThinkerEngine:
 
     Attributes:
         checkpoint: facts of the model.
+        rows: receives those that requests ask for; its length is the number of requests that do.
         row_kinds: the rows that can be subscribed to.
+        dtype: that the model computes in, e.g. "bfloat16".
+        device: kind of device that the model is on.
+        max_context_tokens: longest prompt plus output.
+        sampling_defaults: sampling parameters of the checkpoint's generation_config, by vLLM's names.
+        renderer: vLLM's preprocessor of prompts.
     """
 
     def __init__(
@@ -89,9 +90,14 @@ class ThinkerEngine:
         resources: contextlib.AsyncExitStack,
     ) -> None:
         self.checkpoint = checkpoint
+        self.rows = rows
         self.row_kinds = row_kinds
+        self.dtype = str(llm.model_config.dtype).removeprefix("torch.")
+        self.device: str = llm.vllm_config.device_config.device_type
+        self.max_context_tokens: int = llm.model_config.max_model_len
+        self.sampling_defaults: dict[str, Any] = llm.model_config.get_diff_sampling_param()
+        self.renderer: Any = llm.renderer
         self._llm = llm
-        self._rows = rows
         self._resources = resources
         self._keys = itertools.count()
 
@@ -109,44 +115,17 @@ class ThinkerEngine:
             rows = RowReceiver()
             stack.push_async_callback(rows.close)
             llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)
-            kinds = checkpoint.row_kinds(settings.keep_embeddings)
-            return cls(llm, checkpoint, rows, kinds, stack.pop_all())
+            return cls(llm, checkpoint, rows, checkpoint.row_kinds(settings.keep_embeddings), stack.pop_all())
 
-    @property
-    def dtype(self) -> str:
-        """Dtype the model computes in, e.g. "bfloat16"."""
-        return str(self._llm.model_config.dtype).removeprefix("torch.")
-
-    @property
-    def device(self) -> str:
-        """Kind of device the model is on."""
-        return self._llm.vllm_config.device_config.device_type
-
-    @property
-    def max_context_tokens(self) -> int:
-        """Longest prompt plus output."""
-        return self._llm.model_config.max_model_len
-
-    @property
-    def sampling_defaults(self) -> dict[str, Any]:
-        """Sampling parameters of the checkpoint's generation_config, by vLLM's names."""
-        return self._llm.model_config.get_diff_sampling_param()
-
-    @property
-    def renderer(self) -> Any:
-        """vLLM's preprocessor of prompts."""
-        return self._llm.renderer
-
-    @property
-    def open_subscriptions(self) -> int:
-        """Requests whose rows are being received."""
-        return len(self._rows)
-
-    def validate(self, params: "SamplingParams", field: str) -> None:
+    def validate(self, params: "SamplingParams", structure: str | None) -> None:
         """Checks what vLLM can check before there is a prompt: structured output above all.
 
+        Args:
+            params: of a request.
+            structure: the field of `sampling` that says how the output is structured, if one does.
+
         Raises:
-            InvalidInput: names `field`, when vLLM refuses the parameters.
+            InvalidInput: names that field, else "sampling", when vLLM refuses the parameters.
         """
         config = self._llm.vllm_config
         try:
@@ -154,7 +133,7 @@ class ThinkerEngine:
                 config.model_config, config.speculative_config, config.structured_outputs_config, self._llm.tokenizer
             )
         except Exception as error:  # the grammar compilers raise what they like
-            raise InvalidInput(field, str(error)) from error
+            raise InvalidInput(f"sampling.{structure}" if structure else "sampling", str(error)) from error
 
     async def generate(
         self, request_id: str, prompt: Prompt, params: "SamplingParams", subscription: RowSubscription | None = None
@@ -176,13 +155,12 @@ class ThinkerEngine:
             return
         rows = RowRequest(next(self._keys), subscription.ranges)
         params.extra_args = rows.to_extra_args()
-        pending = _Pending(subscription)
-        with self._rows.deliver(rows.key, pending.receive):
+        with self.rows.deliver(rows.key, subscription.sink) as delivery:
             computed = len(prompt.token_ids) - 1
             async for step in self._steps(request_id, prompt, params):
                 computed += len(step.token_ids)
                 yield step
-            await pending.wait(sum(b - a for _, (a, b) in rows.between(0, computed)))
+            await delivery.wait(sum(b - a for _, (a, b) in rows.between(0, computed)))
 
     async def _steps(self, request_id: str, prompt: Prompt, params: "SamplingParams") -> AsyncGenerator[Step]:
         from vllm.exceptions import VLLMClientError
@@ -203,7 +181,7 @@ class ThinkerEngine:
 
     async def died(self) -> None:
         """Returns when the engine is dead, or deaf to its own rows."""
-        while not (self._llm.errored or self._rows.failed):  # noqa: ASYNC110  vLLM has no event for it
+        while not (self._llm.errored or self.rows.failed):  # noqa: ASYNC110  vLLM has no event for it
             await asyncio.sleep(HEALTH_PERIOD_S)
 
     async def close(self) -> None:
@@ -211,44 +189,15 @@ class ThinkerEngine:
         if self._llm.output_handler:
             self._llm.output_handler.cancel()  # it would take the end of the engine for a failure
         await asyncio.to_thread(self._llm.shutdown)
-        self._llm.shutdown = _nothing  # its destructor calls it again, and fails at the interpreter's end
+        self._llm.shutdown = lambda timeout=None: (
+            None
+        )  # its destructor calls it again, and fails at the interpreter's end
         await self._resources.aclose()
-
-
-def _nothing(timeout: float | None = None) -> None: ...
-
-
-class _Pending:
-    """Counts a request's rows, so that its end can wait for the last of them."""
-
-    TIMEOUT_S = 10.0
-
-    def __init__(self, subscription: RowSubscription) -> None:
-        self._sink = subscription.sink
-        self._received = 0
-        self._more = asyncio.Event()
-
-    def receive(self, rows: Rows) -> None:
-        self._received += len(rows.tensor)
-        self._sink(rows)
-        self._more.set()
-
-    async def wait(self, expected: int) -> None:
-        """Returns when `expected` rows were received."""
-        try:
-            async with asyncio.timeout(self.TIMEOUT_S):
-                while self._received < expected:
-                    self._more.clear()
-                    await self._more.wait()
-        except TimeoutError:
-            raise InternalError(f"only {self._received} of {expected} rows of hidden states came") from None
 
 
 def _load(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint, row_address: str) -> "AsyncLLM":
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
-
-    from services.thinker.engine_stats import EngineStats
 
     accelerator = device.accelerator()
     choices = execution.choices(settings, accelerator, compute_dtype(settings, checkpoint))
@@ -260,7 +209,7 @@ def _load(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint, row_address:
         engine_args(settings, checkpoint, row_address, accelerator),
         # vLLM's defaults are by context; without one, a step has a quarter of the tokens that a large GPU takes
         usage_context=UsageContext.OPENAI_API_SERVER,
-        stat_loggers=[EngineStats],
+        stat_loggers=[EngineStats],  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -269,21 +218,12 @@ def _step(output: "RequestOutput") -> Step:
     metrics = output.metrics
     if completion.finish_reason not in (None, "stop", "length"):
         raise InternalError(f"the engine ended the request: {completion.finish_reason}")
-    token_ids = list(completion.token_ids)
     return Step(
         text=completion.text,
-        token_ids=token_ids,
-        logprobs=[
-            _with_alternatives(token_id, by_id)
-            for token_id, by_id in zip(token_ids, completion.logprobs or (), strict=False)
-        ],
+        token_ids=list(completion.token_ids),
+        logprobs=completion.logprobs or (),  # pyright: ignore[reportArgumentType]  flat only where that is asked for
         finish_reason=completion.finish_reason,
         cached_tokens=output.num_cached_tokens or 0,
         scheduled=metrics.scheduled_ts if metrics else 0.0,
         first_token=metrics.first_token_ts if metrics else 0.0,
     )
-
-
-def _with_alternatives(token_id: int, by_id: Any) -> list[Logprob]:
-    ranked = sorted(by_id.items(), key=lambda item: item[1].rank)
-    return [Logprob(token_id, by_id[token_id].logprob), *(Logprob(i, entry.logprob) for i, entry in ranked)]

@@ -5,18 +5,16 @@ vLLM is told what it would choose otherwise, and what it cannot know.
 
 import importlib.metadata
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from services.common.engine.device import Accelerator, Choice
 from services.thinker import device
 from services.thinker.config import ThinkerSettings
 from services.thinker.family import ThinkerCheckpoint
-from services.thinker.plugin.rows import RowKind
 from services.thinker.request import MAX_TOP_LOGPROBS
 
 if TYPE_CHECKING:
     from vllm import AsyncEngineArgs
-    from vllm.config import KVTransferConfig
 
 EAGER = "eager"
 MIN_CAPABILITY = {"bfloat16": (8, 0), "float32": (7, 5), "float16": (7, 5)}
@@ -25,13 +23,16 @@ KV_CACHE_BYTES_ON_CPU = 1024**3
 
 def choices(settings: ThinkerSettings, accelerator: Accelerator | None, dtype: str) -> list[Choice]:
     """Every decision, from settings, device (None: a CPU), dtype ("bfloat16", ...) and what is installed."""
+    where, ranks = "GPU" if accelerator else "CPU process", settings.tensor_parallel_size
+    split = f"one {where}" if ranks == 1 else f"tensor parallel over {ranks}"
+    states = "the talker's layer and the embeddings" if settings.keep_embeddings else "the talker's layer"
     return [
         step(settings, accelerator, dtype),
-        _split(settings, accelerator),
+        Choice("split", split, f"tensor_parallel_size is {ranks}"),
         _runner(accelerator),
         attention(accelerator, dtype),
         sampler(accelerator),
-        _states(settings),
+        Choice("states", f"{states}, on rank 0", f"keep_embeddings is {str(settings.keep_embeddings).lower()}"),
     ]
 
 
@@ -41,23 +42,13 @@ def step(settings: ThinkerSettings, accelerator: Accelerator | None, dtype: str)
         least = ".".join(map(str, MIN_CAPABILITY[dtype]))
         reason = f"{dtype} needs compute capability {least}, {accelerator.name} is {accelerator.architecture}"
         return Choice("step", "none", f"{reason}; give --dtype float16", fatal=True)
+    compiled = "compiled, CUDA graphs" if accelerator else "compiled"
     if settings.enforce_eager is not None:
-        path = EAGER if settings.enforce_eager else _compiled(accelerator)
+        path = EAGER if settings.enforce_eager else compiled
         return Choice("step", path, f"enforce_eager is {str(settings.enforce_eager).lower()}")
     if accelerator is None:
         return Choice("step", EAGER, "compiling takes a CPU a minute; enforce_eager=false compiles")
-    return Choice("step", _compiled(accelerator), "the default on a GPU")
-
-
-def _compiled(accelerator: Accelerator | None) -> str:
-    return "compiled, CUDA graphs" if accelerator else "compiled"
-
-
-def _split(settings: ThinkerSettings, accelerator: Accelerator | None) -> Choice:
-    ranks = settings.tensor_parallel_size
-    kind = "GPU" if accelerator else "CPU process"
-    path = f"one {kind}" if ranks == 1 else f"tensor parallel over {ranks}"
-    return Choice("split", path, f"tensor_parallel_size is {ranks}")
+    return Choice("step", compiled, "the default on a GPU")
 
 
 def _runner(accelerator: Accelerator | None) -> Choice:
@@ -108,14 +99,9 @@ def sampler(accelerator: Accelerator | None) -> Choice:
     return Choice("sampler", "FlashInfer", "its kernels are at hand")
 
 
-def _states(settings: ThinkerSettings) -> Choice:
-    layers = "the talker's layer and the embeddings" if settings.keep_embeddings else "the talker's layer"
-    return Choice("states", f"{layers}, on rank 0", f"keep_embeddings is {str(settings.keep_embeddings).lower()}")
-
-
 def compute_dtype(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> str:
     """Dtype to compute in: vLLM's own "auto" would run a float32 checkpoint in bfloat16."""
-    return (checkpoint.dtype or "bfloat16") if settings.dtype == "auto" else settings.dtype
+    return checkpoint.dtype if settings.dtype == "auto" else settings.dtype
 
 
 def engine_args(
@@ -131,15 +117,16 @@ def engine_args(
     """
     from vllm import AsyncEngineArgs
 
-    from services.thinker.plugin.executor import OneProcess, Processes
+    from services.thinker.plugin.connector import PluginSettings
+    from services.thinker.plugin.recording import OneProcess, Processes
 
     on_cpu = accelerator is None
-    dtype = compute_dtype(settings, checkpoint)
-    optional: dict[str, Any] = {
-        "max_num_batched_tokens": settings.max_batched_tokens,
-        "block_size": settings.block_size,
-        "kv_cache_memory_bytes": settings.kv_cache_bytes or (KV_CACHE_BYTES_ON_CPU if on_cpu else None),
+    most_media = {
+        "image": settings.max_images,
+        "audio": settings.max_audios + settings.max_videos,  # a video's sound track counts as audio
+        "video": settings.max_videos,
     }
+    dtype = compute_dtype(settings, checkpoint)
     return AsyncEngineArgs(
         model=str(checkpoint.folder),
         served_model_name=settings.model_name,
@@ -147,6 +134,9 @@ def engine_args(
         # -1: the model's, or what the KV cache holds if that is less
         max_model_len=settings.max_context_tokens or -1,
         max_num_seqs=settings.max_running_requests,
+        max_num_batched_tokens=settings.max_batched_tokens,
+        block_size=settings.block_size,
+        kv_cache_memory_bytes=settings.kv_cache_bytes or (KV_CACHE_BYTES_ON_CPU if on_cpu else None),
         gpu_memory_utilization=settings.gpu_memory_utilization,
         tensor_parallel_size=settings.tensor_parallel_size,
         distributed_executor_backend=OneProcess if settings.tensor_parallel_size == 1 else Processes,
@@ -154,39 +144,14 @@ def engine_args(
         enable_chunked_prefill=True,
         enforce_eager=step(settings, accelerator, dtype).path == EAGER,
         attention_backend=forced_attention(accelerator, dtype),  # type: ignore[arg-type]
-        limit_mm_per_prompt=_most_media(settings, checkpoint),
+        limit_mm_per_prompt={kind: most_media[kind] for kind in checkpoint.placeholders},
         mm_processor_cache_gb=0,  # a sound's features depend on the others of its request
         # Profiling runs the encoders on the largest image and video there can be, which takes minutes on a CPU.
         skip_mm_profiling=on_cpu,
-        kv_transfer_config=_row_connector(checkpoint.row_kinds(settings.keep_embeddings), row_address),
+        kv_transfer_config=PluginSettings(checkpoint.row_kinds(settings.keep_embeddings), row_address).to_vllm(),
         use_tqdm_on_load=False,  # a bar is no log line
         max_logprobs=MAX_TOP_LOGPROBS,
         # Models with a grammar to follow are prone to endless whitespace.
         structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},  # pyright: ignore[reportArgumentType]
-        **{name: value for name, value in optional.items() if value is not None},
         **checkpoint.engine_args(on_cpu),
-    )
-
-
-def _most_media(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> dict[str, Any]:
-    """How many media of each kind a prompt may have."""
-    most = {
-        "image": settings.max_images,
-        "audio": settings.max_audios + settings.max_videos,  # a video's sound track counts as audio
-        "video": settings.max_videos,
-    }
-    return {kind: most[kind] for kind in checkpoint.placeholders}
-
-
-def _row_connector(kinds: tuple[RowKind, ...], row_address: str) -> "KVTransferConfig":
-    """What makes vLLM's engine keep `kinds` of rows, and send those that are asked for to `row_address`."""
-    from vllm.config import KVTransferConfig
-
-    from services.thinker.plugin.connector import PluginSettings, RowConnector
-
-    return KVTransferConfig(
-        kv_connector=RowConnector.__name__,
-        kv_connector_module_path=RowConnector.__module__,
-        kv_role="kv_producer",
-        kv_connector_extra_config=PluginSettings(kinds, row_address).to_extra_config(),
     )

@@ -34,7 +34,7 @@ class ThinkerCheckpoint(ABC):
 
     Attributes:
         folder: where the files are; vLLM is given it, and so asks the hub for nothing.
-        dtype: that the weights are stored in, e.g. "bfloat16"; None where config.json does not say.
+        dtype: that the weights are stored in, e.g. "bfloat16".
         vocab_size: token ids are below it.
         accept_hidden_layer: layer whose states the talker reads.
         placeholders: the media that the model takes, and the token that stands for each in a prompt.
@@ -43,7 +43,7 @@ class ThinkerCheckpoint(ABC):
     """
 
     folder: Path
-    dtype: str | None
+    dtype: str
     vocab_size: int
     accept_hidden_layer: int
     placeholders: Mapping[MediaKind, int]

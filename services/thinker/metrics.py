@@ -1,8 +1,14 @@
 """Prometheus metrics that only the thinker has, beside those of `services.common.telemetry.metrics` and vLLM."""
 
+import time
+from typing import TYPE_CHECKING, Any
+
 from prometheus_client import Counter, Gauge
 
 from services.common.telemetry import metrics
+
+if TYPE_CHECKING:
+    from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 REQUESTS_RUNNING = Gauge("quartet_thinker_requests_running", "Requests in the engine's steps")
 REQUESTS_WAITING = Gauge("quartet_thinker_requests_waiting", "Requests that wait for the engine to begin with them")
@@ -13,3 +19,43 @@ PREEMPTIONS = Counter("quartet_thinker_preemptions_total", "Requests set back be
 STEP_SECONDS = metrics.STEP_SECONDS.labels("thinker", "step")
 STEP_BATCH = metrics.STEP_BATCH.labels("thinker", "step")
 KV_CACHE_USED = metrics.KV_CACHE_USED.labels("thinker")
+
+
+class EngineStats:
+    """Takes the statistics that come with each step's outputs. Called on the event loop; an error here would end the
+    engine's output, so this only copies numbers. It has the methods of vLLM's StatLoggerBase, whose import would be
+    that of vLLM."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self._before: float | None = None  # when the last step ended, if requests ran on
+
+    def record(
+        self,
+        scheduler_stats: "SchedulerStats | None",
+        iteration_stats: "IterationStats | None",
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        if scheduler_stats is None:
+            return
+        now, running = time.monotonic(), scheduler_stats.num_running_reqs
+        if self._before is not None:
+            STEP_SECONDS.observe(now - self._before)
+        self._before = now if running else None
+        if running:
+            STEP_BATCH.observe(running)
+        REQUESTS_RUNNING.set(running)
+        REQUESTS_WAITING.set(scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs)
+        KV_CACHE_USED.set(scheduler_stats.kv_cache_usage)
+        PREFIX_QUERIES.inc(scheduler_stats.prefix_cache_stats.queries)
+        PREFIX_HITS.inc(scheduler_stats.prefix_cache_stats.hits)
+        if iteration_stats is not None:
+            TOKENS.labels("prompt").inc(iteration_stats.prompt_token_stats.computed)
+            TOKENS.labels("generated").inc(iteration_stats.num_generation_tokens)
+            PREEMPTIONS.inc(iteration_stats.num_preempted_reqs)
+
+    def log(self) -> None:
+        """Nothing to say."""
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""

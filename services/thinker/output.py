@@ -1,8 +1,7 @@
 """An answer on its way out: the engine's steps as messages to the client, and rows of tokens to the talker."""
 
-from collections.abc import Iterable, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -11,9 +10,12 @@ from quartet.v1 import stream_pb2, thinker_pb2
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Rows
 from services.thinker.conversation import Prompt
-from services.thinker.engine import Logprob, RowSubscription, Step
+from services.thinker.engine import RowSubscription, Step
 from services.thinker.plugin.rows import Range, RowKind
-from services.thinker.tools import Parsed, ToolCallParser
+from services.thinker.tools import ToolCallParser
+
+if TYPE_CHECKING:
+    from vllm.logprobs import Logprob
 
 TOKEN_IDS = "token_ids"
 _UNBOUNDED = 2**62
@@ -69,13 +71,12 @@ class RowForwarder:
     def _ranges(self, selection: stream_pb2.RowSelection) -> list[Range]:
         prompt_end = len(self._prompt.token_ids)
         prompt, output = (0, prompt_end), (prompt_end, _UNBOUNDED)
-        if selection.positions == stream_pb2.POSITIONS_PROMPT_MULTIMODAL:
-            return self._prompt.multimodal
-        if selection.positions == stream_pb2.POSITIONS_PROMPT:
-            return [prompt]
-        if selection.positions == stream_pb2.POSITIONS_OUTPUT:
-            return [output]
-        return [prompt, output]
+        ranges = {
+            stream_pb2.POSITIONS_PROMPT_MULTIMODAL: self._prompt.multimodal,
+            stream_pb2.POSITIONS_PROMPT: [prompt],
+            stream_pb2.POSITIONS_OUTPUT: [output],
+        }
+        return ranges.get(selection.positions, [prompt, output])
 
     def add(self, step: Step) -> None:
         """Passes a step's tokens on: up to a call of a tool, and without the token that ended the answer (an
@@ -131,16 +132,15 @@ class DeltaWriter:
 
     def delta(self, step: Step) -> thinker_pb2.GenerateDelta:
         """The message for `step`."""
-        message = thinker_pb2.GenerateDelta(text=step.text, token_ids=step.token_ids)
-        if self._tool_calls:
-            parsed = self._tool_calls.feed(step.text)
-            message.text = parsed.text
-            _add_calls(message, parsed)
-            if step.finish_reason:
-                message.text += self._tool_calls.finish().text
+        parser = self._tool_calls
+        message = parser.feed(step.text) if parser else thinker_pb2.GenerateDelta(text=step.text)
+        if parser and step.finish_reason:
+            message.text += parser.finish()
+        message.token_ids.extend(step.token_ids)
         if self._top_logprobs is not None:  # vLLM adds the sampled token to the alternatives where it is not among them
-            most = 1 + self._top_logprobs
-            message.logprobs.extend(self._logprob(entry[0], entry[1:most]) for entry in step.logprobs)
+            for token_id, by_id in zip(step.token_ids, step.logprobs, strict=False):
+                best = sorted(by_id, key=lambda i: by_id[i].rank or 0)[: self._top_logprobs]
+                message.logprobs.append(self._logprob(token_id, by_id, best))
         return message
 
     def finish_reason(self, reason: str) -> thinker_pb2.FinishReason:
@@ -149,31 +149,25 @@ class DeltaWriter:
             return thinker_pb2.FINISH_REASON_TOOL_CALLS
         return _FINISH_REASONS[reason]
 
-    def _logprob(self, entry: Logprob, top: Sequence[Logprob] = ()) -> thinker_pb2.TokenLogprob:
-        token_bytes = _token_bytes(self._tokenizer, entry.token_id)
+    def _logprob(
+        self, token_id: int, by_id: "Mapping[int, Logprob]", top: Sequence[int] = ()
+    ) -> thinker_pb2.TokenLogprob:
+        token_bytes = _token_bytes(self._tokenizer, token_id)
         return thinker_pb2.TokenLogprob(
-            token_id=entry.token_id,
+            token_id=token_id,
             token=token_bytes.decode(errors="replace"),
             token_bytes=token_bytes,
-            logprob=entry.logprob,
-            top=[self._logprob(alternative) for alternative in top],
+            logprob=by_id[token_id].logprob,
+            top=[self._logprob(alternative, by_id) for alternative in top],
         )
 
 
-def _add_calls(message: thinker_pb2.GenerateDelta, parsed: Parsed) -> None:
-    for piece in parsed.calls:
-        message.tool_calls.add(index=piece.index, id=piece.id, name=piece.name, arguments_json=piece.arguments_json)
-
-
-@cache
-def _byte_of_character() -> dict[str, int]:
-    """A byte-level BPE vocabulary spells bytes as printable characters (GPT-2)."""
-    return {character: byte for byte, character in bytes_to_unicode().items()}
+# A byte-level BPE vocabulary spells bytes as printable characters (GPT-2).
+_BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _token_bytes(tokenizer: Any, token_id: int) -> bytes:
     if token_id in tokenizer.added_tokens_decoder:
         return tokenizer.added_tokens_decoder[token_id].content.encode()
     spelled = tokenizer.convert_ids_to_tokens(token_id) or ""  # ids past the vocabulary only fill up the matrix
-    table = _byte_of_character()
-    return bytes(table[character] for character in spelled)
+    return bytes(_BYTE_OF_CHARACTER[character] for character in spelled)

@@ -4,20 +4,17 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from services.common.rpc.errors import ContextTooLong, InvalidInput
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message, Prompt, runs
-from services.thinker.family import ThinkerCheckpoint
+from services.thinker.engine import ThinkerEngine
 from services.thinker.media import decode_audio, decode_image, decode_video
 
 _NO_TOKEN = -1
-
-if TYPE_CHECKING:
-    from vllm.renderers import BaseRenderer
 
 
 class Preprocessor:
@@ -25,22 +22,13 @@ class Preprocessor:
 
     Args:
         settings: limits of media, number of threads.
-        checkpoint: chat template, tokenizer, placeholder ids.
-        renderer: the engine's multimodal processor.
-        max_context_tokens: longest prompt plus output.
+        engine: has the checkpoint, vLLM's multimodal processor, and the longest context.
     """
 
-    def __init__(
-        self,
-        settings: ThinkerSettings,
-        checkpoint: ThinkerCheckpoint,
-        renderer: "BaseRenderer",
-        max_context_tokens: int,
-    ) -> None:
+    def __init__(self, settings: ThinkerSettings, engine: ThinkerEngine) -> None:
         self._settings = settings
-        self._checkpoint = checkpoint
-        self._renderer = renderer
-        self._max_context_tokens = max_context_tokens
+        self._checkpoint = engine.checkpoint
+        self._engine = engine
         self._pool = ThreadPoolExecutor(settings.preprocessing_threads, thread_name_prefix="preprocess")
         self._tokenizer_lock = threading.Lock()  # transformers' fast tokenizers refuse concurrent calls
 
@@ -61,10 +49,7 @@ class Preprocessor:
                     "audio": self._checkpoint.sound_ids([samples for samples, _ in media["audio"]])
                 }
         try:
-            engine_input: Any = await self._renderer.process_for_engine_async(
-                prompt,  # pyright: ignore[reportArgumentType]
-                time.time(),
-            )
+            engine_input: Any = await self._engine.renderer.process_for_engine_async(prompt, time.time())
         except ValueError as error:  # media of a shape the processor refuses, such as an image of 1 x 300
             raise InvalidInput("messages", f"the media cannot be processed: {error}") from error
         return self._prompt(engine_input)
@@ -148,10 +133,10 @@ class Preprocessor:
         return Prompt(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input)
 
     def _refuse_longer(self, tokens: int) -> None:
-        if tokens >= self._max_context_tokens:
+        most = self._engine.max_context_tokens
+        if tokens >= most:
             raise ContextTooLong(
-                "messages",
-                f"the prompt has {tokens} tokens; the limit is {self._max_context_tokens} with the answer included",
+                "messages", f"the prompt has {tokens} tokens; the limit is {most} with the answer included"
             )
 
     def close(self) -> None:
@@ -167,10 +152,5 @@ def _to_template(message: Message) -> dict[str, Any]:
     if all(isinstance(part, str) for part in message.parts):
         content = "".join(part for part in message.parts if isinstance(part, str))
     turn: dict[str, Any] = {"role": message.role, "content": content}
-    if message.tool_calls:
-        turn["tool_calls"] = message.tool_calls
-    if message.tool_call_id:
-        turn["tool_call_id"] = message.tool_call_id
-    if message.name:
-        turn["name"] = message.name
-    return turn
+    optional = {"tool_calls": message.tool_calls, "tool_call_id": message.tool_call_id, "name": message.name}
+    return turn | {key: value for key, value in optional.items() if value}

@@ -1,6 +1,7 @@
 """What a request says: GenerateStart and MediaChunks as a Conversation, SamplingParameters as vLLM's SamplingParams."""
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from services.common.rpc.errors import InvalidInput
 from services.common.rpc.messages import read_bytes
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message
-from services.thinker.tools import Mode, ToolChoice
+from services.thinker.tools import Mode, imposed_schema
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -59,48 +60,23 @@ async def read_conversation(
     if not start.messages:
         raise InvalidInput("messages", "must not be empty")
     _check_media(start, limits)
-    messages = [
-        Message(
-            role=_role(f"messages[{i}].role", message.role),
-            parts=[
-                await _part(f"messages[{i}].content[{j}]", part, requests) for j, part in enumerate(message.content)
-            ],
-            tool_calls=[
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.name,
-                        "arguments": check_json_object(
-                            f"messages[{i}].tool_calls[{j}].arguments_json", call.arguments_json or "{}"
-                        ),
-                    },
-                }
-                for j, call in enumerate(message.tool_calls)
-            ],
-            tool_call_id=message.tool_call_id,
-            name=message.name,
-        )
-        for i, message in enumerate(start.messages)
-    ]
-    template_kwargs: dict[str, Any] = {}
-    if start.chat_template_kwargs_json:
-        template_kwargs = check_json_object("chat_template_kwargs_json", start.chat_template_kwargs_json)
-        if "chat_template" in template_kwargs:  # a template is a program, and nothing limits the time it takes
-            raise InvalidInput("chat_template_kwargs_json", "may set the template's variables, not the template")
+    messages = [await _message(f"messages[{i}]", message, requests) for i, message in enumerate(start.messages)]
+    template_kwargs = _json_object("chat_template_kwargs_json", start.chat_template_kwargs_json or "{}")
+    if "chat_template" in template_kwargs:  # a template is a program, and nothing limits the time it takes
+        raise InvalidInput("chat_template_kwargs_json", "may set the template's variables, not the template")
     return Conversation(messages, tools, start.use_audio_in_video, template_kwargs)
 
 
-def read_tools(start: thinker_pb2.GenerateStart) -> tuple[ToolChoice, list[dict[str, Any]]]:
-    """What is to be called, "none" where there is nothing to call; and the tools as chat templates take them.
+def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], str | None]:
+    """The tools that may be called, as chat templates take them; and the JSON schema that the answer must fit, or None
+    where it is free.
 
     Raises:
-        InvalidInput: an unknown mode, a tool without a name, or a schema that is no JSON object.
+        InvalidInput: an unknown mode, a tool without a name, a schema that is no JSON object, or a choice of no tool.
     """
-    if start.tool_choice.mode not in _MODES:
+    mode = _MODES.get(start.tool_choice.mode)
+    if mode is None:
         raise InvalidInput("tool_choice.mode", f"{start.tool_choice.mode} is not a mode")
-    mode = _MODES[start.tool_choice.mode]
-    choice = ToolChoice("none" if mode == "auto" and not start.tools else mode, start.tool_choice.name)
     tools = []
     for i, tool in enumerate(start.tools):
         if not tool.name:
@@ -109,32 +85,24 @@ def read_tools(start: thinker_pb2.GenerateStart) -> tuple[ToolChoice, list[dict[
         if tool.description:
             function["description"] = tool.description
         parameters = tool.parameters_json or "{}"
-        function["parameters"] = check_json_object(f"tools[{i}].parameters_json", parameters)
+        function["parameters"] = _json_object(f"tools[{i}].parameters_json", parameters)
         tools.append({"type": "function", "function": function})
-    return choice, tools
+    schema = imposed_schema(mode, start.tool_choice.name, tools)
+    return tools if mode != "none" else [], schema
 
 
-def _role(field: str, role: str) -> str:
-    if role not in _ROLES:
-        raise InvalidInput(field, f"must be one of {', '.join(_ROLES)}, not '{role}'")
-    return role
-
-
-def _media_of(start: thinker_pb2.GenerateStart) -> list[tuple[str, media_pb2.Media]]:
-    return [
+def _check_media(start: thinker_pb2.GenerateStart, limits: ThinkerSettings) -> None:
+    """Refuses what is too much before any of it is read."""
+    most = {"image": limits.max_images, "audio": limits.max_audios, "video": limits.max_videos}
+    counts: Counter[MediaKind] = Counter()
+    size_bytes = 0
+    found = [
         (part.media.field or f"messages[{i}].content[{j}]", part.media)
         for i, message in enumerate(start.messages)
         for j, part in enumerate(message.content)
         if part.WhichOneof("content") == "media"
     ]
-
-
-def _check_media(start: thinker_pb2.GenerateStart, limits: ThinkerSettings) -> None:
-    """Refuses what is too much before any of it is read."""
-    counts: dict[MediaKind, int] = {"image": 0, "audio": 0, "video": 0}
-    most = {"image": limits.max_images, "audio": limits.max_audios, "video": limits.max_videos}
-    size_bytes = 0
-    for field, media in _media_of(start):
+    for field, media in found:
         kind = _KINDS.get(media.kind)
         if kind is None:
             raise InvalidInput(field, "must state its kind: image, audio or video")
@@ -146,6 +114,19 @@ def _check_media(start: thinker_pb2.GenerateStart, limits: ThinkerSettings) -> N
         size_bytes += len(media.data) or media.size_bytes
         if size_bytes > limits.max_media_bytes:
             raise InvalidInput(field, f"makes the media larger than the {limits.max_media_bytes} bytes that are taken")
+
+
+async def _message(
+    field: str, message: thinker_pb2.ChatMessage, requests: AsyncIterator[thinker_pb2.GenerateRequest]
+) -> Message:
+    if message.role not in _ROLES:
+        raise InvalidInput(f"{field}.role", f"must be one of {', '.join(_ROLES)}, not '{message.role}'")
+    parts = [await _part(f"{field}.content[{i}]", part, requests) for i, part in enumerate(message.content)]
+    calls = []
+    for i, call in enumerate(message.tool_calls):
+        arguments = _json_object(f"{field}.tool_calls[{i}].arguments_json", call.arguments_json or "{}")
+        calls.append({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
+    return Message(message.role, parts, calls, message.tool_call_id, message.name)
 
 
 async def _part(
@@ -180,19 +161,13 @@ def sampling_params(
 
     _check_sampling(request, vocab_size)
     values: dict[str, Any] = {"max_tokens": None, **defaults}
-    for name in _RANGES:
-        if name != "top_logprobs" and request.HasField(name):
-            values[name] = getattr(request, name)
-    if request.HasField("seed"):
-        values["seed"] = request.seed % 2**63  # vLLM takes -1 for "no seed"
-    if request.HasField("top_logprobs"):
-        values["logprobs"] = request.top_logprobs
-    if request.HasField("ignore_eos"):
-        values["ignore_eos"] = request.ignore_eos
-    if request.logit_bias:
-        values["logit_bias"] = dict(request.logit_bias)
+    named_alike = [*(name for name in _RANGES if name != "top_logprobs"), "ignore_eos"]
+    values |= {name: getattr(request, name) for name in named_alike if request.HasField(name)}
     return SamplingParams(
         **values,
+        seed=request.seed % 2**63 if request.HasField("seed") else None,  # vLLM takes -1 for "no seed"
+        logprobs=request.top_logprobs if request.HasField("top_logprobs") else None,
+        logit_bias=dict(request.logit_bias) or None,
         stop=list(request.stop),
         stop_token_ids=list(request.stop_token_ids),
         structured_outputs=_structure(request, output_schema),
@@ -230,24 +205,16 @@ def _structure(request: thinker_pb2.SamplingParameters, output_schema: str | Non
         if kind is not None:
             raise InvalidInput(f"sampling.{kind}", "cannot be combined with a tool_choice that forces a call")
         return StructuredOutputsParams(json=output_schema)
+    if kind is None or (kind == "json_object" and not request.json_object):
+        return None
     if kind == "json_schema":
-        check_json_object("sampling.json_schema", request.json_schema)
+        _json_object("sampling.json_schema", request.json_schema)
         return StructuredOutputsParams(json=request.json_schema)
-    if kind == "json_object":
-        return StructuredOutputsParams(json_object=True) if request.json_object else None
-    if kind == "regex":
-        return StructuredOutputsParams(regex=request.regex)
-    if kind == "grammar":
-        return StructuredOutputsParams(grammar=request.grammar)
-    return None
+    return StructuredOutputsParams(**{kind: getattr(request, kind)})  # vLLM has the same names
 
 
-def check_json_object(field: str, text: str) -> dict[str, Any]:
-    """The JSON object in `text`.
-
-    Raises:
-        InvalidInput: names `field`, when it is none.
-    """
+def _json_object(field: str, text: str) -> dict[str, Any]:
+    """The JSON object in `text`. Raises InvalidInput, which names `field`, where it is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,39 +1,37 @@
-"""quartet.v1.ThinkerService: messages in, engine calls, messages out."""
+"""quartet.v1.ThinkerService: messages in, engine calls, messages out; and its start-up: engine, one warm-up request."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, nullcontext
-from typing import TYPE_CHECKING
 
 import grpc
 
-from quartet.v1 import stream_pb2, thinker_pb2, thinker_pb2_grpc
-from services.common.rpc.call import Admission, Call, serve_call
+from quartet.v1 import server_info_pb2, stream_pb2, thinker_pb2, thinker_pb2_grpc
+from services.common.rpc.call import Call, serve_call
+from services.common.rpc.errors import Unavailable
 from services.common.rpc.messages import first_start
-from services.common.stream.hub import StreamHub
+from services.common.stage import Stage
 from services.common.stream.output_stream import OutputStream
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, Prompt
+from services.thinker.conversation import Conversation, Message, Prompt
 from services.thinker.engine import Step, ThinkerEngine
-from services.thinker.family import ToolCallMarkers
 from services.thinker.output import DeltaWriter, RowForwarder, offered_rows
 from services.thinker.preprocess import Preprocessor
 from services.thinker.request import read_conversation, read_tools, sampling_params
 from services.thinker.tools import ToolCallParser
 
-if TYPE_CHECKING:
-    from vllm import SamplingParams
-
 STAGE = "thinker"
+SERVICE_NAME = thinker_pb2.DESCRIPTOR.services_by_name["ThinkerService"].full_name
+# Requests in flight get the engine's own error before the process goes.
+GRACE_S = 0.5
 
 
 class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
-    """Serves requests with `engine`, which `bind` provides once it is loaded."""
+    """Serves requests of `stage` with an engine, which `bind` provides once it is loaded."""
 
-    def __init__(self, settings: ThinkerSettings, admission: Admission, hub: StreamHub) -> None:
+    def __init__(self, settings: ThinkerSettings, stage: Stage) -> None:
         self._settings = settings
-        self._admission = admission
-        self._hub = hub
+        self._stage = stage
         self._engine: ThinkerEngine
         self._preprocessor: Preprocessor
 
@@ -46,10 +44,10 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         self, request_iterator: AsyncIterator[thinker_pb2.GenerateRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[thinker_pb2.GenerateResponse]:
         start = await first_start(request_iterator, context)
-        async with serve_call(STAGE, start.request_id, context, self._admission) as call:
+        async with serve_call(STAGE, start.request_id, context, self._stage.admission) as call:
             stream = nullcontext()
             if start.output_stream_id:
-                stream = self._hub.open(start.output_stream_id, offered_rows(self._engine.row_kinds))
+                stream = self._stage.hub.open(start.output_stream_id, offered_rows(self._engine.row_kinds))
             with stream as output:
                 async with aclosing(self._generate(start, request_iterator, call, output)) as responses:
                     async for response in responses:
@@ -62,11 +60,11 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         call: Call,
         output: OutputStream | None,
     ) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
-        choice, tools = read_tools(start)
-        schema = choice.output_schema(tools)
-        params = self._sampling_params(start, schema)
-        offered = tools if choice.mode != "none" else []
-        conversation = await read_conversation(start, offered, requests, self._settings)
+        engine, checkpoint = self._engine, self._engine.checkpoint
+        tools, schema = read_tools(start)
+        params = sampling_params(start.sampling, engine.sampling_defaults, checkpoint.vocab_size, schema)
+        engine.validate(params, start.sampling.WhichOneof("structure"))
+        conversation = await read_conversation(start, tools, requests, self._settings)
         prompt, selections = await self._prepare(conversation, output)
         prompt_tokens = len(prompt.token_ids)
         call.set(prompt_tokens=prompt_tokens)
@@ -75,17 +73,19 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
                 prompt_tokens=prompt_tokens, audio_tokens=prompt.audio_tokens, image_tokens=prompt.image_tokens
             )
         )
-        markers = self._engine.checkpoint.tool_calls if choice.mode != "none" else None
-        deltas = self._delta_writer(start, markers, forced=schema is not None)
+        markers = checkpoint.tool_calls if tools else None
+        parser = ToolCallParser(markers, forced=schema is not None) if markers else None
+        top_logprobs = start.sampling.top_logprobs if start.sampling.HasField("top_logprobs") else None
+        deltas = DeltaWriter(checkpoint.tokenizer, top_logprobs, parser)
         forwarder = None
         if output:
-            opening_id = self._engine.checkpoint.token_id(markers.opening) if markers else None
+            opening_id = checkpoint.token_id(markers.opening) if markers else None
             forwarder = RowForwarder(output, prompt, selections, opening_id)
             if schema is not None:
                 forwarder.close()  # the answer is a call: there is nothing to speak
         subscription = forwarder.subscription() if forwarder else None
         summary = thinker_pb2.GenerateSummary(prompt_tokens=prompt_tokens)
-        async with aclosing(self._engine.generate(start.request_id, prompt, params, subscription)) as steps:
+        async with aclosing(engine.generate(start.request_id, prompt, params, subscription)) as steps:
             async for step in steps:
                 if forwarder:
                     forwarder.add(step)
@@ -101,26 +101,6 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         summary.timings.CopyFrom(call.timings.to_message())
         yield thinker_pb2.GenerateResponse(summary=summary)
 
-    def _sampling_params(self, start: thinker_pb2.GenerateStart, output_schema: str | None) -> "SamplingParams":
-        """vLLM's parameters for the request, checked by vLLM.
-
-        Raises:
-            InvalidInput: names the field.
-        """
-        engine = self._engine
-        vocab_size = engine.checkpoint.vocab_size
-        params = sampling_params(start.sampling, engine.sampling_defaults, vocab_size, output_schema)
-        structure = start.sampling.WhichOneof("structure")
-        engine.validate(params, f"sampling.{structure}" if structure else "sampling")
-        return params
-
-    def _delta_writer(
-        self, start: thinker_pb2.GenerateStart, markers: ToolCallMarkers | None, forced: bool
-    ) -> DeltaWriter:
-        parser = ToolCallParser(markers, forced) if markers else None
-        top_logprobs = start.sampling.top_logprobs if start.sampling.HasField("top_logprobs") else None
-        return DeltaWriter(self._engine.checkpoint.tokenizer, top_logprobs, parser)
-
     async def _prepare(
         self, conversation: Conversation, output: OutputStream | None
     ) -> tuple[Prompt, list[stream_pb2.RowSelection]]:
@@ -134,6 +114,63 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         finally:
             prompt.cancel()
             selections.cancel()
+
+
+async def serve(stage: Stage, settings: ThinkerSettings) -> None:
+    """Runs the stage until it is told to stop.
+
+    Raises:
+        Exception: the engine cannot start, or died.
+    """
+    servicer = ThinkerServicer(settings, stage)
+    thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(servicer, stage.grpc)
+
+    async def load() -> tuple[ThinkerEngine, Preprocessor]:
+        engine = await ThinkerEngine.start(settings)
+        stage.resources.push_async_callback(engine.close)
+        preprocessor = Preprocessor(settings, engine)
+        stage.resources.callback(preprocessor.close)
+        return engine, preprocessor
+
+    def bind(loaded: tuple[ThinkerEngine, Preprocessor], info: server_info_pb2.GetServerInfoResponse) -> None:
+        servicer.bind(*loaded)
+        watch = asyncio.create_task(_end_with(loaded[0], stage))
+        stage.resources.callback(watch.cancel)
+
+    await stage.serve(
+        load=load,
+        warm_up=lambda loaded: _warm_up(*loaded),
+        describe=lambda loaded: _server_info(stage, loaded[0]),
+        bind=bind,
+    )
+
+
+async def _warm_up(engine: ThinkerEngine, preprocessor: Preprocessor) -> None:
+    prompt = await preprocessor.prepare(Conversation([Message("user", ["Hello"])]))
+    request = thinker_pb2.SamplingParameters(max_tokens=2, ignore_eos=True)
+    params = sampling_params(request, engine.sampling_defaults, engine.checkpoint.vocab_size, None)
+    async for _ in engine.generate("warm-up", prompt, params):
+        pass
+
+
+async def _end_with(engine: ThinkerEngine, stage: Stage) -> None:
+    await engine.died()
+    await asyncio.sleep(GRACE_S)
+    stage.fatal(Unavailable("the thinker's engine died"))
+
+
+def _server_info(stage: Stage, engine: ThinkerEngine) -> server_info_pb2.GetServerInfoResponse:
+    checkpoint = engine.checkpoint
+    return stage.describe(
+        engine.dtype,
+        engine.device,
+        rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.row_kinds)],
+        thinker=server_info_pb2.ThinkerInfo(
+            max_context_tokens=engine.max_context_tokens,
+            accept_hidden_layer=checkpoint.accept_hidden_layer,
+            input_modalities=list(checkpoint.placeholders),
+        ),
+    )
 
 
 def _mark(call: Call, step: Step) -> None:

@@ -3,39 +3,37 @@
 import json
 import re
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from quartet.v1 import thinker_pb2
 from services.common.rpc.errors import InvalidInput
 from services.thinker.family import ToolCallMarkers
 
 Mode = Literal["none", "auto", "required", "function"]
 
 
-@dataclass(frozen=True)
-class ToolChoice:
-    """Whether and which tool is to be called; `name` for mode "function"."""
+def imposed_schema(mode: Mode, name: str, tools: Sequence[dict[str, Any]]) -> str | None:
+    """The JSON schema that a choice of tools imposes on the answer, or None where it is free.
 
-    mode: Mode
-    name: str = ""
+    Args:
+        mode: whether a tool is to be called.
+        name: for mode "function": which.
+        tools: as chat templates take them.
 
-    def output_schema(self, tools: Sequence[dict[str, Any]]) -> str | None:
-        """The JSON schema the answer must fit, or None where it is free.
-
-        Raises:
-            InvalidInput: there is no such tool.
-        """
-        parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-        if self.mode in ("none", "auto"):
-            return None
-        if not parameters:
-            raise InvalidInput("tool_choice", "forces a call, but there are no tools")
-        if self.mode == "function":
-            if self.name not in parameters:
-                raise InvalidInput("tool_choice.name", f"'{self.name}' is not one of the tools {sorted(parameters)}")
-            return json.dumps(_call_schema(self.name, parameters[self.name]))
-        return json.dumps({"anyOf": [_call_schema(name, schema) for name, schema in parameters.items()]})
+    Raises:
+        InvalidInput: there is no such tool.
+    """
+    if mode in ("none", "auto"):
+        return None
+    parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    if not parameters:
+        raise InvalidInput("tool_choice", "forces a call, but there are no tools")
+    if mode == "required":
+        return json.dumps({"anyOf": [_call_schema(*tool) for tool in parameters.items()]})
+    if name not in parameters:
+        raise InvalidInput("tool_choice.name", f"'{name}' is not one of the tools {sorted(parameters)}")
+    return json.dumps(_call_schema(name, parameters[name]))
 
 
 def _call_schema(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -45,24 +43,6 @@ def _call_schema(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
-
-
-@dataclass
-class ToolCallPiece:
-    """A piece of a call: the first one of a call has its id and name."""
-
-    index: int
-    id: str = ""
-    name: str = ""
-    arguments_json: str = ""
-
-
-@dataclass
-class Parsed:
-    """What new text turned out to be."""
-
-    text: str = ""
-    calls: list[ToolCallPiece] = field(default_factory=list)
 
 
 # A name with an escape that JSON lacks, or with half a surrogate pair, is none.
@@ -84,78 +64,69 @@ class ToolCallParser:
         self._opening, self._closing = markers.opening, markers.closing
         self._forced = forced
         self._pending = ""
-        self._inside = forced
-        self._arguments: _JsonEnd | None = None  # while inside a call's arguments
-        self._done = False  # past the arguments: only the closing is left
+        self._arguments = _JsonEnd()  # of the call that is being read
         self.calls = 0
+        # The step for what comes next; it says whether another one may be possible.
+        self._step: Callable[[ToolCallParser, thinker_pb2.GenerateDelta], bool]
+        self._step = ToolCallParser._read_head if forced else ToolCallParser._read_text
 
-    def feed(self, text: str) -> Parsed:
-        """Takes the next piece of the answer."""
+    def feed(self, text: str) -> thinker_pb2.GenerateDelta:
+        """Takes the next piece of the answer: the text and the parts of calls that it turned out to be."""
         self._pending += text
-        parsed = Parsed()
-        while self._advance(parsed):
+        delta = thinker_pb2.GenerateDelta()
+        while self._step(self, delta):
             pass
-        return parsed
+        return delta
 
-    def finish(self) -> Parsed:
+    def finish(self) -> str:
         """The answer is complete: what was held back is text after all."""
         rest, self._pending = self._pending, ""
-        if self._done or self._arguments:
-            return Parsed()
-        return Parsed(text=self._opening + rest if self._inside and not self._forced else rest)
+        if self._step in (ToolCallParser._read_arguments, ToolCallParser._read_closing):
+            return ""
+        return self._opening + rest if self._step is ToolCallParser._read_head and not self._forced else rest
 
-    def _advance(self, parsed: Parsed) -> bool:
-        """One step; whether another may be possible."""
-        if self._arguments:
-            return self._read_arguments(parsed)
-        if self._done:
-            return self._read_closing()
-        if self._inside:
-            return self._read_head(parsed)
-        return self._read_text(parsed)
-
-    def _read_text(self, parsed: Parsed) -> bool:
+    def _read_text(self, delta: thinker_pb2.GenerateDelta) -> bool:
         before, opening, after = self._pending.partition(self._opening)
         if opening:
-            parsed.text += before
-            self._pending, self._inside = after, True
+            delta.text += before
+            self._pending, self._step = after, ToolCallParser._read_head
             return True
         held = next((n for n in range(len(self._opening) - 1, 0, -1) if before.endswith(self._opening[:n])), 0)
-        parsed.text += before[: len(before) - held]
+        delta.text += before[: len(before) - held]
         self._pending = before[len(before) - held :]
         return False
 
-    def _read_head(self, parsed: Parsed) -> bool:
+    def _read_head(self, delta: thinker_pb2.GenerateDelta) -> bool:
         if head := _HEAD.match(self._pending):
             name = json.loads(head.group(1), strict=False)
-            parsed.calls.append(ToolCallPiece(self.calls, f"call_{uuid.uuid4().hex}", name))
+            delta.tool_calls.add(index=self.calls, id=f"call_{uuid.uuid4().hex}", name=name)
             self._pending, self._arguments = self._pending[head.end() :], _JsonEnd()
+            self._step = ToolCallParser._read_arguments
             self.calls += 1
             return True
         before, closing, after = self._pending.partition(self._closing)
-        if closing:  # not a call of ours
-            parsed.text += f"{self._opening}{before}{self._closing}"
-            self._pending, self._inside = after, self._forced
-            return True
-        return False
-
-    def _read_arguments(self, parsed: Parsed) -> bool:
-        assert self._arguments
-        end = self._arguments.find(self._pending)
-        piece = self._pending if end is None else self._pending[:end]
-        if piece:
-            parsed.calls.append(ToolCallPiece(self.calls - 1, arguments_json=piece))
-        self._pending = self._pending[len(piece) :]
-        if end is None:
+        if not closing:
             return False
-        self._arguments, self._done = None, True
+        delta.text += f"{self._opening}{before}{self._closing}"  # not a call of ours
+        self._pending = after
+        if not self._forced:
+            self._step = ToolCallParser._read_text
         return True
 
-    def _read_closing(self) -> bool:
+    def _read_arguments(self, delta: thinker_pb2.GenerateDelta) -> bool:
+        end = self._arguments.find(self._pending)
+        piece, self._pending = self._pending[:end], self._pending[len(self._pending) if end is None else end :]
+        if piece:
+            delta.tool_calls.add(index=self.calls - 1, arguments_json=piece)
+        if end is not None:
+            self._step = ToolCallParser._read_closing
+        return end is not None
+
+    def _read_closing(self, delta: thinker_pb2.GenerateDelta) -> bool:
         _, closing, after = self._pending.partition(self._closing)
         if not closing or self._forced:
             return False
-        self._pending, self._done, self._inside = after, False, False
+        self._pending, self._step = after, ToolCallParser._read_text
         return True
 
 
@@ -170,13 +141,10 @@ class _JsonEnd:
     def find(self, text: str) -> int | None:
         """Index just after the end, or None when `text` (the next piece) does not hold it."""
         for i, character in enumerate(text):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._in_string = False
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped, self._in_string = character == "\\", character != '"'
             elif character == '"':
                 self._in_string = True
             elif character in "{[":

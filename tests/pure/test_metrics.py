@@ -12,9 +12,8 @@ from services.common.rpc import channels
 from services.common.rpc.call import Admission
 from services.common.rpc.errors import QueueFull, Unavailable
 from services.common.stream.consumer import CREDITS
-from services.common.stream.hub import StreamHub
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.service import TensorStreamServicer
 from tests.support.streaming import subscribe
 
 

@@ -15,9 +15,9 @@ MODULES = (
     "gateway.metrics",
     "services.common.telemetry.metrics",
     "services.thinker.metrics",
-    "services.talker.metrics",
-    "services.code2wav.metrics",
-    "services.dit.metrics",
+    "services.talker.engine",
+    "services.code2wav.engine",
+    "services.dit.engine",
 )
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (package prometheus)")
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from services.common.telemetry import operations
+from services.common.telemetry import metrics
 from tests.support.health_command import healthy
 
 
@@ -17,7 +17,7 @@ async def port():
     async def health(path: str) -> str:
         return states[path]
 
-    return operations.serve_operations("127.0.0.1", 0, health)
+    return metrics.serve_operations("127.0.0.1", 0, health)
 
 
 async def test_liveness_readiness_and_metrics_have_a_path_each(port: int):
@@ -27,7 +27,7 @@ async def test_liveness_readiness_and_metrics_have_a_path_each(port: int):
 
 
 async def test_an_event_loop_that_hangs_is_not_healthy(port: int, monkeypatch):
-    monkeypatch.setattr(operations, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(metrics, "PATIENCE_S", 0.05)
     # not awaited: the loop stands still until the command has ended
     assert healthy(port, "/health") == (1, "/health: 503 the event loop has not answered for 0.05 s")
     assert await asyncio.to_thread(healthy, port, "/health") == (0, "")

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from quartet.v1 import stream_pb2, tensor_pb2
 from services.common.rpc.errors import InvalidInput
-from services.common.stream.arena import Arena
 from services.common.stream.arena_files import ArenaReader, new_name
-from services.common.stream.shared_memory import host_facts, obstacle
+from services.common.stream.shared_memory import Arena, host_facts, obstacle
 from services.common.stream.tensors import describe, to_torch
 from tests.support.shm_support import MIB, arena_directory
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
@@ -17,7 +18,7 @@ from quartet.v1 import server_info_pb2, stream_pb2
 from services.common.rpc.channels import Channels
 from services.common.rpc.errors import StageLost, Unavailable
 from services.common.rpc.settings import StageSettings
-from services.common.stage import Stage
+from services.common.stage import Stage, main
 from services.common.stream.rows import Rows
 from tests.support.certificates import credentials, make
 from tests.support.shm_support import arena_directory, read_all
@@ -45,7 +46,7 @@ async def serving(name: str, its: StageSettings) -> AsyncIterator[Stage]:
 
     def describe(engine: str) -> server_info_pb2.GetServerInfoResponse:
         steps.append(f"describe {engine}")
-        return stage.server.describe("float32", "cpu")
+        return stage.describe("float32", "cpu")
 
     def bind(engine: str, info: server_info_pb2.GetServerInfoResponse) -> None:
         steps.append(f"bind {engine} of {info.stage}")
@@ -73,12 +74,12 @@ def admits(stage: Stage) -> bool:
 
 async def read(consumer: Stage, producer: Stage) -> torch.Tensor:
     """What `consumer` gets of a stream of `producer` with TENSOR."""
-    stream_id = str(consumer.server.port)
+    stream_id = str(consumer.port)
     with producer.hub.open(stream_id, ["states"]) as stream:
         stream.start(0)
         stream.put([Rows("states", 0, TENSOR)])
         stream.finish(len(TENSOR))
-        source = stream_pb2.StreamSource(address=f"127.0.0.1:{producer.server.port}", stream_id=stream_id)
+        source = stream_pb2.StreamSource(address=f"127.0.0.1:{producer.port}", stream_id=stream_id)
         async with consumer.consumer.subscribe(source, "r", [], producer="talker") as messages:
             return (await read_all(messages))["states"]
 
@@ -126,7 +127,7 @@ async def test_two_stages_in_one_process_have_their_own_identity_and_transports(
 
 
 async def health(channels: Channels, stage: Stage) -> str:
-    stub = health_pb2_grpc.HealthStub(channels.channel(f"127.0.0.1:{stage.server.port}"))
+    stub = health_pb2_grpc.HealthStub(channels.channel(f"127.0.0.1:{stage.port}"))
     try:
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=5)  # pyright: ignore[reportAttributeAccessIssue]
     except grpc.aio.AioRpcError as error:
@@ -134,3 +135,34 @@ async def health(channels: Channels, stage: Stage) -> str:
     finally:
         await channels.close_all()
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+@pytest.mark.parametrize("error", [ValueError("no/such is neither a directory\nnor a model"), OSError("no room")])
+def test_what_cannot_be_loaded_ends_the_process_with_one_line_and_status_2(error: Exception, monkeypatch):
+    monkeypatch.setattr("services.common.telemetry.logs.configure", lambda *_: None)
+
+    async def load() -> str:
+        raise error
+
+    async def serve(stage: Stage, its: StageSettings) -> None:
+        await stage.serve(load, None, None, None)  # type: ignore[arg-type]  # none of them is called
+
+    with structlog.testing.capture_logs() as lines, pytest.raises(SystemExit) as ended:
+        main(settings(model="no/such"), "talker", SERVICE, serve)
+    assert ended.value.code == 2
+    (said,) = [line for line in lines if line["log_level"] == "critical"]
+    assert said["error"] == str(error)
+    assert {line["log_level"] for line in lines if "exc_info" in line} <= {"debug"}
+
+
+def test_a_fault_of_ours_at_the_start_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr("services.common.telemetry.logs.configure", lambda *_: None)
+
+    async def load() -> str:
+        raise KeyError("ours")
+
+    async def serve(stage: Stage, its: StageSettings) -> None:
+        await stage.serve(load, None, None, None)  # type: ignore[arg-type]  # none of them is called
+
+    with pytest.raises(KeyError, match="ours"):
+        main(settings(), "talker", SERVICE, serve)

@@ -12,9 +12,8 @@ from quartet.v1 import stream_pb2, stream_pb2_grpc, tensor_pb2
 from services.common.rpc import channels
 from services.common.rpc.errors import AlreadyExists, InvalidInput, QueueFull, RequestCancelled, StageLost
 from services.common.stream.consumer import CREDITS
-from services.common.stream.hub import StreamHub
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.service import TensorStreamServicer
 from services.common.stream.tensors import to_message, to_torch
 from tests.support.streaming import CHANNELS, subscribe
 

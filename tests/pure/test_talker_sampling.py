@@ -19,7 +19,7 @@ CODES = 40
 
 
 def _rules(temperature: float, top_k: int, top_p: float, rows: int) -> SamplingRows:
-    rules = SamplingRows.empty(rows, torch.device("cpu"))
+    rules = SamplingRows(rows, torch.device("cpu"))
     for row in range(rows):
         rules.set(row, temperature, top_k, top_p)
     return rules
@@ -44,7 +44,7 @@ def test_draws_follow_transformers_warpers(temperature: float, top_k: int, top_p
 
 def test_greedy_rows_and_sampled_rows_share_a_batch() -> None:
     logits = torch.randn(2, CODES, generator=torch.Generator().manual_seed(1))
-    rules = SamplingRows.empty(2, torch.device("cpu"))
+    rules = SamplingRows(2, torch.device("cpu"))
     rules.set(0, 0.0, 0, 1.0)
     rules.set(1, 1.0, 1, 1.0)
     assert torch.equal(draw(logits, rules.first(2, CODES), torch.tensor([0.99, 0.99])), logits.argmax(dim=-1))
@@ -52,7 +52,7 @@ def test_greedy_rows_and_sampled_rows_share_a_batch() -> None:
 
 def test_a_greedy_row_gets_the_same_of_equal_logits_whoever_shares_the_step() -> None:
     logits = torch.randint(0, 4, (64, 512), generator=torch.Generator().manual_seed(5)).float()
-    rules = SamplingRows.empty(64, torch.device("cpu"))
+    rules = SamplingRows(64, torch.device("cpu"))
     for slot in range(64):
         rules.set(slot, 0.0 if slot % 2 else 1.0, 1, 1.0)  # one code is kept in either way
     alone = draw(logits, rules.first(64, 0), None)

@@ -6,7 +6,7 @@ import pytest
 
 from services.common.rpc.errors import InvalidInput
 from services.thinker.family import ToolCallMarkers
-from services.thinker.tools import ToolCallParser, ToolChoice
+from services.thinker.tools import Mode, ToolCallParser, imposed_schema
 
 MARKERS = ToolCallMarkers("<tool_call>", "</tool_call>")
 ANSWER = (
@@ -24,12 +24,12 @@ def parse(answer: str, piece: int, forced: bool = False) -> tuple[str, list[tupl
     for at in range(0, len(answer), piece):
         parsed = parser.feed(answer[at : at + piece])
         text += parsed.text
-        for call in parsed.calls:
+        for call in parsed.tool_calls:
             if call.name:
                 assert call.id
                 names[call.index] = call.name
             arguments[call.index] = arguments.get(call.index, "") + call.arguments_json
-    text += parser.finish().text
+    text += parser.finish()
     return text, [(names[i], arguments[i]) for i in sorted(names)]
 
 
@@ -60,13 +60,13 @@ def test_a_forced_answer_is_one_call(piece: int) -> None:
 
 
 def test_choices_impose_schemas() -> None:
-    assert ToolChoice("auto").output_schema(TOOLS) is None
-    schema = json.loads(ToolChoice("function", "weather").output_schema(TOOLS) or "")
+    assert imposed_schema("auto", "", TOOLS) is None
+    schema = json.loads(imposed_schema("function", "weather", TOOLS) or "")
     assert schema["properties"]["name"] == {"const": "weather"}
-    assert "weather" in (ToolChoice("required").output_schema(TOOLS) or "")
+    assert "weather" in (imposed_schema("required", "", TOOLS) or "")
 
 
-@pytest.mark.parametrize("choice", [ToolChoice("function", "other"), ToolChoice("required")])
-def test_a_choice_of_what_is_not_there_is_refused(choice: ToolChoice) -> None:
+@pytest.mark.parametrize(("mode", "name"), [("function", "other"), ("required", "")])
+def test_a_choice_of_what_is_not_there_is_refused(mode: Mode, name: str) -> None:
     with pytest.raises(InvalidInput, match="tool_choice"):
-        choice.output_schema(TOOLS if choice.name else [])
+        imposed_schema(mode, name, TOOLS if name else [])

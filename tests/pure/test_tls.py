@@ -24,8 +24,7 @@ from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2_grpc
 from services.common.rpc import probe, tls
 from services.common.rpc.channels import SERVER_OPTIONS, Channels
 from services.common.stream.consumer import StreamConsumer
-from services.common.stream.hub import StreamHub
-from services.common.stream.service import TensorStreamServicer
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.talker.config import TalkerSettings
 from tests.support.certificates import credentials, flags, issue, make, serial, shown
 

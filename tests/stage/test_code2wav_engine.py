@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
-from services.code2wav.frames import check_codes
+from services.code2wav.servicer import check_codes
 from services.code2wav.stream import Event, Failed, Finished, Samples
 from services.common.rpc.errors import InternalError, InvalidInput, Unavailable
 

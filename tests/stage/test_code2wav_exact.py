@@ -89,7 +89,7 @@ def test_the_engine_with_random_arrivals(case: Case):
     finally:
         engine.stop()
     assert {1, 25} <= chunks
-    assert (engine.frames_computed - computed) / (case.streams * case.frames) == 1.00
+    assert (engine.decoder.frames_computed - computed) / (case.streams * case.frames) == 1.00
 
 
 def test_batches_of_random_streams_with_random_splits(case: Case):

@@ -12,16 +12,14 @@ import torch
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2, stream_pb2_grpc
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
-from services.code2wav.frames import FrameWindow
-from services.code2wav.servicer import Code2WavServicer
+from services.code2wav.servicer import Code2WavServicer, FrameWindow
 from services.code2wav.stream import Event, Finished, Samples
 from services.common.rpc import channels
 from services.common.rpc.call import Admission
 from services.common.rpc.errors import InvalidInput, QueueFull, RequestCancelled, Unavailable
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.hub import StreamHub
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Rows
-from services.common.stream.service import TensorStreamServicer
 from services.common.stream.tensors import to_message, to_torch
 from tests.support.streaming import CHANNELS, CONSUMER
 

@@ -26,15 +26,14 @@ from services.common.rpc import channels
 from services.common.rpc.call import Admission
 from services.common.rpc.errors import InvalidInput
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.hub import StreamHub
-from services.common.stream.service import TensorStreamServicer
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.shared_memory import SharedMemoryTransport
 from services.common.stream.tensors import to_torch
 from services.dit.config import DitSettings
 from services.dit.servicer import DitServicer
+from services.encoder.__main__ import EncoderServicer
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
-from services.encoder.servicer import EncoderServicer
 from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench
 from tests.support.families import SYSTEMS
@@ -87,7 +86,7 @@ async def serving(checkpoint: Path, dit: Bench, transport: SharedMemoryTransport
     encoder = EncoderServicer(admissions[0], hub, EncoderSettings(model=str(checkpoint)))
     encoder.bind(engine)
     servicer = DitServicer(admissions[1], CONSUMER, DitSettings(model="x"))
-    servicer.bind(dit.engine, dit.info)
+    servicer.bind(dit.engine)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(encoder, servers[0])
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "encoder"), servers[0])
     dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, servers[1])

@@ -18,7 +18,7 @@ from peft.utils import get_peft_model_state_dict
 
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InternalError, InvalidInput
-from services.dit.__main__ import describe, start_engine
+from services.dit.__main__ import start_engine
 from services.dit.config import DitSettings
 from services.dit.output import Done, Failed
 from services.dit.parallel_group import GroupFailed
@@ -156,7 +156,7 @@ def broken(make: Callable[[str], Path]) -> Iterator[tuple[Bench, list[Exception]
     settings = asked_for(make("flux"), default_size="64x64", context_parallel_ulysses=2)
     fatal: list[Exception] = []
     engine = start_engine(settings, fatal.append)
-    yield Bench(engine, describe(engine.models, settings)), fatal
+    yield Bench(engine), fatal
     engine.stop()
 
 

@@ -83,7 +83,7 @@ async def service(dit: Bench) -> AsyncIterator[Service]:
     servicer = DitServicer(
         admission, CONSUMER, DitSettings(model="x", max_media_bytes=200_000, max_image_pixels=1_000_000)
     )
-    servicer.bind(dit.engine, dit.info)
+    servicer.bind(dit.engine)
     server = grpc.aio.server(options=channels.SERVER_OPTIONS)
     dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -253,21 +253,20 @@ async def test_the_timeout_of_a_call_ends_it(service: Service) -> None:
 def test_masks_of_every_kind() -> None:
     from services.diffusion.images import decode_mask
 
-    limits, of = DitSettings(model="x"), Image.new("RGB", (8, 8))
+    of = Image.new("RGB", (8, 8))
     file = io.BytesIO()
     clear = Image.new("RGBA", (8, 8), (0, 0, 0, 0)).quantize(method=Image.Quantize.FASTOCTREE)
     assert clear.mode == "P"
     clear.save(file, "PNG")
-    assert np.asarray(decode_mask(file.getvalue(), "mask", of, limits)).min() == 255
+    assert np.asarray(decode_mask(file.getvalue(), "mask", of)).min() == 255
     for value, wanted in ((0, 0), (20_000, 78), (65_535, 255)):
         file = io.BytesIO()
         Image.fromarray(np.full((8, 8), value, np.uint16)).save(file, "PNG")
-        assert np.unique(np.asarray(decode_mask(file.getvalue(), "mask", of, limits))).tolist() == [wanted]
+        assert np.unique(np.asarray(decode_mask(file.getvalue(), "mask", of))).tolist() == [wanted]
 
 
 def test_a_picture_with_transparency_is_put_on_white() -> None:
     from services.diffusion.images import decode_picture
 
-    limits = DitSettings(model="x")
-    picture = decode_picture(png(mode="RGBA", colour=(0, 0, 0, 0)), "images[0]", limits)
+    picture = decode_picture(png(mode="RGBA", colour=(0, 0, 0, 0)), "images[0]")
     assert np.asarray(picture).min() == 255

@@ -23,9 +23,8 @@ from quartet.v1 import (
     stream_pb2,
     stream_pb2_grpc,
 )
-from services.common.stream.hub import StreamHub
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Rows
-from services.common.stream.service import TensorStreamServicer
 from services.common.stream.tensors import to_message
 from tests.support.health_command import healthy
 from tests.support.shm_support import arena_directory

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cli import reaper
-from services.common.stream.arena import Arena
 from services.common.stream.arena_files import new_name, sweep
+from services.common.stream.shared_memory import Arena
 from tests.support.shm_support import MIB, arena_directory, peer
 
 

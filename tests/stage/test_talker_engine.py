@@ -16,8 +16,7 @@ from services.common.rpc.errors import InvalidInput, StageError
 from services.families.qwen3_omni.talker_prompt import PromptSpec, ThinkerPrompt, is_media, talker_prompt
 from services.talker.engine import TalkerEngine
 from services.talker.family import Prompt, Text
-from services.talker.loading import empty_model, load_talker
-from services.talker.model import TalkerModel
+from services.talker.model import TalkerModel, empty_model, load_talker
 from services.talker.moe import grouped_experts, static_experts
 from services.talker.predictor import CodePredictor
 from services.talker.runner import TalkerRunner
@@ -74,7 +73,7 @@ def setup(request: pytest.FixtureRequest) -> Setup:
 async def engine(setup: Setup):
     engine = setup.engine()
     yield engine
-    engine.close()
+    engine.stop()
 
 
 async def _codes(speech: Speech) -> np.ndarray:
@@ -108,7 +107,7 @@ async def test_prefill_in_chunks_changes_nothing(setup: Setup) -> None:
     np.testing.assert_array_equal(
         await _say(engine, setup.request("turns with media")), setup.answer("turns with media").codes
     )
-    engine.close()
+    engine.stop()
 
 
 async def test_a_batch_with_late_joins_and_more_requests_than_slots(setup: Setup, engine: TalkerEngine) -> None:
@@ -135,7 +134,7 @@ async def test_late_text_gives_the_same_codes_and_holds_nobody_up(setup: Setup, 
     late.finish_text()
     parts += [part.numpy() async for part in frames]
     np.testing.assert_array_equal(np.concatenate(parts), setup.answer("image").codes)
-    assert late.waited_ms > 0
+    assert late.waiting.waited_ms > 0
 
 
 async def test_seeded_codes_do_not_depend_on_the_batch(setup: Setup, engine: TalkerEngine) -> None:
@@ -157,7 +156,7 @@ async def test_cancel_frees_the_slot(setup: Setup) -> None:
     parked.cancel()
     np.testing.assert_array_equal(await _say(engine, setup.request("text")), setup.answer("text").codes)
     assert engine.free_slots == 1
-    engine.close()
+    engine.stop()
 
 
 async def test_max_frames_counts_frames(setup: Setup, engine: TalkerEngine) -> None:
@@ -176,16 +175,17 @@ async def test_a_full_slot_ends_speech_and_a_longer_prompt_is_refused(setup: Set
     speech.finish_text()
     assert len(await _codes(speech)) == 3
     assert speech.end == "length"
-    engine.close()
+    engine.stop()
     engine = TalkerEngine(TalkerRunner(setup.model, 1, length - 1))
     with pytest.raises(InvalidInput, match="positions"):
         engine.submit(request)
-    engine.close()
+    engine.stop()
 
 
 async def test_a_broken_engine_tells_every_request(setup: Setup) -> None:
-    failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-    engine = setup.engine(slots=1, on_failure=failure.set_result)
+    loop = asyncio.get_running_loop()
+    failure: asyncio.Future[BaseException] = loop.create_future()
+    engine = setup.engine(slots=1, on_fatal=lambda error: loop.call_soon_threadsafe(failure.set_result, error))
     parked = engine.submit(setup.request("text", first_tokens=1))
     await anext(parked.frames())
     out_of_table = replace(setup.request("text"), text=Text([setup.model.text_table.shape[0]]))
@@ -209,7 +209,7 @@ async def test_a_batch_of_32_says_what_32_single_runs_say(setup: Setup) -> None:
         await _say(engine, request) if i % 2 else setup.answer(names[i % len(names)]).codes
         for i, request in enumerate(requests)
     ]
-    engine.close()
+    engine.stop()
     for i, (one, other) in enumerate(zip(alone, together, strict=True)):
         np.testing.assert_array_equal(one, other, err_msg=f"request {i}")
     assert sum(map(len, together)) > 32 * 4
@@ -222,9 +222,9 @@ async def test_a_reader_that_stops_holds_up_its_own_speech_only(setup: Setup) ->
     expected = setup.answer("image").codes
     assert len(expected) > 4
     np.testing.assert_array_equal(await _say(engine, setup.request("text")), setup.answer("text").codes)
-    assert unread.state.frames == 4
+    assert unread.frames_made == 4
     np.testing.assert_array_equal(await _codes(unread), expected)
-    engine.close()
+    engine.stop()
 
 
 async def test_requests_move_down_when_the_slots_below_are_free(setup: Setup) -> None:
@@ -237,9 +237,9 @@ async def test_requests_move_down_when_the_slots_below_are_free(setup: Setup) ->
     last.feed(Text(setup.answer("image").token_ids[2:]))
     last.finish_text()
     np.testing.assert_array_equal(await _codes(last), setup.answer("image").codes)
-    assert last.state.slot == 0
+    assert last.slot == 0
     assert engine.free_slots == 8
-    engine.close()
+    engine.stop()
 
 
 @torch.inference_mode()
@@ -283,7 +283,7 @@ async def test_a_compiled_predictor_says_what_an_eager_one_says(tiny_checkpoint:
         alone = [await _say(engine, request) for request in requests]
         said += [together, alone]
         assert _programs() == programs  # nothing is compiled while requests wait
-        engine.close()
+        engine.stop()
     assert programs == len(PREPARED_WIDTHS)
     assert all(len(codes) for codes in said[0])
     for others in said[1:]:
@@ -305,7 +305,7 @@ async def test_captured_steps_with_static_experts_give_the_references_codes(setu
         CONVERSATIONS, await asyncio.gather(*[_say(engine, request) for request in requests]), strict=True
     ):
         np.testing.assert_array_equal(codes, setup.answer(name).codes)
-    engine.close()
+    engine.stop()
     setup.model.use_experts(grouped_experts)
 
 
@@ -333,7 +333,7 @@ async def test_captured_steps_say_what_eager_steps_say(tiny_checkpoint: Path, de
         captures, runs = capturer.captures, capturer.runs
         said.append(await asyncio.gather(*[_say(engine, request) for request in requests]))
         said.append([await _say(engine, request) for request in requests])
-        engine.close()
+        engine.stop()
     assert (capturer.captures, capturer.runs) == (captures, runs)
     assert captures == 4 * (1 + 3)  # 5, 4, 2, 1 rows: all codes once, and 600, 512, 256 positions
     eager, *others = said

@@ -17,16 +17,14 @@ from quartet.v1 import stream_pb2, stream_pb2_grpc, talker_pb2, talker_pb2_grpc
 from services.common.rpc.call import Admission
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.arena import aligned
-from services.common.stream.hub import StreamHub
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.service import TensorStreamServicer
-from services.common.stream.shared_memory import SharedMemoryTransport
+from services.common.stream.shared_memory import SharedMemoryTransport, aligned
 from services.common.stream.tensors import to_message, to_torch
 from services.families.qwen3_omni.talker_prompt import PromptSpec, is_media
 from services.talker.engine import TalkerEngine
-from services.talker.loading import load_talker
+from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer
 from tests.support.conversations import CONVERSATIONS, read_prompt_spec
@@ -116,7 +114,7 @@ async def service(tiny_checkpoint: Path):
     async with grpc.aio.insecure_channel(address) as channel:
         yield Service(address, talker_pb2_grpc.TalkerServiceStub(channel), engine, hub, answer, prompt_spec)
     await server.stop(0.5)
-    engine.close()
+    engine.stop()
 
 
 async def test_inline_input_gives_the_references_codes(service: Service) -> None:

@@ -10,8 +10,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniRo
 from services.talker.engine import TalkerEngine
 from services.talker.family import ProjectionSpec, Prompt, SamplingDefaults, States, TalkerSpec, Text, TransformerSpec
 from services.talker.layers import Rope, rotate
-from services.talker.loading import empty_model
-from services.talker.model import TalkerModel
+from services.talker.model import TalkerModel, empty_model
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
 from services.talker.speech import SpeechRequest
@@ -60,7 +59,7 @@ async def _say(model: TalkerModel, prompt: Prompt, *texts: Text, captured: bool 
         speech.feed(text)
     speech.finish_text()
     frames = [frames async for frames in speech.frames()]
-    engine.close()
+    engine.stop()
     return torch.cat(frames).tolist()
 
 

@@ -16,7 +16,7 @@ from services.common.stream.hub import StreamHub
 from services.common.stream.tensors import to_torch
 from services.families import FAMILIES, family_of
 from services.talker.engine import TalkerEngine
-from services.talker.loading import load_talker
+from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer, talker_info
 from tests.support.replay import ReplayedOps
@@ -55,7 +55,7 @@ class Toy:
 
     async def __aexit__(self, *_) -> None:
         await self.server.stop(0.5)
-        self.engine.close()
+        self.engine.stop()
 
     async def speak(self, text: str, speaker: str = "", **sampling: float) -> tuple[list[int], talker_pb2.SpeakSummary]:
         """Codes of `text`, greedily unless `sampling` says else."""
@@ -120,7 +120,7 @@ async def test_what_it_lacks_is_refused_by_name(checkpoint: Path) -> None:
         codes, summary = await toy.speak("")
         assert not codes
         assert summary.end == talker_pb2.SPEECH_END_EMPTY
-        _, info = talker_info(toy.family.spec, 300)
+        info = talker_info(toy.family.spec, 300)
     assert (info.num_code_groups, list(info.speakers)) == (1, ["low", "high"])
 
 

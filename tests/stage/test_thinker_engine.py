@@ -127,7 +127,7 @@ async def start(checkpoint: Path, reference: Reference | None = None, **settings
     from services.thinker.preprocess import Preprocessor
 
     engine = await ThinkerEngine.start(thinker_settings)
-    preprocessor = Preprocessor(thinker_settings, engine.checkpoint, engine.renderer, engine.max_context_tokens)
+    preprocessor = Preprocessor(thinker_settings, engine)
     return Thinker(thinker_settings, engine, preprocessor, reference or Reference(checkpoint))
 
 
@@ -249,7 +249,7 @@ async def test_an_aborted_request_leaves_nothing_behind(thinker: Thinker) -> Non
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
-    assert thinker.engine.open_subscriptions == 0
+    assert len(thinker.engine.rows) == 0
     conversation = conversations()["text"]
     thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation))
     assert vllm_metric("vllm:kv_cache_usage_perc") == 0

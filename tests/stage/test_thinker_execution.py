@@ -14,8 +14,7 @@ from services.common.engine.device import Accelerator, Choice
 from services.thinker import device, environment, execution
 from services.thinker.config import ThinkerSettings
 from services.thinker.device import visible_devices
-from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states, row_bytes
-from services.thinker.plugin.store import RowStore
+from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, RowStore, hidden_states, row_bytes
 
 
 def gpu(*capability: int) -> Accelerator:
@@ -167,7 +166,7 @@ def test_what_cannot_start_is_fatal_and_says_what_to_change(monkeypatch):
 @pytest.mark.parametrize(("ranks", "kv_bytes"), [(1, 98304), (2, 49152), (4, 24576)])
 def test_keys_values_and_rows_fit_together(ranks, kv_bytes):
     """Qwen3-Omni-30B-A3B on GPUs of 80 GB: its keys and values are split over the ranks, its rows are not."""
-    from services.thinker.plugin.executor import kv_share  # imports vLLM
+    from services.thinker.plugin.recording import kv_share  # imports vLLM
 
     rows = row_bytes((RowKind(hidden_states(24), 2048), MROPE_POSITIONS), torch.bfloat16)
     available = 50 * 1024**3

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from services.thinker.config import ThinkerSettings
-from services.thinker.plugin import store
-from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states, row_bytes
+from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, RowStore, hidden_states, row_bytes
 
 GIB = 1024**3
 HIDDEN = 2048
@@ -16,16 +15,10 @@ KINDS = (RowKind(hidden_states(24), HIDDEN), MROPE_POSITIONS)
 
 
 def vllm_config(kv_cache_bytes: int | None = None) -> Any:
-    from vllm.config import KVTransferConfig
-
-    from services.thinker.plugin.connector import PluginSettings, RowConnector
+    from services.thinker.plugin.connector import PluginSettings
 
     return SimpleNamespace(
-        kv_transfer_config=KVTransferConfig(
-            kv_connector=RowConnector.__name__,
-            kv_role="kv_producer",
-            kv_connector_extra_config=PluginSettings(KINDS, "ipc://@nobody").to_extra_config(),
-        ),
+        kv_transfer_config=PluginSettings(KINDS, "ipc://@nobody").to_vllm(),
         cache_config=SimpleNamespace(kv_cache_memory_bytes=kv_cache_bytes, block_size=16),
         model_config=SimpleNamespace(dtype=torch.bfloat16, get_hidden_size=lambda: HIDDEN),
     )
@@ -35,7 +28,7 @@ def test_the_rank_that_keeps_the_rows_has_less_for_its_kv_cache() -> None:
     """Qwen3-Omni-30B-A3B over four GPUs: one KV head each of 128 elements, 48 layers."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 
-    from services.thinker.plugin.executor import kv_bytes_per_slot, leave_room
+    from services.thinker.plugin.recording import kv_bytes_per_slot, leave_room
 
     layer = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=128, dtype=torch.bfloat16)
     specs: list[dict[str, KVCacheSpec]] = [{f"layers.{i}": layer for i in range(48)}] * 4
@@ -59,11 +52,11 @@ def test_only_the_first_rank_keeps_rows(rank: int, keeps: bool, monkeypatch: pyt
     worker._block_size, worker._kv_cache_config, worker._sender = 16, SimpleNamespace(num_blocks=4), None
     try:
         worker.register_kv_caches({"layers.0": torch.zeros(4)})
-        rows = store.installed()
+        rows = RowStore.installed
         assert (rows is not None, worker._sender is not None) == (keeps, keeps)
         assert rows is None or rows.size_bytes == (4 * 16 + 1) * row_bytes(KINDS, torch.bfloat16)
     finally:
-        store.install(None)
+        RowStore.installed = None
 
 
 def test_a_step_has_as_many_tokens_as_vllm_gives_its_own_server(monkeypatch: pytest.MonkeyPatch) -> None:

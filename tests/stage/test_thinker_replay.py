@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.thinker.plugin import store
-from services.thinker.plugin.rows import MROPE_POSITIONS, ROPE_POSITIONS, RowKind, RowRequest, hidden_states
-from services.thinker.plugin.store import RowStore
+from services.thinker.plugin.rows import MROPE_POSITIONS, ROPE_POSITIONS, RowKind, RowRequest, RowStore, hidden_states
 from tests.support.replay import CaptureError, ReplayedOps
 
 BLOCK, BLOCKS, HIDDEN, VOCABULARY = 4, 16, 8, 50
@@ -56,7 +54,7 @@ class Worker:
 
         self.thinker: Any = RecordingThinker.__new__(RecordingThinker)
         torch.nn.Module.__init__(self.thinker)
-        self.thinker._records, self.thinker._slots_of_layer = True, None
+        self.thinker._records = True
         self.thinker.language_model = LanguageModel()
         self.connector: Any = RowConnector.__new__(RowConnector)
         self.connector._block_size, self.connector._progress, self.connector._sender = BLOCK, {}, self
@@ -65,10 +63,10 @@ class Worker:
         self.slots = torch.full((BUFFER,), -1)
         self.rows: dict[tuple[int, str], dict[int, torch.Tensor]] = {}
         if install_first:
-            store.install(rows)
+            RowStore.installed = rows
         graphs = ReplayedOps()
         self.replays = {size: graphs.capture(lambda size=size: self.forward(size)).replay for size in SIZES}
-        store.install(rows)
+        RowStore.installed = rows
 
     def forward(self, tokens: int) -> torch.Tensor:
         from vllm.forward_context import override_forward_context
@@ -180,7 +178,7 @@ def run_schedule(worker: Worker) -> None:
 @pytest.fixture(autouse=True)
 def uninstalled() -> Iterator[None]:
     yield
-    store.install(None)
+    RowStore.installed = None
 
 
 def make_store(kind: type[RowStore] = RowStore, device: str = "cpu") -> RowStore:
@@ -237,7 +235,7 @@ class ToDevice(TorchDispatchMode):
 
 def test_gathering_does_not_wait_for_the_step() -> None:
     worker = Worker(make_store())
-    store.install(make_store(device="meta"))  # as little this host's memory as a GPU's
+    RowStore.installed = make_store(device="meta")  # as little this host's memory as a GPU's
     shipped: list[torch.device] = []
     worker.connector._sender = SimpleNamespace(send=lambda _, __, rows: shipped.append(rows.device))
     request = Request(7, list(range(8)))

@@ -125,7 +125,7 @@ def test_a_seed_makes_the_same_weights_again_and_another_seed_others(tmp_path: P
 def test_sizes_share_no_dimension_that_code_could_take_for_granted() -> None:
     tiny, small = SIZES["tiny"], SIZES["small"]
     for part in ("thinker", "talker", "predictor", "code2wav"):
-        for key in ("hidden", "layers", "intermediate"):
+        for key in ("hidden_size", "num_hidden_layers", "intermediate_size"):
             assert getattr(getattr(tiny, part), key) != getattr(getattr(small, part), key), (part, key)
     for key in ("accept_hidden_layer", "code_groups", "codebook", "code2wav_window", "merges"):
         assert getattr(tiny, key) != getattr(small, key), key

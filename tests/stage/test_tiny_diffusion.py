@@ -115,8 +115,8 @@ def test_a_seed_makes_the_same_weights_again_and_another_seed_others(tmp_path: P
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_qwen_images_fixed_text_has_as_many_tokens_as_published(size: str) -> None:
     # The pipelines drop the states of that many tokens in front of the prompt.
-    from cli.tiny.diffusion.parts import SIZES
-    from cli.tiny.diffusion.vision_language import qwen_image, qwen_image_edit
+    from cli.tiny.parts import SIZES
+    from cli.tiny.vision_language import qwen_image, qwen_image_edit
 
     for build in (qwen_image, qwen_image_edit):
         pipeline = build(SIZES[size])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc, tensor_pb2
 from services.common.rpc.errors import InvalidInput, Unavailable
-from services.common.stream.chunk_reader import ChunkReader, ResponseReader
+from services.common.stream.chunk_reader import ChunkReader
 from services.common.stream.ucx import UcxReceiver
 from tests.support.shm_support import read_all, source, until
 from tests.support.streaming import CHANNELS, reading, subscribe
@@ -100,7 +100,7 @@ async def test_the_decoder_names_a_field_or_waits_for_what_is_announced(inbox, d
     rows.tensor.dtype = dtype
     rows.tensor.shape.extend(shape)
     rows.tensor.ucx.size_bytes, rows.tensor.ucx.tag = size_bytes, inbox.offer.tag + 3 if tag is None else tag
-    incoming = ChunkReader(Path("/dev/shm"), inbox, None, ResponseReader(_Ended()))  # type: ignore[arg-type]
+    incoming = ChunkReader(_Ended(), Path("/dev/shm"), inbox, None)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("services.common.stream.chunk_reader.LATE_S", 0.01)
         with pytest.raises((InvalidInput, Unavailable)) as refused:

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from services.families.qwen3_omni.talker import prompt_spec
 from services.families.qwen3_omni.talker_prompt import PromptSpec
 
 
@@ -57,4 +56,4 @@ def read_prompt_spec(checkpoint: Path) -> PromptSpec:
     """What the talker's prompts of a checkpoint are made of."""
     from transformers import Qwen3OmniMoeConfig
 
-    return prompt_spec(Qwen3OmniMoeConfig.from_pretrained(checkpoint))
+    return PromptSpec(Qwen3OmniMoeConfig.from_pretrained(checkpoint))

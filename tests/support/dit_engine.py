@@ -11,9 +11,9 @@ import torch
 from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-from quartet.v1 import dit_pb2, server_info_pb2
+from quartet.v1 import dit_pb2
 from services.diffusion.request import OutputSpec, check, resolve
-from services.dit.__main__ import describe, start_engine
+from services.dit.__main__ import start_engine
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
 from services.dit.output import Done, Event, Failed, Output, Progress
@@ -48,8 +48,8 @@ class Bench:
         log: (output, event) of all outputs, in the order of the engine's thread.
     """
 
-    def __init__(self, engine: DitEngine, info: server_info_pb2.DitInfo) -> None:
-        self.engine, self.info = engine, info
+    def __init__(self, engine: DitEngine) -> None:
+        self.engine, self.info = engine, engine.models.info
         self.log: list[tuple[Watched, Event]] = []
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -98,7 +98,7 @@ def bench(checkpoint: Path, **settings: Any) -> Iterator[Bench]:
     asked = DitSettings(model=str(checkpoint), **{"default_size": "64x64", **settings})
     engine = start_engine(asked)
     try:
-        yield Bench(engine, describe(engine.models, asked))
+        yield Bench(engine)
     finally:
         engine.stop()
         _AttentionBackendRegistry.set_active_backend(backend)  # diffusers keeps one for the whole process

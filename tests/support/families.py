@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.tiny.diffusion import FAMILIES
+from cli.tiny import FAMILIES
 
 OF_EACH_MEDIUM = ("sd3", "wan", "stable-audio")
 """A picture, a video and a sound: what every change is tested with. The other families' own code is diffusers', and

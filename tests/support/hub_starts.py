@@ -17,7 +17,7 @@ from huggingface_hub import constants
 
 from services.code2wav.family import load_decoder
 from services.common.rpc.digest import checkpoint_digest
-from services.talker.loading import load_talker
+from services.talker.model import load_talker
 from services.thinker.family import load_checkpoint
 
 

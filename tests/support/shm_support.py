@@ -20,11 +20,10 @@ from prometheus_client import REGISTRY
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc import channels
 from services.common.stream.consumer import StreamMessage
-from services.common.stream.hub import StreamHub
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.service import TensorStreamServicer
 from services.common.stream.shared_memory import SharedMemoryTransport
-from services.common.stream.transport import Transport
+from services.common.stream.tensors import Transport
 from tests.support.streaming import CHANNELS, reading, subscribe
 
 MIB = 2**20

@@ -17,7 +17,7 @@ subscribe = CONSUMER.subscribe
 def reading(directory: Path, *transports: str, ucx: UcxWorker | None = None) -> Iterator[None]:
     """What CONSUMER subscribes to in the block may come by `transports`, or to `ucx`."""
     before = CONSUMER.transports
-    CONSUMER.transports = ConsumerTransports.of(transports, directory, ucx)
+    CONSUMER.transports = ConsumerTransports(transports, directory, ucx)
     try:
         yield
     finally:

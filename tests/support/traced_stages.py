@@ -19,9 +19,8 @@ from quartet.v1 import (
 )
 from services.common.rpc import channels
 from services.common.rpc.call import Admission, Call, serve_call
-from services.common.stream.hub import StreamHub
+from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.service import TensorStreamServicer
 from tests.support.scripted_stages import Code2Wav, ScriptedStages, Talker, Thinker, scripted_stages
 from tests.support.streaming import subscribe
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -12,7 +12,7 @@ import structlog
 
 from quartet.v1 import timings_pb2
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError, Unavailable
-from services.common.rpc.status import abort, to_rpc_status
+from services.common.rpc.status import abort
 from services.common.telemetry import metrics, tracing
 
 # gRPC metadata by which a stage says who it is, for its peer's metrics.
@@ -44,7 +44,7 @@ class Admission:
     Args:
         max_running: requests the engine works on.
         max_queued: requests that may wait beyond those.
-        stage: name in the metrics; none without one.
+        stage: name in the metrics.
     """
 
     def __init__(self, max_running: int, max_queued: int, stage: str = "") -> None:
@@ -55,9 +55,8 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self._stage = stage
-        if stage:
-            metrics.RUNNING.labels(stage).set_function(lambda: self.running)
-            metrics.QUEUED.labels(stage).set_function(lambda: self.queued)
+        metrics.RUNNING.labels(stage).set_function(lambda: self.running)
+        metrics.QUEUED.labels(stage).set_function(lambda: self.queued)
 
     @property
     def running(self) -> int:
@@ -74,7 +73,7 @@ class Admission:
         self._closed = None
 
     @contextmanager
-    def admit(self) -> Iterator[None]:
+    def admit(self) -> Generator[None]:
         """Holds a place for one request.
 
         Raises:
@@ -82,10 +81,10 @@ class Admission:
             QueueFull: all places are taken.
         """
         if self._closed:
-            self._count_refusal("not_serving")
+            metrics.REFUSED.labels(self._stage, "not_serving").inc()
             raise Unavailable(self._closed)
         if self.in_flight >= self.max_running + self.max_queued:
-            self._count_refusal("queue_full")
+            metrics.REFUSED.labels(self._stage, "queue_full").inc()
             raise QueueFull(f"{self.max_running} requests are running and {self.max_queued} are queued; retry later")
         self.in_flight += 1
         self._idle.clear()
@@ -95,10 +94,6 @@ class Admission:
             self.in_flight -= 1
             if not self.in_flight:
                 self._idle.set()
-
-    def _count_refusal(self, reason: str) -> None:
-        if self._stage:
-            metrics.REFUSED.labels(self._stage, reason).inc()
 
     async def drain(self) -> None:
         """Refuses new requests from now on; returns when the last one in flight has ended."""
@@ -136,19 +131,22 @@ class Stopwatch:
         """Milliseconds since the request was accepted."""
         return (time.monotonic() - self.accepted) * 1000
 
+    @property
+    def first_output_ms(self) -> float | None:
+        """Milliseconds from acceptance to the first output; None before it."""
+        return (self.first_output - self.accepted) * 1000 if self.first_output else None
+
     def to_message(self) -> timings_pb2.Timings:
         """The timings up to now. Marks that were never set count as zero-length phases."""
         started = self.started or self.accepted
         prefilled = self.prefilled or started
-        message = timings_pb2.Timings(
+        return timings_pb2.Timings(
             queue_ms=(started - self.accepted) * 1000,
             prefill_ms=(prefilled - started) * 1000,
             decode_ms=max(0.0, (self.last_output or prefilled) - prefilled) * 1000,
             total_ms=self.elapsed_ms(),
+            first_output_ms=self.first_output_ms,
         )
-        if self.first_output:
-            message.first_output_ms = (self.first_output - self.accepted) * 1000
-        return message
 
 
 class Call:
@@ -173,13 +171,11 @@ class Call:
 
     def end(self, outcome: str) -> None:
         """Writes the log line and the metrics, and ends the span."""
-        timings = self.timings
+        total_ms, first_output_ms = self.timings.elapsed_ms(), self.timings.first_output_ms
         metrics.REQUESTS.labels(self.stage, outcome).inc()
-        metrics.DURATION.labels(self.stage).observe(timings.elapsed_ms() / 1000)
-        first_output_ms = None
-        if timings.first_output:
-            metrics.FIRST_OUTPUT.labels(self.stage).observe(timings.first_output - timings.accepted)
-            first_output_ms = round((timings.first_output - timings.accepted) * 1000, 1)
+        metrics.DURATION.labels(self.stage).observe(total_ms / 1000)
+        if first_output_ms is not None:
+            metrics.FIRST_OUTPUT.labels(self.stage).observe(first_output_ms / 1000)
         if self._span:
             self._trace(self._span, outcome)
             self._fields["trace_id"] = self._span.trace_id
@@ -187,8 +183,8 @@ class Call:
             "request",
             request_id=self.request_id,
             outcome=outcome,
-            total_ms=round(timings.elapsed_ms(), 1),
-            first_output_ms=first_output_ms,
+            total_ms=round(total_ms, 1),
+            first_output_ms=None if first_output_ms is None else round(first_output_ms, 1),
             **self._fields,
         )
 
@@ -204,8 +200,8 @@ class Call:
 
 @asynccontextmanager
 async def serve_call(
-    stage: str, request_id: str, context: grpc.aio.ServicerContext, admission: Admission
-) -> AsyncIterator[Call]:
+    stage: str, request_id: str, context: grpc.aio.ServicerContext[Any, Any], admission: Admission
+) -> AsyncGenerator[Call]:
     """Wraps the body of an RPC that serves one request.
 
     A StageError raised inside becomes the call's status, any other exception INTERNAL with its traceback in the log.
@@ -217,15 +213,14 @@ async def serve_call(
     _at_end.set(at_end)
     call = Call(stage, request_id, span)
     outcome = "OK"
-    in_flight = metrics.IN_FLIGHT.labels(stage)
-    in_flight.inc()
+    at_end.enter_context(metrics.IN_FLIGHT.labels(stage).track_inprogress())
     try:
         if not request_id:
             raise InvalidInput("request_id", "is required")
         with admission.admit():
             yield call
     except StageError as error:
-        outcome = grpc_status_name(error)
+        outcome = error.status
         call.set(error=str(error), **({"detail": error.detail} if error.detail else {}))
         await abort(context, error)
     except (asyncio.CancelledError, GeneratorExit):
@@ -239,12 +234,5 @@ async def serve_call(
         log.exception("request failed", request_id=request_id)
         await abort(context, InternalError(f"{stage} failed; its log has the details of request {request_id}"))
     finally:
-        in_flight.dec()
         at_end.close()
         call.end(outcome)
-
-
-def grpc_status_name(error: StageError) -> str:
-    """Name of the gRPC status of `error`, e.g. "INVALID_ARGUMENT"."""
-    code = to_rpc_status(error).code
-    return next(status.name for status in grpc.StatusCode if status.value[0] == code)

@@ -52,11 +52,6 @@ class Channels:
         self._open: dict[tuple[str, str], tuple[Identity | None, grpc.aio.Channel]] = {}
         self._retired: set[asyncio.Task[None]] = set()
 
-    @property
-    def are_secure(self) -> bool:
-        """Whether these channels use TLS."""
-        return self.credentials is not None
-
     def channel(self, address: str, server_name: str = "") -> grpc.aio.Channel:
         """The one channel to `address` ("host:port"); it reconnects by itself.
 
@@ -89,9 +84,8 @@ class Channels:
 
     async def close_all(self) -> None:
         """Closes every channel."""
-        while self._open:
-            _, (_, channel) = self._open.popitem()
-            await channel.close()
+        for address, _ in list(self._open):
+            await self.close(address)
         for task in list(self._retired):
             task.cancel()
         await asyncio.gather(*self._retired, return_exceptions=True)

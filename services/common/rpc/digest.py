@@ -3,7 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import huggingface_hub
 from google.protobuf.json_format import MessageToDict
@@ -73,7 +73,9 @@ def _meaning(path: Path) -> Any:
         value = json.loads(text)
     except ValueError:
         return text
-    return {key: value[key] for key in value if key not in _NOTES} if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    return {key: part for key, part in cast("dict[str, Any]", value).items() if key not in _NOTES}
 
 
 def _digest(value: Any) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import io
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ async def read_bytes(
 
 
 @contextmanager
-def open_image(data: bytes, field: str) -> "Iterator[Image]":
+def open_image(data: bytes, field: str) -> "Generator[Image]":
     """The image in `data`; only its header has been read.
 
     Raises:
@@ -75,7 +75,7 @@ def claimed_wav_s(data: bytes) -> float:
     return 0.0
 
 
-async def first_start(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
+async def first_start(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
     """The `start` that the first of `requests` must be. Another first message, or none, ends the call."""
     first = await anext(requests, None)
     if first is None or first.WhichOneof("message") != "start":

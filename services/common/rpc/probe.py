@@ -9,9 +9,10 @@ the stage's own has, it asks by TLS.
 import argparse
 import os
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
+from typing import Any, cast
+
+import httpx
 
 TLS_FLAGS = ("--tls-cert", "--tls-key", "--tls-ca")
 
@@ -39,7 +40,7 @@ def grpc_state(address: str, service: str, timeout_s: float, tls: list[Path], se
     else:
         opened = grpc.insecure_channel(address)
     with opened as channel:
-        check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
+        check = cast("Any", health_pb2_grpc.HealthStub(channel)).Check  # pyright: ignore[reportAttributeAccessIssue]
         try:
             answer = check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError as error:
@@ -50,12 +51,10 @@ def grpc_state(address: str, service: str, timeout_s: float, tls: list[Path], se
 def http_state(url: str, timeout_s: float) -> str:
     """ "SERVING" if `url` answers 200 within `timeout_s` seconds, else what came of it."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-            return "SERVING" if answer.status == 200 else f"HTTP {answer.status}"
-    except urllib.error.HTTPError as error:
-        return f"HTTP {error.code}: {error.read(500).decode(errors='replace')}"
-    except OSError as error:
+        answer = httpx.get(url, timeout=timeout_s)
+    except httpx.HTTPError as error:
         return str(error)
+    return "SERVING" if answer.status_code == 200 else f"HTTP {answer.status_code}: {answer.text[:500]}"
 
 
 def main(arguments: list[str] | None = None) -> int:

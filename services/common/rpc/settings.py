@@ -1,13 +1,12 @@
 """One settings class per process: every setting is a flag, an environment variable and a YAML key of one name."""
 
+import argparse
 import os
-import sys
-from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -49,8 +48,11 @@ class Settings(BaseSettings):
         Raises:
             SystemExit: with one line for each setting at fault, or after printing `--help`.
         """
-        arguments = sys.argv[1:] if arguments is None else arguments
-        config_file, arguments = _take_config_flag(arguments)
+        config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        config.add_argument("--config", type=_existing_file)
+        known, flags = config.parse_known_args(arguments)
+        variables = {name: os.environ.get(f"QUARTET_{name.upper()}") for name in cls.for_every_process}
+        shared = {name: value for name, value in variables.items() if value}
 
         class Loaded(cls):  # the same settings with the sources of this call
             @classmethod
@@ -62,11 +64,12 @@ class Settings(BaseSettings):
                 dotenv_settings: PydanticBaseSettingsSource,
                 file_secret_settings: PydanticBaseSettingsSource,
             ) -> tuple[PydanticBaseSettingsSource, ...]:
-                flags = CliSettingsSource(settings_cls, cli_parse_args=arguments)
-                shared = InitSettingsSource(settings_cls, init_kwargs=_shared_environment(cls.for_every_process))
-                if config_file is None:
-                    return flags, env_settings, shared
-                return flags, env_settings, shared, YamlConfigSettingsSource(settings_cls, yaml_file=config_file)
+                return (
+                    CliSettingsSource[Any](settings_cls, cli_parse_args=flags),
+                    env_settings,
+                    InitSettingsSource(settings_cls, init_kwargs=shared),
+                    YamlConfigSettingsSource(settings_cls, yaml_file=known.config),
+                )
 
         Loaded.__name__, Loaded.__qualname__, Loaded.__doc__ = cls.__name__, cls.__qualname__, cls.__doc__
         faults = cls._unknown_variables()
@@ -85,7 +88,7 @@ class Settings(BaseSettings):
         """A line for each variable in the environment that has the prefix and is no setting."""
         prefix = cls.model_config.get("env_prefix", "")
         settings = [name.upper() for name in cls.model_fields]
-        lines = []
+        lines: list[str] = []
         for variable in sorted(os.environ):
             name = variable.upper().removeprefix(prefix)
             if name == variable.upper() or name in settings or variable in cls.for_others:
@@ -97,25 +100,7 @@ class Settings(BaseSettings):
         return lines
 
 
-def _shared_environment(names: Iterable[str]) -> dict[str, Any]:
-    """Settings by name, as far as QUARTET_<NAME> is set."""
-    return {name: value for name in names if (value := os.environ.get(f"QUARTET_{name.upper()}"))}
-
-
-def _take_config_flag(arguments: list[str]) -> tuple[Path | None, list[str]]:
-    """Splits `--config FILE` off the other arguments."""
-    rest = list(arguments)
-    for i, argument in enumerate(arguments):
-        if argument == "--config" and i + 1 < len(arguments):
-            del rest[i : i + 2]
-            return _existing(arguments[i + 1]), rest
-        if argument.startswith("--config="):
-            del rest[i]
-            return _existing(argument.removeprefix("--config=")), rest
-    return None, rest
-
-
-def _existing(name: str) -> Path:
+def _existing_file(name: str) -> Path:
     path = Path(name)
     if not path.is_file():
         raise SystemExit(f"--config: {name} is not a file")
@@ -191,22 +176,14 @@ class StageSettings(TlsSettings):
 
     @field_validator("transports")
     @classmethod
-    def _has_inline(cls, transports: list[Transport]) -> list[Transport]:
+    def _can_be_used(cls, transports: list[Transport], others: ValidationInfo) -> list[Transport]:
         if "inline" not in transports:
             raise ValueError("must include inline, which carries what the others cannot")
+        if "ucx" in transports and others.data.get("tls_cert"):
+            raise ValueError("ucx neither encrypts nor knows certificates; leave it out, or TLS")
         return transports
-
-    @model_validator(mode="after")
-    def _ucx_is_in_the_clear(self) -> Self:
-        if "ucx" in self.transports and self.tls_cert:
-            raise ValueError("--transports: ucx neither encrypts nor knows certificates; leave it out, or TLS")
-        return self
 
     @property
     def model_name(self) -> str:
         """Name the stage reports."""
         return self.served_model_name or self.model
-
-    def loggable(self) -> dict[str, Any]:
-        """What is logged at start."""
-        return self.model_dump(mode="json")

@@ -1,12 +1,12 @@
 """Maps StageErrors to gRPC statuses with google.rpc details, and back."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs]
 from grpc_status import rpc_status
 
 from services.common.rpc.errors import (
@@ -25,19 +25,12 @@ from services.common.rpc.errors import (
 
 _DOMAIN = "quartet"
 _Detail = TypeVar("_Detail", bound=Message)
-_CODES: dict[type[StageError], int] = {
-    ContextTooLong: code_pb2.INVALID_ARGUMENT,
-    InvalidInput: code_pb2.INVALID_ARGUMENT,
-    QueueFull: code_pb2.RESOURCE_EXHAUSTED,
-    StageLost: code_pb2.UNAVAILABLE,
-    Unavailable: code_pb2.UNAVAILABLE,
-    NotFound: code_pb2.NOT_FOUND,
-    AlreadyExists: code_pb2.ALREADY_EXISTS,
-    RequestCancelled: code_pb2.CANCELLED,
-    DeadlineExceeded: code_pb2.DEADLINE_EXCEEDED,
-    InternalError: code_pb2.INTERNAL,
+# The kind of error that each status is heard as. RESOURCE_EXHAUSTED is QueueFull only where it says when to retry: gRPC
+# says it too, of a message beyond its limits.
+_KINDS: dict[str, type[StageError]] = {
+    kind.status: kind
+    for kind in (InvalidInput, Unavailable, NotFound, AlreadyExists, RequestCancelled, DeadlineExceeded)
 }
-_ERRORS = {code: error for error, code in _CODES.items()}  # of two of a code the last, which is the general one
 # How gRPC's own words on a lost peer begin where its status is not UNAVAILABLE: when it died between two messages of a
 # stream, and when it died while one was being written to it.
 _LOST = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "Internal error from Core"}
@@ -46,7 +39,7 @@ _LOST = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "I
 def to_rpc_status(error: StageError) -> status_pb2.Status:
     """Status for `error`: InvalidInput carries BadRequest.FieldViolation, QueueFull RetryInfo; an error with a code or
     an origin ErrorInfo, one with a detail DebugInfo."""
-    status = status_pb2.Status(code=_CODES.get(type(error), code_pb2.INTERNAL), message=str(error))
+    status = status_pb2.Status(code=code_pb2.Code.Value(error.status), message=str(error))
     if isinstance(error, InvalidInput):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.reason)
         _add(status, error_details_pb2.BadRequest(field_violations=[violation]))
@@ -55,8 +48,8 @@ def to_rpc_status(error: StageError) -> status_pb2.Status:
         delay.FromMilliseconds(int(error.retry_after_s * 1000))
         _add(status, error_details_pb2.RetryInfo(retry_delay=delay))
     if error.code or error.origin:
-        reason, origin = error.code or code_pb2.Code.Name(status.code), {"stage": error.origin} if error.origin else {}
-        _add(status, error_details_pb2.ErrorInfo(reason=reason, domain=_DOMAIN, metadata=origin))
+        origin = {"stage": error.origin} if error.origin else {}
+        _add(status, error_details_pb2.ErrorInfo(reason=error.code or error.status, domain=_DOMAIN, metadata=origin))
     if error.detail:
         _add(status, error_details_pb2.DebugInfo(detail=error.detail))
     return status
@@ -68,9 +61,9 @@ def _add(status: status_pb2.Status, message: Message) -> None:
     status.details.append(detail)
 
 
-async def abort(context: grpc.aio.ServicerContext, error: StageError) -> None:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StageError) -> None:
     """Ends the call with the status of `error`. Never returns."""
-    status = rpc_status.to_status(to_rpc_status(error))
+    status = rpc_status.to_status(to_rpc_status(error))  # pyright: ignore[reportUnknownMemberType]
     await context.abort(status.code, status.details, status.trailing_metadata)
 
 
@@ -89,7 +82,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError, called: str = "") -> StageError:
     words = "" if error.code() is grpc.StatusCode.UNAVAILABLE else _LOST.get(error.code())
     if not said_by_stage(error) and words is not None and message.startswith(words):
         return StageLost(called, message)
-    details = _details(error)
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # an AioRpcError has what it reads
+    except ValueError:  # details that contradict the status: trust the status
+        status = None
+    details = cast("Sequence[any_pb2.Any]", status.details if status else ())  # pyright: ignore[reportUnknownMemberType]
     info = _find(details, error_details_pb2.ErrorInfo)
     origin, detail = info.metadata.get("stage", called), _find(details, error_details_pb2.DebugInfo).detail
     if info.reason == StageLost.code:
@@ -97,14 +94,6 @@ def from_rpc_error(error: grpc.aio.AioRpcError, called: str = "") -> StageError:
     failure = _failure(error.code(), message, info.reason, details)
     failure.origin, failure.detail = origin, detail
     return failure
-
-
-def _details(error: grpc.aio.AioRpcError) -> Sequence[any_pb2.Any]:
-    try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # an AioRpcError has what it reads
-    except ValueError:  # details that contradict the status: trust the status
-        return ()
-    return status.details if status else ()
 
 
 def _find(details: Sequence[any_pb2.Any], kind: type[_Detail]) -> _Detail:
@@ -118,11 +107,9 @@ def _failure(code: grpc.StatusCode, message: str, reason: str, details: Sequence
     retry = _find(details, error_details_pb2.RetryInfo)
     if retry.HasField("retry_delay"):
         return QueueFull(message, retry.retry_delay.ToMilliseconds() / 1000)
-    kind = _ERRORS.get(code.value[0], InternalError)
+    kind = _KINDS.get(code.name, InternalError)
     if kind is InvalidInput:
         violations = _find(details, error_details_pb2.BadRequest).field_violations
         field, wrong = (violations[0].field, violations[0].description) if violations else ("request", message)
         return ContextTooLong(field, wrong) if reason == ContextTooLong.code else InvalidInput(field, wrong)
-    if kind is QueueFull:  # of gRPC itself: a message beyond its limits
-        return InternalError(message)
     return kind(message)

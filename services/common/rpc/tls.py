@@ -12,7 +12,7 @@ import grpc
 import structlog
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from services.common.telemetry import metrics
 
@@ -88,8 +88,7 @@ class Credentials:
         with self._lock:
             if time.monotonic() - self._checked_s >= CHECK_INTERVAL_S:
                 self._checked_s = time.monotonic()
-                seen = self._file_versions()
-                if seen != self._seen:
+                if (seen := self._file_versions()) != self._seen:
                     self._seen = seen
                     self._reload()
             return self._identity
@@ -145,13 +144,12 @@ def read_identity(certificate: Path, key: Path, authorities: Path) -> Identity:
     Raises:
         TlsError: one is missing or no PEM, the key is another certificate's, or a certificate is not valid now.
     """
-    chain_pem, key_pem, authorities_pem = (
-        _read(flag, file) for flag, file in (("--tls-cert", certificate), ("--tls-key", key), ("--tls-ca", authorities))
-    )
-    chain = _certificates("--tls-cert", certificate, chain_pem)
+    chain_pem, chain = _certificates("--tls-cert", certificate)
+    key_pem = _read("--tls-key", key)
+    authorities_pem, signers = _certificates("--tls-ca", authorities)
     _check_key(key, key_pem, certificate, chain[0])
     _check_time("--tls-cert", certificate, chain[:1])
-    _check_time("--tls-ca", authorities, _certificates("--tls-ca", authorities, authorities_pem))
+    _check_time("--tls-ca", authorities, signers)
     return Identity(chain_pem, key_pem, authorities_pem, _names(chain[0]), chain[0].not_valid_after_utc.timestamp())
 
 
@@ -162,9 +160,11 @@ def _read(flag: str, file: Path) -> bytes:
         raise TlsError(f"{flag}: {file}: {error.strerror}") from None
 
 
-def _certificates(flag: str, file: Path, pem: bytes) -> list[x509.Certificate]:
+def _certificates(flag: str, file: Path) -> tuple[bytes, list[x509.Certificate]]:
+    """The file's content, and the certificates in it."""
+    pem = _read(flag, file)
     try:
-        return x509.load_pem_x509_certificates(pem)
+        return pem, x509.load_pem_x509_certificates(pem)
     except ValueError:
         raise TlsError(f"{flag}: {file} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)") from None
 
@@ -176,11 +176,7 @@ def _check_key(file: Path, pem: bytes, certificate_file: Path, certificate: x509
         raise TlsError(f"--tls-key: {file} is encrypted: name one without a passphrase (openssl pkey)") from None
     except (ValueError, UnsupportedAlgorithm):
         raise TlsError(f"--tls-key: {file} holds no private key in PEM (-----BEGIN PRIVATE KEY-----)") from None
-    keys = [
-        each.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        for each in (key.public_key(), certificate.public_key())
-    ]
-    if keys[0] != keys[1]:
+    if key.public_key() != certificate.public_key():
         raise TlsError(f"--tls-key: {file} is not the key of the first certificate in {certificate_file}")
 
 

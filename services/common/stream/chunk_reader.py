@@ -23,6 +23,9 @@ LATE_S = 5.0
 
 _T = TypeVar("_T")
 
+SubscribeCall = grpc.aio.StreamStreamCall[stream_pb2.SubscribeRequest, stream_pb2.SubscribeResponse]
+"""A subscription's."""
+
 
 class CreditWriter:
     """Tells a producer what its consumer has read: chunks, for which it grants new credit, and leases to free.
@@ -38,7 +41,7 @@ class CreditWriter:
         broken: a write failed, because the call has ended.
     """
 
-    def __init__(self, call: grpc.aio.StreamStreamCall, due_chunks: int) -> None:
+    def __init__(self, call: SubscribeCall, due_chunks: int) -> None:
         self.broken = False
         self._call, self._due_chunks = call, due_chunks
         self._loop = asyncio.get_running_loop()
@@ -102,75 +105,41 @@ class CreditWriter:
                 return
 
 
-class ResponseReader:
-    """Reads the responses of `call`, and goes on reading while a tensor is on its way by another transport.
+class ChunkReader:
+    """Reads the responses of `call`, and the tensors of its chunks from wherever they are.
 
-    So it notices when the call breaks meanwhile. Credit bounds how much it reads ahead.
+    While a tensor is on its way by another transport it goes on reading responses, so that it notices when the call
+    breaks meanwhile. Credit bounds how much it reads ahead.
+
+    Args:
+        call: to the producer.
+        directory: of arenas.
+        receiver: of tensors that come by UCX; None without UCX.
+        credit: learns which leases are held.
     """
 
-    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
-        self._call = call
-        self._read: deque[stream_pb2.SubscribeResponse | None] = deque()
+    def __init__(
+        self, call: SubscribeCall, directory: Path, receiver: UcxReceiver | None, credit: CreditWriter
+    ) -> None:
+        self.call, self.credit = call, credit
+        self._arenas, self._receiver = ArenaReader(directory), receiver
+        self._read_ahead: deque[stream_pb2.SubscribeResponse | None] = deque()
         self._reading: asyncio.Task[stream_pb2.SubscribeResponse | None] | None = None
 
-    async def next(self) -> stream_pb2.SubscribeResponse | None:
+    async def response(self) -> stream_pb2.SubscribeResponse | None:
         """The next one; None when there are no more.
 
         Raises:
             grpc.aio.AioRpcError: the call failed.
         """
-        if self._read:
-            return self._read.popleft()
+        if self._read_ahead:
+            return self._read_ahead.popleft()
         reading, self._reading = self._reading, None
         return await (reading or self._one())
 
-    async def during(self, arrival: Coroutine[Any, Any, _T]) -> _T:
-        """What `arrival` gives, unless the call fails before.
-
-        Raises:
-            grpc.aio.AioRpcError: the call failed.
-            Unavailable: the call has ended, and it does not come.
-        """
-        arriving = asyncio.create_task(arrival)
-        try:
-            while not arriving.done() and not (self._read and self._read[-1] is None):
-                reading = self._reading = self._reading or asyncio.create_task(self._one())
-                await asyncio.wait({arriving, reading}, return_when=asyncio.FIRST_COMPLETED)
-                if reading.done():
-                    self._reading = None
-                    self._read.append(reading.result())
-            async with asyncio.timeout(LATE_S):
-                return await arriving
-        except TimeoutError:
-            raise Unavailable("a tensor that was announced did not come") from None
-        finally:
-            arriving.cancel()
-
     async def _one(self) -> stream_pb2.SubscribeResponse | None:
-        response = await self._call.read()
+        response = await self.call.read()
         return response if isinstance(response, stream_pb2.SubscribeResponse) else None  # else it is grpc.aio.EOF
-
-    def close(self) -> None:
-        """Reads no more."""
-        if self._reading:
-            self._reading.cancel()
-
-
-class ChunkReader:
-    """Turns a stream's chunk messages into chunks.
-
-    Args:
-        directory: of arenas.
-        receiver: of tensors that come by UCX; None without UCX.
-        credit: learns which leases are held.
-        responses: of the same call.
-    """
-
-    def __init__(
-        self, directory: Path, receiver: UcxReceiver | None, credit: CreditWriter, responses: ResponseReader
-    ) -> None:
-        self._reader, self._receiver = ArenaReader(directory), receiver
-        self.credit, self.responses = credit, responses
 
     async def read(self, message: stream_pb2.StreamChunk) -> Chunk:
         """The chunk, when all of it is here.
@@ -185,15 +154,37 @@ class ChunkReader:
     async def _rows(self, rows: stream_pb2.Rows, field: str) -> Rows:
         message = rows.tensor
         if message.WhichOneof("payload") != "ucx":
-            return Rows(rows.name, rows.first_position, to_torch(message, field, self._resolve))
+            return Rows(rows.name, rows.first_position, to_torch(message, field, self._shared))
         if self._receiver is None:
             raise InvalidInput(f"{field}.ucx", "was not offered")
         check(message, message.ucx.size_bytes, field)  # before memory is taken for it
-        data = await self.responses.during(self._receiver.receive(message.ucx, f"{field}.ucx"))
+        data = await self._while_the_call_lasts(self._receiver.receive(message.ucx, f"{field}.ucx"))
         return Rows(rows.name, rows.first_position, to_torch(message, field, lambda handle, field: data))
 
-    def _resolve(self, handle: Handle, field: str) -> memoryview:
+    def _shared(self, handle: Handle, field: str) -> memoryview:
         assert isinstance(handle, tensor_pb2.SharedMemory)
-        view = self._reader.read(handle, field)
+        view = self._arenas.read(handle, field)
         self.credit.hold(handle.lease_id, view)
         return view
+
+    async def _while_the_call_lasts(self, arrival: Coroutine[Any, Any, _T]) -> _T:
+        """What `arrival` gives, unless the call fails before, or ends and it does not come."""
+        arriving = asyncio.create_task(arrival)
+        try:
+            while not arriving.done() and not (self._read_ahead and self._read_ahead[-1] is None):
+                reading = self._reading = self._reading or asyncio.create_task(self._one())
+                await asyncio.wait({arriving, reading}, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    self._reading = None
+                    self._read_ahead.append(reading.result())
+            async with asyncio.timeout(LATE_S):
+                return await arriving
+        except TimeoutError:
+            raise Unavailable("a tensor that was announced did not come") from None
+        finally:
+            arriving.cancel()
+
+    def close(self) -> None:
+        """Reads no more."""
+        if self._reading:
+            self._reading.cancel()

@@ -1,10 +1,10 @@
 """Reads the streams of other stages."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import grpc
 import structlog
@@ -14,7 +14,7 @@ from services.common.rpc.call import outgoing_metadata
 from services.common.rpc.channels import Channels
 from services.common.rpc.errors import InvalidInput, StageLost, Unavailable
 from services.common.rpc.status import from_rpc_error
-from services.common.stream.chunk_reader import ChunkReader, CreditWriter, ResponseReader
+from services.common.stream.chunk_reader import ChunkReader, CreditWriter, SubscribeCall
 from services.common.stream.rows import Chunk
 from services.common.stream.shared_memory import host_facts
 from services.common.stream.ucx import UcxReceiver
@@ -28,34 +28,30 @@ StreamMessage = stream_pb2.StreamHeader | Chunk | stream_pb2.StreamEnd
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
 class ConsumerTransports:
-    """Ways by which a process reads tensors.
+    """Ways by which a process reads tensors: inline, by shared memory if `names` has "shared_memory", and by UCX.
+
+    Args:
+        names: of transports, as in the settings.
+        directory: of the arenas that are read.
+        ucx: receives tensors that come by UCX; None without.
 
     Attributes:
         capabilities: what producers are told of them.
-        directory: of the arenas that are read.
-        ucx: receives tensors that come by UCX; None without.
     """
 
-    capabilities: stream_pb2.ConsumerCapabilities
-    directory: Path
-    ucx: UcxWorker | None = None
-
-    @classmethod
-    def of(cls, names: Sequence[str], directory: Path, ucx: UcxWorker | None = None) -> "ConsumerTransports":
-        """Inline, by shared memory of arenas in `directory` if `names` has "shared_memory", and to `ucx`."""
-        capabilities = stream_pb2.ConsumerCapabilities(transports=[stream_pb2.TRANSPORT_INLINE])
+    def __init__(self, names: Sequence[str], directory: Path, ucx: UcxWorker | None = None) -> None:
+        self.directory, self.ucx = directory, ucx
+        self.capabilities = stream_pb2.ConsumerCapabilities(transports=[stream_pb2.TRANSPORT_INLINE])
         if "shared_memory" in names:
             try:
-                capabilities.shared_memory_host.CopyFrom(host_facts(directory))
-                capabilities.transports.append(stream_pb2.TRANSPORT_SHARED_MEMORY)
+                self.capabilities.shared_memory_host.CopyFrom(host_facts(directory))
+                self.capabilities.transports.append(stream_pb2.TRANSPORT_SHARED_MEMORY)
             except OSError as error:
                 where = str(directory)
                 log.warning("no shared memory is read: tensors come inline", directory=where, reason=str(error))
         if ucx:
-            capabilities.transports.append(stream_pb2.TRANSPORT_UCX)
-        return cls(capabilities, directory, ucx)
+            self.capabilities.transports.append(stream_pb2.TRANSPORT_UCX)
 
 
 class StreamConsumer:
@@ -68,7 +64,7 @@ class StreamConsumer:
 
     def __init__(self, channels: Channels, transports: ConsumerTransports | None = None) -> None:
         self.channels = channels
-        self.transports = transports or ConsumerTransports.of(["inline"], Path("/dev/shm"))
+        self.transports = transports or ConsumerTransports(["inline"], Path("/dev/shm"))
 
     @asynccontextmanager
     async def subscribe(
@@ -79,7 +75,7 @@ class StreamConsumer:
         gathering: stream_pb2.Gathering | None = None,
         *,
         producer: str = "",
-    ) -> AsyncIterator[AsyncIterator[StreamMessage]]:
+    ) -> AsyncGenerator[AsyncIterator[StreamMessage]]:
         """Subscribes to `rows` of a producer's stream; leaving the context ends the subscription.
 
         Yields an iterator over the header, the chunks and the end. It grants credit as chunks are taken from it, so a
@@ -100,20 +96,27 @@ class StreamConsumer:
             StageLost: the producer cannot be reached within `CONNECT_TIMEOUT_S`, or broke off before the end.
             StageError: whatever ended the producer's request.
         """
-        call, transports = self._call(source), self.transports
+        for field in ("address", "stream_id"):
+            if not getattr(source, field):
+                raise InvalidInput(f"source.{field}", "is required")
+        stub = stream_pb2_grpc.TensorStreamServiceStub(self.channels.channel(source.address, source.server_name))
+        call = cast("SubscribeCall", stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True))  # pyright: ignore[reportUnknownMemberType]
+        transports = self.transports
         credit = CreditWriter(call, due_chunks=CREDITS // 2)
         receiver = UcxReceiver(transports.ucx) if transports.ucx else None
         try:
             subscription = stream_pb2.Subscription(
-                stream_id=source.stream_id, request_id=request_id, rows=rows, initial_credits=CREDITS
+                stream_id=source.stream_id,
+                request_id=request_id,
+                rows=rows,
+                initial_credits=CREDITS,
+                capabilities=transports.capabilities,
+                gathering=gathering,
             )
-            subscription.capabilities.CopyFrom(transports.capabilities)
-            if gathering:
-                subscription.gathering.CopyFrom(gathering)
             if receiver:
                 subscription.capabilities.ucx.CopyFrom(receiver.offer)
-            chunks = ChunkReader(transports.directory, receiver, credit, ResponseReader(call))
-            yield _messages(call, subscription, chunks, source.address, producer)
+            chunks = ChunkReader(call, transports.directory, receiver, credit)
+            yield _messages(subscription, chunks, source.address, producer)
         except BaseException:
             credit.cancel()
             raise
@@ -122,26 +125,15 @@ class StreamConsumer:
                 receiver.close()
         credit.finish()
 
-    def _call(self, source: stream_pb2.StreamSource) -> grpc.aio.StreamStreamCall:
-        for field in ("address", "stream_id"):
-            if not getattr(source, field):
-                raise InvalidInput(f"source.{field}", "is required")
-        stub = stream_pb2_grpc.TensorStreamServiceStub(self.channels.channel(source.address, source.server_name))
-        return stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True)
-
 
 async def _messages(
-    call: grpc.aio.StreamStreamCall,
-    subscription: stream_pb2.Subscription,
-    chunks: ChunkReader,
-    address: str,
-    producer: str,
+    subscription: stream_pb2.Subscription, chunks: ChunkReader, address: str, producer: str
 ) -> AsyncIterator[StreamMessage]:
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await call.write(stream_pb2.SubscribeRequest(subscription=subscription))
-            await call.initial_metadata()
-        while response := await chunks.responses.next():
+            await chunks.call.write(stream_pb2.SubscribeRequest(subscription=subscription))
+            await chunks.call.initial_metadata()
+        while response := await chunks.response():
             message = getattr(response, response.WhichOneof("message"))
             if isinstance(message, stream_pb2.StreamChunk):
                 yield await chunks.read(message)
@@ -160,5 +152,5 @@ async def _messages(
             raise StageLost(producer, f"the stream from {address} broke off") from None
         raise from_rpc_error(error, producer) from None
     finally:
-        chunks.responses.close()
+        chunks.close()
     raise StageLost(producer, f"the stream from {address} ended before it was complete")

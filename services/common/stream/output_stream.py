@@ -5,15 +5,15 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from quartet.v1 import stream_pb2
 from services.common.rpc.errors import InvalidInput, RequestCancelled, StageError, Unavailable
-from services.common.stream.rows import Rows, Selection, end_position, take_inline
-from services.common.stream.tensors import data_type
-from services.common.stream.transport import Transport, TransportSession
+from services.common.stream.rows import Rows, end_position, is_selected, take_inline
+from services.common.stream.tensors import Transport, TransportSession, data_type
 
 DEFAULT_CHUNK_BYTES = 64 * 1024
 
@@ -45,14 +45,14 @@ class OutputStream:
         self.credits = 0
         self.oldest_put = 0.0
         self.fell_back: dict[str, str] = {}
-        self._positions_put = 0
-        self._put_times: deque[tuple[int, float]] = deque()  # (positions put up to then, when)
         self._on_exit = on_exit
         self._subscribed: asyncio.Future[stream_pb2.Subscription] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self._sent = asyncio.Event()
         self._ended = asyncio.Event()
         self._header: stream_pb2.StreamHeader | None = None
+        self._prompt_positions = 0
+        self._selection: dict[str, stream_pb2.Positions] = {}  # what the consumer wants, by name; empty: all
         self._pending: deque[Rows] = deque()
         self._end: stream_pb2.StreamEnd | None = None
         self._error: StageError | None = None
@@ -78,12 +78,13 @@ class OutputStream:
 
     def start(self, prompt_positions: int) -> None:
         """Sends the header."""
+        self._prompt_positions = prompt_positions
         self._header = stream_pb2.StreamHeader(prompt_positions=prompt_positions)
         self._changed.set()
 
     def put(self, rows: Sequence[Rows]) -> None:
-        """Appends rows, on the CPU. Those the consumer did not ask for must not be put, except as a whole kind. Their
-        tensors are read until they are sent: they must not be written to any more.
+        """Appends rows, on the CPU, after `start`. Those the consumer did not ask for must not be put, except as a
+        whole kind, which is dropped. Their tensors are read until they are sent: they must not be written to any more.
 
         Raises:
             ValueError: a dtype that has no DataType.
@@ -91,13 +92,15 @@ class OutputStream:
         for row in rows:
             data_type(row.tensor.dtype)
         if not self.consumer_gone:
-            rows = [row.compact() for row in rows if len(row.tensor)]
-            self._pending.extend(rows)
-            positions = sum(len(row.tensor) for row in rows)
-            self.pending_positions += positions
-            self._positions_put += positions
-            self._put_times.append((self._positions_put, time.monotonic()))
+            now = time.monotonic()
+            self._append(replace(row.compact(), put_s=now) for row in rows if len(row.tensor))
             self._changed.set()
+
+    def _append(self, rows: Iterable[Rows]) -> None:
+        for row in rows:
+            if is_selected(row, self._selection, self._prompt_positions):
+                self._pending.append(row)
+                self.pending_positions += len(row.tensor)
 
     async def room(self, positions: int) -> None:
         """Waits while a consumer leaves `positions` or more pending. One that has yet to come is not waited for."""
@@ -138,8 +141,8 @@ class OutputStream:
 
     # The consumer's side, used by StreamHub and TensorStreamServicer.
 
-    def accept(self, subscription: stream_pb2.Subscription) -> None:
-        """Binds the consumer.
+    def accept(self, subscription: stream_pb2.Subscription, transports: Sequence[Transport]) -> None:
+        """Binds the consumer. Large tensors go by the first of `transports` that it can have, or inline.
 
         Raises:
             InvalidInput: rows that are not offered, or no credit.
@@ -148,14 +151,13 @@ class OutputStream:
             if row.name not in self.offered:
                 raise InvalidInput(f"rows[{i}].name", f"'{row.name}' is not offered; there is {list(self.offered)}")
         self.credits = subscription.initial_credits
+        self._selection = {row.name: row.positions for row in subscription.rows}
+        put_before, self._pending, self.pending_positions = self._pending, deque(), 0
+        self._append(put_before)
         self._subscribed.set_result(subscription)
-
-    def choose_transport(self, transports: Sequence[Transport]) -> None:
-        """Large tensors go by the first of `transports` that this consumer can have, or inline. After `accept`."""
-        capabilities = self._subscribed.result().capabilities
         self._min_bytes = min((each.min_bytes for each in transports), default=math.inf)
         for each in transports:
-            session, obstacle = each.negotiate(capabilities, self._tensor_done)
+            session, obstacle = each.negotiate(subscription.capabilities, self._tensor_done)
             if session:
                 self._session, self._transport_name, self._min_bytes = session, each.name, each.min_bytes
                 return
@@ -218,20 +220,17 @@ class OutputStream:
         """
         subscription = self._subscribed.result()
         limit_bytes = subscription.capabilities.max_chunk_bytes or DEFAULT_CHUNK_BYTES
-        selection = Selection({row.name: row.positions for row in subscription.rows})
         gathering = subscription.gathering
-        header_sent = False
         while True:
             self._changed.clear()
             if self._error:
                 raise self._error
-            if self._header and not header_sent:
-                header_sent = True
-                selection.prompt_positions = self._header.prompt_positions
-                yield stream_pb2.SubscribeResponse(header=self._header)
-            while self._has_wanted(selection) and self.credits:
-                self._note_oldest()
-                chunk = await self._take(limit_bytes, selection)
+            if header := self._header:
+                self._header = None
+                yield stream_pb2.SubscribeResponse(header=header)
+            while self._pending and self.credits:
+                self.oldest_put = self._pending[0].put_s
+                chunk = await self._take(limit_bytes)
                 self.credits -= 1
                 self._sent.set()
                 yield stream_pb2.SubscribeResponse(chunk=chunk)
@@ -246,7 +245,7 @@ class OutputStream:
                 raise InvalidInput("credit.chunks", "the stream has more chunks than were ever granted")
             await self._changed.wait()
 
-    async def _take(self, limit_bytes: int, selection: Selection) -> stream_pb2.StreamChunk:
+    async def _take(self, limit_bytes: int) -> stream_pb2.StreamChunk:
         """The next chunk: one large tensor beside the stream, or what fits into a message."""
         rows = self._pending[0]
         self.fell_back = {}
@@ -259,25 +258,11 @@ class OutputStream:
                 chunk.rows[0].tensor.CopyFrom(await self._session.send(place, rows.tensor))
                 return chunk
             self.fell_back = {self._transport_name: self._session.obstacle} if self._session else self._obstacles
-        chunk, passed = take_inline(self._pending, limit_bytes, selection, self._min_bytes)
-        self.pending_positions -= passed
+        chunk = take_inline(self._pending, limit_bytes, self._min_bytes)
+        self.pending_positions -= sum(rows.tensor.shape[0] for rows in chunk.rows)
         return chunk
-
-    def _note_oldest(self) -> None:
-        """Rows leave in the order they came, so positions tell which was put when."""
-        passed = self._positions_put - self.pending_positions
-        while self._put_times[0][0] <= passed:
-            self._put_times.popleft()
-        self.oldest_put = self._put_times[0][1]
 
     async def _gather(self, delay_s: float) -> None:
         """Lets `delay_s` pass, or less if the stream ends."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await self._ended.wait()
-
-    def _has_wanted(self, selection: Selection) -> bool:
-        """Whether a chunk can be made. Drops what nobody asked for: it must neither cost credit nor wait for some."""
-        while self._pending and not selection.wants(self._pending[0]):
-            self.pending_positions -= len(self._pending.popleft().tensor)
-        return bool(self._pending)
+            await asyncio.wait_for(self._ended.wait(), delay_s)

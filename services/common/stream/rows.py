@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,21 +19,23 @@ class Rows:
         first_position: of the first row, >= 0.
         tensor: (positions, ...) on the CPU. Whoever puts or gets it must not write to it: it may be the engine's own
             memory, or a peer's.
+        put_s: when it was put into a stream (time.monotonic() seconds); 0 before.
     """
 
     name: str
     first_position: int
     tensor: torch.Tensor
+    put_s: float = 0.0
 
     def part(self, first: int, end: int) -> "Rows":
         """Rows `first` to `end` of these, over the same memory."""
-        return Rows(self.name, self.first_position + first, self.tensor[first:end])
+        return Rows(self.name, self.first_position + first, self.tensor[first:end], self.put_s)
 
     def compact(self) -> "Rows":
         """The same rows, in memory of their own if otherwise they would keep much more alive than they are."""
         if self.tensor.untyped_storage().nbytes() <= 2 * self.tensor.nbytes:
             return self
-        return Rows(self.name, self.first_position, self.tensor.clone())
+        return replace(self, tensor=self.tensor.clone())
 
 
 @dataclass(frozen=True)
@@ -43,43 +45,27 @@ class Chunk:
     rows: Sequence[Rows]
 
 
-class Selection:
-    """Which rows a consumer wants: positions by name, everything if it names none."""
-
-    def __init__(self, rows: Mapping[str, stream_pb2.Positions]) -> None:
-        self.prompt_positions = 0
-        self._rows = rows
-
-    def wants(self, rows: Rows) -> bool:
-        """Whether `rows` is of a wanted kind and part. Engines put prompt and output rows apart, and select the
-        multimodal positions themselves."""
-        if not self._rows:
-            return True
-        if rows.name not in self._rows:
-            return False
-        positions = self._rows[rows.name]
-        in_prompt = rows.first_position < self.prompt_positions
-        if positions in (stream_pb2.POSITIONS_PROMPT, stream_pb2.POSITIONS_PROMPT_MULTIMODAL):
-            return in_prompt
-        return not in_prompt or positions != stream_pb2.POSITIONS_OUTPUT
+def is_selected(rows: Rows, selection: Mapping[str, stream_pb2.Positions], prompt_positions: int) -> bool:
+    """Whether a consumer of `selection` (positions by name; everything if it is empty) wants `rows`. Engines put prompt
+    and output rows apart, and select the multimodal positions themselves."""
+    if rows.name not in selection:
+        return not selection
+    positions = selection[rows.name]
+    in_prompt = rows.first_position < prompt_positions
+    if positions in (stream_pb2.POSITIONS_PROMPT, stream_pb2.POSITIONS_PROMPT_MULTIMODAL):
+        return in_prompt
+    return not in_prompt or positions != stream_pb2.POSITIONS_OUTPUT
 
 
-def take_inline(
-    pending: deque[Rows], limit_bytes: int, selection: Selection, own_chunk_bytes: float
-) -> tuple[stream_pb2.StreamChunk, int]:
-    """Takes what fits into one chunk off `pending`: several small rows together, or a part of a large one. Returns it,
-    and how many positions `pending` lost, those that nobody wants included.
+def take_inline(pending: deque[Rows], limit_bytes: int, own_chunk_bytes: float) -> stream_pb2.StreamChunk:
+    """Takes what fits into one chunk off `pending`: several small rows together, or a part of a large one.
 
     Rows of `own_chunk_bytes` or more are taken only if they are the first.
     """
-    chunk, room_bytes, passed = stream_pb2.StreamChunk(), limit_bytes, 0
-    while pending:
+    chunk, room_bytes = stream_pb2.StreamChunk(), limit_bytes
+    while pending and room_bytes > 0:
         rows = pending[0]
         count = len(rows.tensor)
-        if not selection.wants(rows):
-            pending.popleft()
-            passed += count
-            continue
         if chunk.rows and rows.tensor.nbytes >= own_chunk_bytes:
             break
         row_bytes = max(1, rows.tensor.nbytes // count)
@@ -92,10 +78,7 @@ def take_inline(
             rows = rows.part(0, fitting)
         fill(chunk.rows.add(name=rows.name, first_position=rows.first_position).tensor, rows.tensor)
         room_bytes -= fitting * row_bytes
-        passed += fitting
-        if room_bytes <= 0:
-            break
-    return chunk, passed
+    return chunk
 
 
 def end_position(chunk: stream_pb2.StreamChunk) -> int:

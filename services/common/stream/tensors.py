@@ -1,14 +1,15 @@
-"""torch tensors as `quartet.v1.Tensor` messages, and back."""
+"""torch tensors as `quartet.v1.Tensor` messages, and back; and what carries the elements of large ones beside them."""
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from quartet.v1 import tensor_pb2
-from services.common.rpc.errors import InvalidInput
+from quartet.v1 import stream_pb2, tensor_pb2
+from services.common.rpc.errors import InvalidInput, StageError
 
 MAX_INLINE_BYTES = 4 * 1024 * 1024
 
@@ -28,6 +29,9 @@ Handle = tensor_pb2.SharedMemory | tensor_pb2.Ucx
 # Bytes of a handle and the field it is in; not to be written to.
 Resolve = Callable[[Handle, str], memoryview | np.ndarray]
 
+Notify = Callable[[StageError | None], None]
+"""Called when the consumer is done with a tensor; with an error when the tensor will not arrive."""
+
 # torch has no read-only tensors; that these must not be written to is in the docstrings.
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
 
@@ -43,13 +47,13 @@ def data_type(dtype: torch.dtype) -> tensor_pb2.DataType:
     return _DATA_TYPES[dtype]
 
 
-def describe(tensor: torch.Tensor) -> tensor_pb2.Tensor:
-    """A message with the dtype and shape of `tensor`, and no payload.
+def describe(tensor: torch.Tensor, **payload: Any) -> tensor_pb2.Tensor:
+    """A message with the dtype and shape of `tensor`, and `payload`: its elements, where they are, or nothing yet.
 
     Raises:
         ValueError: a dtype that has no DataType.
     """
-    return tensor_pb2.Tensor(dtype=data_type(tensor.dtype), shape=tensor.shape)
+    return tensor_pb2.Tensor(dtype=data_type(tensor.dtype), shape=tensor.shape, **payload)
 
 
 def as_bytes(tensor: torch.Tensor) -> np.ndarray:
@@ -63,9 +67,7 @@ def to_message(tensor: torch.Tensor) -> tensor_pb2.Tensor:
     Raises:
         ValueError: a dtype that has no DataType.
     """
-    message = tensor_pb2.Tensor()
-    fill(message, tensor)
-    return message
+    return describe(tensor, inline=as_bytes(tensor).tobytes())
 
 
 def fill(message: tensor_pb2.Tensor, tensor: torch.Tensor) -> None:
@@ -82,12 +84,6 @@ def fill(message: tensor_pb2.Tensor, tensor: torch.Tensor) -> None:
 def elements_bytes(message: tensor_pb2.Tensor) -> int:
     """Size of the elements of a message of ours, by dtype and shape: to look at an inline payload copies it."""
     return math.prod(message.shape) * _DTYPES[message.dtype].itemsize
-
-
-def handle_of(message: tensor_pb2.Tensor) -> Handle | None:
-    """Where its elements are, if they are not in it."""
-    payload = message.WhichOneof("payload")
-    return None if payload in ("inline", None) else getattr(message, payload)
 
 
 def check(message: tensor_pb2.Tensor, size_bytes: int, field: str) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -121,17 +117,74 @@ def to_torch(message: tensor_pb2.Tensor, field: str = "tensor", resolve: Resolve
     Raises:
         InvalidInput: names the part of `field` at fault, when dtype, shape and payload do not fit together.
     """
-    handle = handle_of(message)
+    payload = message.WhichOneof("payload")
+    handle: Handle | None = None if payload in ("inline", None) else getattr(message, payload)
     data: bytes | memoryview | np.ndarray = b"" if handle else message.inline  # each access is a copy
     dtype, shape = check(message, handle.size_bytes if handle else len(data), field)
     if handle:
-        payload = f"{field}.{message.WhichOneof('payload')}"
         if resolve is None:
-            raise InvalidInput(payload, "is taken in tensor streams only: send the elements inline")
-        data = resolve(handle, payload)
+            raise InvalidInput(f"{field}.{payload}", "is taken in tensor streams only: send the elements inline")
+        data = resolve(handle, f"{field}.{payload}")
     try:
         if not len(data):
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(data, dtype=dtype).view(shape)
     except RuntimeError as error:  # no elements, but dimensions that torch cannot count
         raise InvalidInput(f"{field}.shape", f"{list(shape)}: {error}") from None
+
+
+class TransportSession(Protocol):
+    """Carries the large tensors of one stream to its consumer. For the event loop's thread only.
+
+    Attributes:
+        outstanding: number of tensors that the consumer is not done with.
+        obstacle: why nothing can be sent now, e.g. "full"; "" if something may be.
+    """
+
+    @property
+    def outstanding(self) -> int: ...
+
+    @property
+    def obstacle(self) -> str: ...
+
+    def reserve(self, size_bytes: int) -> Any | None:
+        """A place for a tensor of `size_bytes`; None if there is none now, because of `obstacle`. Never waits."""
+        ...
+
+    async def send(self, place: Any, tensor: torch.Tensor, /) -> tensor_pb2.Tensor:
+        """Puts `tensor` (any shape, on the CPU) into its reserved `place`; returns the message that announces it."""
+        ...
+
+    def release(self, lease_ids: Iterable[int]) -> None:
+        """The consumer no longer reads these leases.
+
+        Raises:
+            InvalidInput: the stream does not hold one of them.
+        """
+        ...
+
+    def consumer_left(self) -> None:
+        """The consumer's call has ended: it reads nothing any more."""
+        ...
+
+
+class Transport(Protocol):
+    """One way to carry tensors, for all streams of a process.
+
+    Attributes:
+        name: as in settings, logs and metrics.
+        min_bytes: least size of a tensor that goes this way.
+    """
+
+    name: str
+    min_bytes: int
+
+    def negotiate(
+        self, capabilities: stream_pb2.ConsumerCapabilities, notify: Notify
+    ) -> tuple[TransportSession | None, str]:
+        """(A session with a new consumer of `capabilities`, ""); or (None, why there can be none)."""
+        ...
+
+    def close(self) -> None:
+        """Ends all sessions."""
+        ...

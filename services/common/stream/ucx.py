@@ -10,10 +10,8 @@ import torch
 from quartet.v1 import stream_pb2, tensor_pb2
 from services.common.rpc.errors import InvalidInput, StageError
 from services.common.rpc.settings import StageSettings
-from services.common.stream.tensors import as_bytes, describe
-from services.common.stream.transport import Notify
-from services.common.stream.ucx_arrivals import TAG_BITS
-from services.common.stream.ucx_worker import UcxWorker
+from services.common.stream.tensors import Notify, as_bytes, describe
+from services.common.stream.ucx_worker import TAG_BITS, UcxWorker
 
 MAX_TENSOR_BYTES = 2**32
 HUNG_S = 5.0
@@ -54,9 +52,7 @@ class UcxSession:
         sending = asyncio.wrap_future(self._worker.send(self._peer, data, tag))
         self._sending.add(sending)
         sending.add_done_callback(self._sent)
-        message = describe(tensor)
-        message.ucx.tag, message.ucx.size_bytes = tag, data.nbytes
-        return message
+        return describe(tensor, ucx=tensor_pb2.Ucx(tag=tag, size_bytes=data.nbytes))
 
     def _sent(self, sending: asyncio.Future[None]) -> None:
         self._sending.discard(sending)
@@ -86,7 +82,6 @@ class UcxTransport:
     """A Transport by the process's `worker`, for tensors of `min_bytes` or more."""
 
     name = "ucx"
-    kind = stream_pb2.TRANSPORT_UCX
 
     def __init__(self, worker: UcxWorker, min_bytes: int) -> None:
         self.min_bytes = min_bytes

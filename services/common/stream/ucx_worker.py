@@ -1,5 +1,8 @@
 """The process's UCX worker, and the one thread that uses it: neither an event loop nor an engine ever waits for UCX."""
 
+# ucxx has no types
+# pyright: basic
+
 import contextlib
 import math
 import os
@@ -10,15 +13,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import structlog
 
 from services.common.rpc.errors import Unavailable
-from services.common.stream.ucx_arrivals import TAG_BITS, Arrivals, Wanted
 
 log = structlog.get_logger()
+
+TAG_BITS = 24
+"""Lower bits of a tag: the producer's number of a message within its stream. The other bits name the stream."""
+
+MOST_KEPT = 1024
+"""Most messages of a stream kept before they are asked for: as many as a consumer may grant credit for at once."""
 
 # Of messages that only open a connection: nobody's, so they are refused like all that nobody waits for.
 _HELLO_TAG = 0
@@ -39,19 +48,29 @@ _ENVIRONMENT = {
 }
 
 
+@dataclass(eq=False)
 class Peer:
     """Another process's worker.
 
     Attributes:
         address: of the worker, as UCX writes it.
         obstacle: why nothing can be sent to it now: "connecting" or "unreachable"; "" if it can.
+        endpoint: UCX's connection, for the worker's thread.
+        connects_until: time.monotonic() seconds, for the worker's thread.
     """
 
-    def __init__(self, address: bytes) -> None:
-        self.address = address
-        self.obstacle = "connecting"
-        self.endpoint: Any = None  # for the worker's thread, as is the next
-        self.connects_until = math.inf  # time.monotonic() seconds
+    address: bytes
+    obstacle: str = "connecting"
+    endpoint: Any = None
+    connects_until: float = math.inf
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A message of `size_bytes` that somebody waits for."""
+
+    size_bytes: int
+    future: Future[np.ndarray]
 
 
 class UcxWorker:
@@ -92,7 +111,8 @@ class UcxWorker:
         self._open, self._ended, self._closed = True, False, False
         self._running: list[tuple[Any, Future[Any], Any, Any]] = []  # request, its future and result, memory it uses
         self._peers: dict[bytes, Peer] = {}
-        self._arrivals: dict[int, Arrivals] = {}
+        self._kept: dict[int, dict[int, Any]] = {}  # of each stream: messages that nobody has asked for yet, by tag
+        self._wanted: dict[int, _Wanted] = {}  # who waits for the message of a tag
         self._thread = threading.Thread(target=self._drive, name="ucx", daemon=True)
         self._thread.start()
 
@@ -121,10 +141,10 @@ class UcxWorker:
 
     def open_tags(self) -> int:
         """The first of 2^TAG_BITS tags, whose messages are kept till they are asked for."""
-        while (prefix := secrets.randbits(64 - TAG_BITS)) in self._arrivals or not prefix:
+        while (stream := secrets.randbits(64 - TAG_BITS)) in self._kept or not stream:
             pass
-        self._arrivals[prefix] = Arrivals()
-        return prefix << TAG_BITS
+        self._kept[stream] = {}
+        return stream << TAG_BITS
 
     def receive(self, tag: int, size_bytes: int) -> Future[np.ndarray]:
         """The message of a tag that is open: (size_bytes,) uint8, when all of it is here.
@@ -133,13 +153,13 @@ class UcxWorker:
             ValueError: it has another size.
             Unavailable: it broke off, or will not come: the tag was closed.
         """
-        wanted = Wanted(size_bytes, Future())
+        wanted = _Wanted(size_bytes, Future())
         self._do(lambda: self._want(tag, wanted))
         return wanted.future
 
     def close_tags(self, first_tag: int) -> None:
         """Refuses what has come with these tags, and what still comes. Messages being received are received whole."""
-        self._do(lambda: self._end_arrivals(first_tag >> TAG_BITS))
+        self._do(lambda: self._close_stream(first_tag >> TAG_BITS))
 
     def close(self) -> None:
         """Ends all connections and the thread. What is under way fails, and so does what is asked for later."""
@@ -201,8 +221,8 @@ class UcxWorker:
 
     def _end(self) -> None:
         self._open = False
-        for prefix in list(self._arrivals):
-            self._end_arrivals(prefix)
+        for stream in list(self._kept):
+            self._close_stream(stream)
         for peer in list(self._peers.values()):
             self._lose(peer)
 
@@ -251,37 +271,37 @@ class UcxWorker:
             request = peer.endpoint.tag_send(self._array(data), self._api.UCXXTag(tag))
         except self._api.UCXError as error:
             done.set_exception(_unavailable(error))
-            return
-        self._run(request, done, None, data)
+        else:
+            self._running.append((request, done, None, data))
 
     def _take_in(self) -> None:
         """Empties UCX's queue: a message that nobody wants would stay there for good."""
         while (message := self._ucx.tag_probe(*self._all_tags, remove=True)).matched:
             tag = message.sender_tag.value
-            arrivals = self._arrivals.get(tag >> TAG_BITS)
-            if arrivals is None:
-                self._refuse(message)
-            elif wanted := arrivals.due(tag):
+            kept = self._kept.get(tag >> TAG_BITS)
+            if wanted := self._wanted.pop(tag, None):
                 self._receive(message, wanted)
-            elif not arrivals.keep(tag, message):
+            elif kept is None or tag in kept or len(kept) >= MOST_KEPT:
                 self._refuse(message)
+            else:
+                kept[tag] = message
 
-    def _want(self, tag: int, wanted: Wanted) -> None:
-        arrivals = self._arrivals.get(tag >> TAG_BITS)
-        if arrivals is None:
+    def _want(self, tag: int, wanted: _Wanted) -> None:
+        kept = self._kept.get(tag >> TAG_BITS)
+        if kept is None:
             wanted.future.set_exception(_left())
-        elif message := arrivals.want(tag, wanted):
+        elif message := kept.pop(tag, None):
             self._receive(message, wanted)
+        else:
+            self._wanted[tag] = wanted
 
-    def _end_arrivals(self, prefix: int) -> None:
-        arrivals = self._arrivals.pop(prefix, None)
-        kept, wanted = arrivals.end() if arrivals else ((), ())
-        for message in kept:
+    def _close_stream(self, stream: int) -> None:
+        for message in self._kept.pop(stream, {}).values():
             self._refuse(message)
-        for each in wanted:
-            each.future.set_exception(_left())
+        for tag in [tag for tag in self._wanted if tag >> TAG_BITS == stream]:
+            self._wanted.pop(tag).future.set_exception(_left())
 
-    def _receive(self, message: Any, wanted: Wanted) -> None:
+    def _receive(self, message: Any, wanted: _Wanted) -> None:
         if message.length != wanted.size_bytes:
             self._refuse(message)
             wanted.future.set_exception(ValueError(f"{message.length} bytes came, not {wanted.size_bytes}"))
@@ -292,20 +312,16 @@ class UcxWorker:
             self._refuse(message)
             wanted.future.set_exception(Unavailable(f"UCX: no memory for {wanted.size_bytes} bytes"))
             return
-        self._run(self._ucx.tag_recv_with_handle(self._array(data), message), wanted.future, data, data)
+        request = self._ucx.tag_recv_with_handle(self._array(data), message)
+        self._running.append((request, wanted.future, data, data))
 
     def _refuse(self, message: Any) -> None:
         """Takes a message that nobody wants. UCX sends none of a large one, and tells its sender that it is done."""
-        self._run(self._ucx.tag_recv_with_handle(self._refused, message), Future(), None, None)
-
-    def _run(self, request: Any, done: Future[Any], result: Any, memory: Any) -> None:
-        self._running.append((request, done, result, memory))
+        self._running.append((self._ucx.tag_recv_with_handle(self._refused, message), Future(), None, None))
 
     def _settle(self) -> None:
         """Tells those whose requests have completed."""
         completed = [entry for entry in self._running if entry[0].completed]
-        if not completed:
-            return
         self._running = [entry for entry in self._running if not entry[0].completed]
         for request, done, result, _ in completed:
             try:

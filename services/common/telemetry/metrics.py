@@ -1,6 +1,22 @@
-"""Prometheus metrics of a stage: the same names everywhere, the label `stage` tells them apart."""
+"""Prometheus metrics of a stage: the same names everywhere, the label `stage` tells them apart; and its HTTP port.
 
-from prometheus_client import Counter, Gauge, Histogram
+The port has /metrics for Prometheus, and /health and /ready for checks that shall cost nothing. /health and /ready are
+gRPC's own health of "" and of the stage's service, for what cannot ask by gRPC or has no certificate: a shell in the
+container, a kubelet where TLS is on. 200: SERVING; 503: not, with the reason. Threads serve the port, but the answer is
+made on the event loop that serves the requests: where that hangs, the stage is not ready.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from prometheus_client import Counter, Gauge, Histogram, start_http_server
+
+# Shorter than the timeouts of health checks (deploy/), so that the reason is told.
+PATIENCE_S = 4.0
+
+Health = Callable[[str], Coroutine[Any, Any, str]]
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 # From a frame on a GPU to a denoising step of a large video.
@@ -74,3 +90,40 @@ TLS_EXPIRES = Gauge(
     "quartet_tls_certificate_expires_seconds",
     "Unix time at which the certificate that this process shows expires; 0 without TLS",
 )
+
+
+def serve_operations(host: str, port: int, health: Health) -> int:
+    """Serves until the process ends; called on the event loop that `health` runs on.
+
+    Args:
+        host: address to listen on.
+        port: 0 takes a free one.
+        health: gives the state of "/health" or "/ready", e.g. "SERVING".
+
+    Returns:
+        The port.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    server, _ = start_http_server(port, host)
+    server.set_app(_application(server.get_app(), health, asyncio.get_running_loop()))  # pyright: ignore[reportArgumentType]
+    return server.server_port
+
+
+def _application(metrics: WSGIApplication, health: Health, loop: asyncio.AbstractEventLoop) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path not in ("/health", "/ready"):
+            return metrics(environ, start_response)
+        asked = asyncio.run_coroutine_threadsafe(health(path), loop)
+        try:
+            found = asked.result(PATIENCE_S)
+        except TimeoutError:
+            asked.cancel()
+            found = f"the event loop has not answered for {PATIENCE_S:g} s"
+        status = "200 OK" if found == "SERVING" else "503 Service Unavailable"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{found}\n".encode()]
+
+    return answer

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from opentelemetry import trace
@@ -120,9 +120,7 @@ def shut_down() -> None:
         _provider = None
 
 
-def begin(
-    name: str, request_id: str, headers: Mapping[str, str], kind: Literal["server", "internal"] = "server"
-) -> Span | None:
+def begin(name: str, request_id: str, headers: Mapping[str, str]) -> Span | None:
     """A span of the request, from now on; None while tracing is off. Its parent is what `headers` name, if anything.
 
     Calls that this task makes from now on are its children: see `metadata`.
@@ -133,8 +131,7 @@ def begin(
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     parent = TraceContextTextMapPropagator().extract(headers)
-    kinds = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
-    span = Span(_provider.get_tracer("quartet").start_span(name, parent, kinds[kind]))
+    span = Span(_provider.get_tracer("quartet").start_span(name, parent, SpanKind.SERVER))
     span.set(request_id=request_id)
     _current.set(span)
     return span

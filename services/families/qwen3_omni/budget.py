@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.families.sizes import DTYPE_BYTES, Sizes, kv_bytes, weights_by_stage, weights_dtype
+from services.families import DTYPE_BYTES, STAGES, Sizes, kv_bytes, weight_bytes, weights_dtype
 
 STATE_LAYERS = 1  # that which the talker reads; --keep-embeddings would be another one
 ROPE_BYTES = 3 * 4  # position of a token in time, height and width, int32
@@ -16,8 +16,8 @@ def sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]]) -> Size
     thinker, talker = config["thinker_config"]["text_config"], config["talker_config"]["text_config"]
     element = DTYPE_BYTES[weights_dtype(config)]
     return Sizes(
-        weights=weights_by_stage(tensors),
-        unsplit=sum(size for name, size in tensors if name.startswith(UNSPLIT)),
+        weights={stage: weight_bytes(tensors, f"{stage}.") for stage in STAGES},
+        unsplit=weight_bytes(tensors, UNSPLIT),
         text_table=thinker["vocab_size"] * talker["hidden_size"] * element,
         heads=thinker["num_attention_heads"],
         kv_heads=thinker["num_key_value_heads"],

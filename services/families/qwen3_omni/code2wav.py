@@ -5,6 +5,7 @@ Its layers are counterparts of those of transformers' Qwen3OmniMoeCode2Wav, with
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -51,11 +52,7 @@ class DecoderSizes:
         A transposed convolution of kernel 2r and stride r is trimmed by r on both sides. On the right that is what
         later input would still change. On the left it delays the stream by r samples, which later blocks stretch.
         """
-        lead, leads = 0, []
-        for rate in self.upsample_rates:
-            lead = (lead + 1) * rate
-            leads.append(lead)
-        return tuple(leads)
+        return tuple(accumulate(self.upsample_rates, lambda lead, rate: (lead + 1) * rate, initial=0))[1:]
 
     @property
     def spec(self) -> DecoderSpec:
@@ -157,7 +154,8 @@ class Qwen3OmniDecoder(CausalDecoder):
         carry = self.layout.of(rows)
         x = self.code_embedding(codes + self._code_offsets).mean(2)
         x = self.pre_transformer(x, positions, carry, settled).transpose(1, 2)
-        for transposed, convnext in self.upsample:  # pyright: ignore[reportGeneralTypeIssues]
+        upsample: Any = self.upsample
+        for transposed, convnext in upsample:
             x = convnext(transposed(x, carry), carry)
         first, *blocks, activation, last = self.decoder
         x = first(x, carry)

@@ -7,8 +7,7 @@ from typing import Any
 
 from transformers import Qwen3OmniMoeConfig
 
-from services.families.qwen3_omni.talker_input import AnswerInput
-from services.families.qwen3_omni.talker_prompt import PromptSpec
+from services.families.qwen3_omni.talker_prompt import AnswerInput, PromptSpec
 from services.talker.family import (
     TEXT_EMBEDDINGS,
     MoeSpec,
@@ -43,7 +42,7 @@ def read_talker(config: dict[str, Any], folder: Path) -> TalkerFamily:
         raise ValueError(f"the checkpoint in {folder} has no talker (model type {whole.model_type})")
     if not whole.talker_config.speaker_id:
         raise ValueError("talker_config.speaker_id names no voice")
-    spec, prompt = _talker_spec(whole, _sampling_defaults(folder)), prompt_spec(whole)
+    spec, prompt = _talker_spec(whole, _sampling_defaults(folder)), PromptSpec(whole)
     return TalkerFamily(spec, WEIGHTS, thinker_input=partial(AnswerInput, prompt, spec.text_vocab))
 
 
@@ -71,28 +70,6 @@ def _talker_spec(config: Any, defaults: SamplingDefaults) -> TalkerSpec:
         text_projection=resize,
         state_projection=resize,
         defaults=defaults,
-    )
-
-
-def prompt_spec(config: Any) -> PromptSpec:
-    """What prompts are made of, by a Qwen3OmniMoeConfig."""
-    talker, thinker = config.talker_config, config.thinker_config
-    return PromptSpec(
-        state_layer=talker.accept_hidden_layer,
-        state_width=talker.thinker_hidden_size,
-        im_start_id=config.im_start_token_id,
-        user_id=config.user_token_id,
-        assistant_id=config.assistant_token_id,
-        media_ids=frozenset({thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id}),
-        vision_ids=frozenset({thinker.image_token_id, thinker.video_token_id}),
-        vision_start_id=talker.vision_start_token_id,
-        audio_start_id=talker.audio_start_token_id,
-        tts_bos_id=config.tts_bos_token_id,
-        tts_pad_id=config.tts_pad_token_id,
-        codec_prefix=(talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id),
-        codec_pad_id=talker.codec_pad_id,
-        codec_bos_id=talker.codec_bos_id,
-        speaker_ids=talker.speaker_id,
     )
 
 
@@ -129,7 +106,7 @@ def _sampling_defaults(folder: Path) -> SamplingDefaults:
     passes to it.
     """
     path = folder / "generation_config.json"
-    values = json.loads(path.read_text()) if path.is_file() else {}
+    values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return SamplingDefaults(
         temperature=values.get("talker_temperature", 0.9),
         top_k=values.get("talker_top_k", 50),

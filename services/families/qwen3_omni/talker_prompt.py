@@ -1,12 +1,20 @@
-"""What the talker reads before its first frame: which of the thinker's prompt, as which rows, where in the rope."""
+"""What the talker reads of a thinker: the rows of one answer as they come, and what it makes of them before its first
+frame: which of the thinker's prompt, as which rows, where in the rope."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from quartet.v1 import stream_pb2
 from services.common.rpc.errors import InvalidInput
-from services.talker.family import Prompt, States
+from services.common.stream.rows import Rows
+from services.talker.family import Prompt, States, Text
+
+TOKEN_IDS = "token_ids"
+ROPE_POSITIONS = "rope_positions"
+_MOST_ROPE_POSITION = torch.iinfo(torch.int32).max
 
 # Rows of the assistant part, and how many of them carry tts_pad. Source: the reference's `_get_talker_assistant_parts`.
 ASSISTANT_HEADER = 3  # <|im_start|>, assistant, newline
@@ -14,37 +22,38 @@ _TTS_PADS = 4
 _ASSISTANT_ROWS = ASSISTANT_HEADER + _TTS_PADS + 2  # and tts_bos, and the first text token
 
 
-@dataclass(frozen=True)
 class PromptSpec:
     """What prompts of a checkpoint are made of. Ids named `codec_*` and those of speakers are codes, the others text.
 
+    Args:
+        config: a Qwen3OmniMoeConfig.
+
     Attributes:
-        state_layer: layer of the thinker whose states stand for media.
+        states: kind of the rows that stand for media, as in `Rows.name`: those of layer `state_layer` of the thinker.
         state_width: their width.
         codec_prefix: codes before the speaker's.
         speaker_ids: code of each voice.
     """
 
-    state_layer: int
-    state_width: int
-    im_start_id: int
-    user_id: int
-    assistant_id: int
-    media_ids: frozenset[int]
-    vision_ids: frozenset[int]
-    vision_start_id: int
-    audio_start_id: int
-    tts_bos_id: int
-    tts_pad_id: int
-    codec_prefix: tuple[int, ...]
-    codec_pad_id: int
-    codec_bos_id: int
-    speaker_ids: Mapping[str, int]
-
-    @property
-    def states(self) -> str:
-        """Kind of the rows that stand for media, as in `Rows.name`."""
-        return f"hidden_states.{self.state_layer}"
+    def __init__(self, config: Any) -> None:
+        talker, thinker = config.talker_config, config.thinker_config
+        self.state_layer: int = talker.accept_hidden_layer
+        self.states = f"hidden_states.{self.state_layer}"
+        self.state_width: int = talker.thinker_hidden_size
+        self.im_start_id: int = config.im_start_token_id
+        self.user_id: int = config.user_token_id
+        self.assistant_id: int = config.assistant_token_id
+        self.vision_ids: frozenset[int] = frozenset({thinker.image_token_id, thinker.video_token_id})
+        self.media_ids: frozenset[int] = self.vision_ids | {thinker.audio_token_id}
+        self.vision_start_id: int = talker.vision_start_token_id
+        self.audio_start_id: int = talker.audio_start_token_id
+        self.tts_bos_id: int = config.tts_bos_token_id
+        self.tts_pad_id: int = config.tts_pad_token_id
+        self.codec_prefix: tuple[int, ...]
+        self.codec_prefix = (talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id)
+        self.codec_pad_id: int = talker.codec_pad_id
+        self.codec_bos_id: int = talker.codec_bos_id
+        self.speaker_ids: Mapping[str, int] = talker.speaker_id
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,11 @@ class ThinkerPrompt:
     token_ids: torch.Tensor
     media_states: tuple[torch.Tensor, ...]
     rope_positions: torch.Tensor | None
+
+
+def id_list(ids: Any) -> list[int]:
+    """`ids`, an integer tensor of one dimension, as a list."""
+    return ids.tolist()
 
 
 def is_media(token_ids: torch.Tensor, spec: PromptSpec) -> torch.Tensor:
@@ -87,7 +101,7 @@ def answer_head(token_ids: torch.Tensor, spec: PromptSpec) -> list[int]:
     begin = int(torch.nonzero(starts)[-1])
     if len(token_ids) < begin + ASSISTANT_HEADER:
         raise InvalidInput("token_ids", "the prompt ends within the header of the assistant's turn")
-    return token_ids[begin + ASSISTANT_HEADER :].tolist()
+    return id_list(token_ids[begin + ASSISTANT_HEADER :])
 
 
 def rope_positions(prompt: ThinkerPrompt, spec: PromptSpec) -> torch.Tensor:
@@ -99,13 +113,13 @@ def rope_positions(prompt: ThinkerPrompt, spec: PromptSpec) -> torch.Tensor:
     an image or a plain video is still to come.
     """
     kept = user_positions(prompt.token_ids, spec)
-    ids = prompt.token_ids[kept].tolist()
+    ids = id_list(prompt.token_ids[kept])
     pieces: list[torch.Tensor] = []
     if any(token in spec.vision_ids for token in ids):
         if prompt.rope_positions is None:
             raise InvalidInput("rope_positions", "is required for a prompt with an image or a video")
         thinker, following = prompt.rope_positions[kept].long(), 0
-        for begin, end, linear in _stretches(kept.tolist(), ids, spec):
+        for begin, end, linear in _stretches(id_list(kept), ids, spec):
             piece = torch.arange(end - begin)[:, None].expand(-1, 3) if linear else thinker[begin:end]
             pieces.append(piece - piece.min() + following)
             following = int(pieces[-1].max()) + 1
@@ -146,13 +160,15 @@ def talker_prompt(prompt: ThinkerPrompt, first_text_id: int, speaker: str, spec:
         InvalidInput: the rows of the prompt do not fit together.
     """
     head = answer_head(prompt.token_ids, spec)
-    _check_states(prompt, spec)
+    is_state = is_media(prompt.token_ids, spec)
+    rows, media_rows = sum(map(len, prompt.media_states)), int(is_state.sum())
+    if rows != media_rows or any(states.shape[1:] != (spec.state_width,) for states in prompt.media_states):
+        raise InvalidInput(spec.states, f"has {rows} rows, the prompt needs {media_rows} of {spec.state_width}")
     kept = user_positions(prompt.token_ids, spec)
-    ids = prompt.token_ids[kept]
-    media = torch.nonzero(is_media(ids, spec)).flatten()
-    picked = (is_media(prompt.token_ids, spec).cumsum(dim=0) - 1)[kept[media]]  # position -> row of media_states
+    ids, media = prompt.token_ids[kept], torch.nonzero(is_state[kept]).flatten()
+    picked = (is_state.cumsum(dim=0) - 1)[kept[media]]  # position -> row of media_states
     header_begin = len(prompt.token_ids) - len(head) - ASSISTANT_HEADER
-    header = prompt.token_ids[header_begin : header_begin + ASSISTANT_HEADER].tolist()
+    header = id_list(prompt.token_ids[header_begin : header_begin + ASSISTANT_HEADER])
     assistant = [*header, *[spec.tts_pad_id] * _TTS_PADS, spec.tts_bos_id, first_text_id]
     codes = [*spec.codec_prefix, spec.speaker_ids[speaker], spec.codec_pad_id, spec.codec_bos_id]
     return Prompt(
@@ -163,8 +179,132 @@ def talker_prompt(prompt: ThinkerPrompt, first_text_id: int, speaker: str, spec:
     )
 
 
-def _check_states(prompt: ThinkerPrompt, spec: PromptSpec) -> None:
-    media = int(is_media(prompt.token_ids, spec).sum())
-    rows = sum(map(len, prompt.media_states))
-    if rows != media or any(states.shape[1:] != (spec.state_width,) for states in prompt.media_states):
-        raise InvalidInput(spec.states, f"has {rows} rows, the prompt needs {media} of {spec.state_width}")
+class AnswerInput:
+    """A `services.talker.family.ThinkerInput`. Token ids must come before the states of their positions.
+
+    Args:
+        spec: of the checkpoint.
+        text_vocab: ids of text.
+        speaker: the voice that says it.
+    """
+
+    def __init__(self, spec: PromptSpec, text_vocab: int, speaker: str) -> None:
+        self.wanted = [
+            stream_pb2.RowSelection(name=TOKEN_IDS, positions=stream_pb2.POSITIONS_ALL),
+            stream_pb2.RowSelection(name=spec.states, positions=stream_pb2.POSITIONS_PROMPT_MULTIMODAL),
+            stream_pb2.RowSelection(name=ROPE_POSITIONS, positions=stream_pb2.POSITIONS_PROMPT),
+        ]
+        self._spec, self._text_vocab, self._speaker = spec, text_vocab, speaker
+        self._prompt_positions: int | None = None
+        self._prompt: list[int] = []
+        self._answer: list[int] = []
+        self._taken = 0
+        self._head: list[int] = []
+        self._rope: list[torch.Tensor] = []
+        self._states: list[torch.Tensor] = []
+        self._next = {selection.name: 0 for selection in self.wanted}
+
+    def begin(self, prompt_positions: int) -> None:
+        """The stream's header.
+
+        Raises:
+            InvalidInput: there is no prompt.
+        """
+        if prompt_positions < 1:
+            raise InvalidInput("header.prompt_positions", "must be at least 1")
+        self._prompt_positions = prompt_positions
+
+    def add(self, rows: Rows) -> None:
+        """Takes rows, which come in the order of their positions.
+
+        Raises:
+            InvalidInput: an unknown kind, a wrong shape or dtype, rows out of order, or values out of range.
+        """
+        name, first, tensor = rows.name, rows.first_position, rows.tensor
+        if self._prompt_positions is None:
+            raise InvalidInput("header", "must come before the rows")
+        if name not in self._next:
+            raise InvalidInput("rows.name", f"'{name}' is not read; this talker reads {sorted(self._next)}")
+        if tensor.dim() == 0 or first < self._next[name]:
+            raise InvalidInput(name, f"rows from position {first} come after {self._next[name]}")
+        self._next[name] = first + len(tensor)
+        if name == TOKEN_IDS:
+            self._add_tokens(first, tensor)
+        elif name == ROPE_POSITIONS:
+            self._add_rope(first, tensor)
+        else:
+            _check(name, tensor, (self._spec.state_width,), is_float=True)
+            if first < self._prompt_positions:
+                self._add_states(first, tensor)
+
+    def _add_tokens(self, first_position: int, rows: torch.Tensor) -> None:
+        assert self._prompt_positions is not None
+        _check(TOKEN_IDS, rows, (), is_float=False)
+        if first_position != len(self._prompt) + self._taken + len(self._answer):
+            raise InvalidInput(TOKEN_IDS, f"positions before {first_position} are missing")
+        ids = id_list(rows)
+        if ids and not (min(ids) >= 0 and max(ids) < self._text_vocab):
+            raise InvalidInput(TOKEN_IDS, f"must be 0 to {self._text_vocab - 1}")
+        room = self._prompt_positions - len(self._prompt)
+        self._prompt += ids[:room]
+        self._answer += ids[room:]
+
+    def _add_rope(self, first_position: int, rows: torch.Tensor) -> None:
+        _check(ROPE_POSITIONS, rows, (3,), is_float=False)
+        rows = rows.clone()  # the thinker may use its memory again: what is checked must stay so
+        if first_position != sum(map(len, self._rope)):
+            raise InvalidInput(ROPE_POSITIONS, f"positions before {first_position} are missing")
+        if len(rows) and not (rows.min() >= 0 and rows.max() <= _MOST_ROPE_POSITION):
+            raise InvalidInput(ROPE_POSITIONS, f"must be 0 to {_MOST_ROPE_POSITION}")
+        self._rope.append(rows)
+
+    def _add_states(self, first_position: int, rows: torch.Tensor) -> None:
+        """Keeps the rows of media positions; a producer may send others between them. Token ids come first."""
+        if len(self._prompt) < first_position + len(rows):
+            raise InvalidInput(self._spec.states, "rows came before the token ids of their positions")
+        ids = torch.tensor(self._prompt[first_position : first_position + len(rows)])
+        media = is_media(ids, self._spec)
+        self._states.append(rows if media.all() else rows[media])
+
+    @property
+    def ready(self) -> bool:
+        """Whether speech can start: the whole prompt, its media states and the first text token are here."""
+        if self._prompt_positions is None or len(self._prompt) < self._prompt_positions or not self._answer:
+            return False
+        ids = torch.tensor(self._prompt)
+        if sum(map(len, self._states)) < int(is_media(ids, self._spec).sum()):
+            return False
+        return not self._has_vision() or sum(map(len, self._rope)) >= self._prompt_positions
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the prompt is complete and nothing was answered to it."""
+        return len(self._prompt) == self._prompt_positions and not self._answer and not self._taken
+
+    def _has_vision(self) -> bool:
+        return not self._spec.vision_ids.isdisjoint(self._prompt)
+
+    def take_prompt(self) -> Prompt:
+        """The prompt, once `ready`. Its states are kept here no longer: they may be the thinker's memory.
+
+        Raises:
+            InvalidInput: the rows do not fit together.
+        """
+        states, self._states = self._states, []
+        ids = torch.tensor(self._prompt)
+        self._head = answer_head(ids, self._spec)
+        prompt = ThinkerPrompt(ids, tuple(states), torch.cat(self._rope) if self._has_vision() else None)
+        return talker_prompt(prompt, [*self._head, *self._answer][0], self._speaker, self._spec)
+
+    def take_text(self) -> Text:
+        """Text of the answer that came since the last call; at first also what the prompt puts at its beginning."""
+        text = [*self._head, *self._answer]
+        self._taken += len(self._answer)
+        self._head, self._answer = [], []
+        return Text(text)
+
+
+def _check(name: str, rows: torch.Tensor, tail: tuple[int, ...], is_float: bool) -> None:
+    if tuple(rows.shape[1:]) != tail or rows.is_floating_point() != is_float:
+        kind = "a float dtype" if is_float else "integers"
+        raise InvalidInput(name, f"must have shape (positions, {', '.join(map(str, tail))}) of {kind}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from services.families import weights_dtype
 from services.thinker.family import ThinkerCheckpoint, ToolCallMarkers
 from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states
 
@@ -39,7 +40,7 @@ class Qwen3OmniThinker(ThinkerCheckpoint):
         extractor = self.processor.feature_extractor
         chunk = self.audio_chunk_frames * extractor.hop_length
         longest = max(len(samples) for samples in sounds)
-        ids = []
+        ids: list[str] = []
         for samples in sounds:
             filling = min(longest - len(samples), extractor.n_fft)
             context = f"{filling}/{longest if filling < extractor.n_fft else 0}/{min(longest, chunk)}"
@@ -57,10 +58,9 @@ def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> Qwen3Omn
     try:
         thinker = config["thinker_config"]
         text = thinker["text_config"]
-        dtypes = (part.get(key) for part in (config, thinker, text) for key in ("dtype", "torch_dtype"))
         return Qwen3OmniThinker(
             folder=folder,
-            dtype=next((dtype for dtype in dtypes if dtype), None),
+            dtype=weights_dtype(config, thinker, text),
             vocab_size=text["vocab_size"],
             accept_hidden_layer=config.get("talker_config", {}).get("accept_hidden_layer", _ACCEPT_HIDDEN_LAYER),
             placeholders={

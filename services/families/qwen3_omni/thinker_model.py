@@ -4,16 +4,30 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerMultiModalProcessor
 from vllm.model_executor.models.qwen3_omni_moe_thinker import (
     Qwen3OmniMoeThinkerDummyInputsBuilder,
     Qwen3OmniMoeThinkerForConditionalGeneration,
+    Qwen3OmniMoeThinkerMultiModalProcessor,
     Qwen3OmniMoeThinkerProcessingInfo,
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from services.families.qwen3_omni.thinker_audio import ExactAudioProcessor, encode_sounds
 from services.thinker.plugin.recording import Recorder
 from services.thinker.plugin.rows import layers_of
+
+
+class ExactAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
+    """Hears what transformers hears.
+
+    vLLM pads each sound to whole hops of the spectrogram so that sounds can be cached one by one; that changes the last
+    frame and, for one length in eight, the number of tokens. Here the feature extractor gets all sounds of a request as
+    they are, and its own mask says how long they are. Such features depend on the longest sound of the request, so the
+    caller must tell vLLM's caches apart what differs in that (`multi_modal_uuids`) and process without a cache.
+    """
+
+    _get_hf_mm_inputs: Any = Qwen2_5OmniThinkerMultiModalProcessor._get_hf_mm_inputs
+    _postprocess_hf_mm_data: Any = Qwen2_5OmniThinkerMultiModalProcessor._postprocess_hf_mm_data
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -51,14 +65,37 @@ class RecordingThinker(Recorder, Qwen3OmniMoeThinkerForConditionalGeneration):
         return hidden
 
     def _process_audio_input(self, audio_input: Any) -> tuple[torch.Tensor, ...]:
-        lengths = audio_input["audio_feature_lengths"].flatten()
+        """Encodes each sound as transformers does with all sounds of its request, and no others.
+
+        The encoder pads its chunks to the longest chunk in the batch, which changes the end of shorter ones: the
+        convolutions see the padding. vLLM batches the sounds of several requests, and leaves out those it has cached;
+        so sounds are grouped here by the padding that they get in their own request, and a chunk of silence stands in
+        for the one that brought it where that is not in the group.
+
+        Args:
+            audio_input: vLLM's: the spectrograms one after the other (mel bins, sum of lengths), frames of each sound
+                (n,), and for each sound a mask as long as the longest sound of its request.
+
+        Returns:
+            for each sound (its embeddings, hidden size).
+        """
         tower: Any = self.audio_tower
-        encoded = encode_sounds(
-            tower,
-            audio_input["input_features"],
-            lengths.tolist(),
-            [mask.shape[-1] for mask in audio_input["feature_attention_mask"]],
-            [self._compute_audio_token_count(length) for length in lengths.tolist()],
-            chunk_frames=2 * tower.n_window,
-        )
-        return tuple(encoded)
+        features, lengths = audio_input["input_features"], audio_input["audio_feature_lengths"].flatten().tolist()
+        sounds = features.split(lengths, dim=1)
+        groups: dict[int, list[int]] = {}
+        for i, mask in enumerate(audio_input["feature_attention_mask"]):
+            groups.setdefault(min(mask.shape[-1], 2 * tower.n_window), []).append(i)
+        encoded: dict[int, torch.Tensor] = {}
+        for padded_frames, members in groups.items():
+            batch = [sounds[i] for i in members]
+            out = [self._compute_audio_token_count(lengths[i]) for i in members]
+            if all(sound.shape[1] < padded_frames for sound in batch):
+                batch.append(features.new_zeros(features.shape[0], padded_frames))
+                out.append(-(-padded_frames // 8))  # three convolutions of stride 2
+            outputs = tower(
+                torch.cat(batch, dim=1).to(tower.dtype),
+                feature_lens=torch.tensor([sound.shape[1] for sound in batch], device=features.device),
+                aftercnn_lens=torch.tensor(out, device=features.device),
+            )
+            encoded |= zip(members, outputs.split(out), strict=False)
+        return tuple(encoded[i] for i in range(len(sounds)))

@@ -7,15 +7,11 @@ that depends on it is in this package and pyproject pins vLLM's minor version.
 import multiprocessing
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from services.common.engine.process import end_with_parent, lower_engine_priority
 from services.common.telemetry import logs
 from services.families import families
 from services.thinker.device import vllm_is_for_cpus
-
-if TYPE_CHECKING:
-    from services.thinker.family import ThinkerFamily
 
 SCRATCH_DIR = "QUARTET_SCRATCH_DIR"
 """Environment variable: directory of temporary files to remove when the process that made it is gone."""
@@ -27,16 +23,10 @@ def register() -> None:
 
     for family in families():
         if family.has("thinker"):
-            thinker: ThinkerFamily = family.part("thinker")  # pyright: ignore[reportAssignmentType]
-            for architecture, model in thinker.ARCHITECTURES.items():
+            for architecture, model in family.part("thinker").ARCHITECTURES.items():
                 ModelRegistry.register_model(architecture, model)  # by name: it is imported where it is needed
     logs.adopt("transformers")
     scratch_dir = os.environ.get(SCRATCH_DIR)
     end_with_parent(Path(scratch_dir) if scratch_dir else None)
-    _make_way()
-
-
-def _make_way() -> None:
-    """On a CPU, lets the event loops go before vLLM's engine. Its other threads inherit the priority."""
     if multiprocessing.parent_process() is not None and vllm_is_for_cpus():
-        lower_engine_priority()
+        lower_engine_priority()  # the event loops go before the engine; its other threads inherit the priority

@@ -4,12 +4,13 @@ The scheduler's half knows which positions are computed in a step and which slot
 those rows after the forward pass and sends them to the front end.
 """
 
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
 import torch
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -19,14 +20,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from services.thinker.plugin import store
 from services.thinker.plugin.row_channel import RowSender
-from services.thinker.plugin.rows import Range, RowKind, RowRequest
+from services.thinker.plugin.rows import RowKind, RowRequest, RowStore
 
 log = structlog.get_logger()
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -46,18 +45,23 @@ class PluginSettings:
     kinds: tuple[RowKind, ...]
     address: str
 
-    def to_extra_config(self) -> dict[str, Any]:
-        """As `KVTransferConfig.kv_connector_extra_config`."""
-        return {"kinds": [astuple(kind) for kind in self.kinds], "address": self.address}
+    def to_vllm(self) -> KVTransferConfig:
+        """What makes vLLM's engine keep and send these rows."""
+        return KVTransferConfig(
+            kv_connector=RowConnector.__name__,
+            kv_connector_module_path=RowConnector.__module__,
+            kv_role="kv_producer",
+            kv_connector_extra_config=asdict(self),
+        )
 
 
-def settings_of(vllm_config: "VllmConfig") -> PluginSettings | None:
+def settings_of(vllm_config: VllmConfig) -> PluginSettings | None:
     """The plugin's settings, or None where vLLM runs without our connector."""
     config = vllm_config.kv_transfer_config
     if config is None or config.kv_connector != RowConnector.__name__:
         return None
     extra = config.kv_connector_extra_config
-    return PluginSettings(tuple(RowKind(*kind) for kind in extra["kinds"]), extra["address"])
+    return PluginSettings(tuple(RowKind(**kind) for kind in extra["kinds"]), extra["address"])
 
 
 @dataclass(frozen=True)
@@ -65,16 +69,15 @@ class Gather:
     """Rows to send after a step: `slots` ((n) int64) hold positions `first_position` to `first_position + n`."""
 
     key: int
-    name: str
     first_position: int
     slots: np.ndarray
 
 
 @dataclass
 class StepGathers(KVConnectorMetadata):
-    """From the scheduler's half to the worker's half."""
+    """From the scheduler's half to the worker's half: by name of the rows."""
 
-    gathers: list[Gather] = field(default_factory=list)
+    gathers: dict[str, list[Gather]] = field(default_factory=dict)
 
 
 @dataclass
@@ -90,7 +93,7 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
     computes positions again: those are not sent again.
     """
 
-    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         settings = settings_of(vllm_config)
         assert settings is not None
@@ -127,23 +130,17 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
                 assert blocks is not None
                 (block_ids,) = blocks.resolve_block_ids(request_id)  # one KV cache group
                 block_table = np.asarray(block_ids, dtype=np.int64)
-                for name, positions in wanted:
-                    slots = self._slots(block_table, positions)
-                    step.gathers.append(Gather(progress.request.key, name, positions[0], slots))
+                for name, (first, past) in wanted:
+                    at = np.arange(first, past, dtype=np.int64)
+                    slots = block_table[at // self._block_size] * self._block_size + at % self._block_size
+                    step.gathers.setdefault(name, []).append(Gather(progress.request.key, first, slots))
         return step
-
-    def _slots(self, block_table: np.ndarray, positions: Range) -> np.ndarray:
-        at = np.arange(*positions, dtype=np.int64)
-        return block_table[at // self._block_size] * self._block_size + at % self._block_size
-
-    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._progress.pop(request.request_id, None)
-        return False, None
 
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished(request, [])
+        self._progress.pop(request.request_id, None)
+        return False, None
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         return 0, False
@@ -157,14 +154,12 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if get_tensor_model_parallel_rank() > 0:
             return  # after the layer's all-reduce every rank has the same states: the first one keeps them
-        model = self._vllm_config.model_config
-        rows = store.RowStore(
+        RowStore.installed = rows = RowStore(
             num_slots=self._kv_cache_config.num_blocks * self._block_size,
             kinds=self._settings.kinds,
-            model_dtype=model.dtype,
+            model_dtype=self._vllm_config.model_config.dtype,
             device=next(iter(kv_caches.values())).device,
         )
-        store.install(rows)
         self._sender = RowSender(self._settings.address)
         log.info(
             "memory of the KV cache",
@@ -176,13 +171,10 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepGathers)
-        rows = store.installed()
-        if self._sender is None or rows is None or not metadata.gathers:
+        rows = RowStore.installed
+        if self._sender is None or rows is None:
             return
-        by_name: dict[str, list[Gather]] = {}
-        for gather in metadata.gathers:
-            by_name.setdefault(gather.name, []).append(gather)
-        for name, gathers in by_name.items():
+        for name, gathers in metadata.gathers.items():
             # From pinned memory: else the engine's thread would wait here for the whole step.
             slots = async_tensor_h2d(np.concatenate([gather.slots for gather in gathers]), rows.device)
             parts = [(gather.key, gather.first_position, len(gather.slots)) for gather in gathers]
@@ -191,7 +183,7 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._sender:
             self._sender.close()
-        store.install(None)
+        RowStore.installed = None
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None: ...
 

@@ -1,19 +1,24 @@
-"""What a model of vLLM's needs to keep rows of its forward pass. Imports vLLM."""
+"""Keeping rows in vLLM: what its models need for it, and executors that leave room for the rows. Imports vLLM."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from services.thinker.plugin import store
 from services.thinker.plugin.connector import PluginSettings, settings_of
+from services.thinker.plugin.rows import RowStore, row_bytes
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
 class Recorder:
     """Mixin of a vLLM model: writes rows of every token to the process's RowStore."""
-
-    _slots_of_layer: str | None = None
 
     @staticmethod
     def recording(vllm_config: VllmConfig) -> PluginSettings | None:
@@ -28,19 +33,50 @@ class Recorder:
         return settings
 
     def record(self, rows: Sequence[torch.Tensor]) -> None:
-        """Keeps the rows of a forward pass: for each kind of the settings, in order, (tokens, width)."""
-        slots = self._slots()
-        if slots is not None and (kept := store.installed()) is not None:
-            kept.write(slots, rows)
+        """Keeps the rows of a forward pass: for each kind of the settings, in order, (tokens, width). Nothing is kept
+        in a run without a KV cache (memory profiling).
 
-    def _slots(self) -> torch.Tensor | None:
-        """KV slot of each token of the batch, or None in a run without a KV cache (memory profiling)."""
+        Raises:
+            ValueError: the batch is cut into micro-batches.
+        """
         mapping = get_forward_context().slot_mapping
         if not isinstance(mapping, dict):
             raise ValueError("hidden states cannot be kept with micro-batching (enable_dbo)")
-        if not mapping:
-            return None
-        # All layers of the language model are in one KV cache group and share their slots.
-        if self._slots_of_layer is None:
-            self._slots_of_layer = next(iter(mapping))
-        return mapping[self._slots_of_layer]
+        if mapping and (kept := RowStore.installed) is not None:
+            # All layers of the language model are in one KV cache group and share their slots.
+            kept.write(next(iter(mapping.values())), rows)
+
+
+def kv_share(available_bytes: int, kv_bytes_per_slot: int, row_bytes_per_slot: int) -> int:
+    """What of `available_bytes` the KV cache gets, so that as many rows as it has slots fit beside it."""
+    return available_bytes * kv_bytes_per_slot // (kv_bytes_per_slot + row_bytes_per_slot)
+
+
+def leave_room(vllm_config: VllmConfig, specs: list[dict[str, "KVCacheSpec"]], available_bytes: list[int]) -> list[int]:
+    """The memory that each rank has for its KV cache: rank 0, which keeps the rows, has less."""
+    settings = settings_of(vllm_config)
+    if settings is None or vllm_config.cache_config.kv_cache_memory_bytes is not None:  # an exact size was asked for
+        return available_bytes
+    rows = row_bytes(settings.kinds, vllm_config.model_config.dtype)
+    first, *others = available_bytes
+    return [kv_share(first, kv_bytes_per_slot(specs[0]), rows), *others]
+
+
+def kv_bytes_per_slot(specs: Mapping[str, "KVCacheSpec"]) -> int:
+    """Memory of one rank's keys and values of one token, of all layers."""
+    return sum(spec.page_size_bytes // spec.block_size for spec in specs.values())
+
+
+class _LeavingRoom(Executor):
+    """Leaves room for the RowStore, which vLLM does not know, beside the KV cache that it sizes."""
+
+    def determine_available_memory(self) -> list[int]:
+        return leave_room(self.vllm_config, self.get_kv_cache_specs(), super().determine_available_memory())
+
+
+class OneProcess(_LeavingRoom, UniProcExecutor):
+    """The model runs in the engine's process."""
+
+
+class Processes(_LeavingRoom, MultiprocExecutor):
+    """The model is split over processes."""

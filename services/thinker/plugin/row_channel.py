@@ -7,6 +7,7 @@ import queue
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import msgspec
 import structlog
@@ -15,9 +16,11 @@ import zmq
 import zmq.asyncio
 
 from services.common.engine.device import Staging
+from services.common.rpc.errors import InternalError
 from services.common.stream.rows import Rows
 
 LINGER_MS = 1000
+ROWS_TIMEOUT_S = 10.0  # longest wait for the rows of a request that has its last token
 # A front end's event loop handles a message of this size in well under a millisecond.
 MESSAGE_BYTES = 1024 * 1024
 
@@ -26,17 +29,8 @@ log = structlog.get_logger()
 Part = tuple[int, int, int]
 """Key of a request, position of the first row, number of rows."""
 
-
-class _Header(msgspec.Struct):
-    name: str
-    parts: list[Part]
-    dtype: str
-    row_shape: list[int]
-
-
-def free_address() -> str:
-    """An address for a RowReceiver: a Unix socket in the abstract namespace, which leaves no file behind."""
-    return f"ipc://@quartet-{uuid.uuid4()}"
+_Header = tuple[str, list[Part], str, list[int]]
+"""Of a message: name of the rows, whose they are, their dtype, shape of a row."""
 
 
 class RowSender:
@@ -91,7 +85,7 @@ class RowSender:
                 most_rows = max(1, MESSAGE_BYTES // rows[0].nbytes)
                 for message, first, end in _split(parts, most_rows):
                     dtype = str(rows.dtype).removeprefix("torch.")
-                    header = _Header(name, message, dtype, list(rows.shape[1:]))
+                    header: _Header = (name, message, dtype, list(rows.shape[1:]))
                     payload = rows[first:end].view(-1).view(torch.uint8).numpy().data
                     socket.send_multipart([msgspec.msgpack.encode(header), payload], copy=False)
 
@@ -112,6 +106,29 @@ def _split(parts: list[Part], most_rows: int) -> Iterator[tuple[list[Part], int,
         yield message, first, end
 
 
+@dataclass
+class Delivery:
+    """Rows of one request on their way to its `sink`. Counts them, so that its end can wait for the last of them."""
+
+    sink: Callable[[Rows], None]
+    received: int = 0
+    more: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self, expected: int) -> None:
+        """Returns when `expected` rows were received.
+
+        Raises:
+            InternalError: they do not come.
+        """
+        try:
+            async with asyncio.timeout(ROWS_TIMEOUT_S):
+                while self.received < expected:
+                    self.more.clear()
+                    await self.more.wait()
+        except TimeoutError:
+            raise InternalError(f"only {self.received} of {expected} rows of hidden states came") from None
+
+
 class RowReceiver:
     """The front end's end. For the event loop's thread only.
 
@@ -120,26 +137,26 @@ class RowReceiver:
     """
 
     def __init__(self) -> None:
-        self.address = free_address()
+        self.address = f"ipc://@quartet-{uuid.uuid4()}"  # in the abstract namespace, which leaves no file behind
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PULL)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.bind(self.address)
-        self._sinks: dict[int, Callable[[Rows], None]] = {}
+        self._deliveries: dict[int, Delivery] = {}
         self._task = asyncio.create_task(self._run())
 
     @contextlib.contextmanager
-    def deliver(self, key: int, sink: Callable[[Rows], None]) -> Iterator[None]:
+    def deliver(self, key: int, sink: Callable[[Rows], None]) -> Iterator[Delivery]:
         """While the context is open, `sink` gets the rows of request `key`; rows of unknown requests (such as were
         aborted) are dropped."""
-        self._sinks[key] = sink
+        delivery = self._deliveries[key] = Delivery(sink)
         try:
-            yield
+            yield delivery
         finally:
-            del self._sinks[key]
+            del self._deliveries[key]
 
     def __len__(self) -> int:
-        return len(self._sinks)
+        return len(self._deliveries)
 
     @property
     def failed(self) -> bool:
@@ -150,13 +167,14 @@ class RowReceiver:
         decoder = msgspec.msgpack.Decoder(_Header)
         while True:
             raw_header, payload = await self._socket.recv_multipart(copy=False)
-            header = decoder.decode(raw_header.buffer)
-            dtype = getattr(torch, header.dtype)
-            rows = torch.frombuffer(payload.buffer, dtype=dtype).view(-1, *header.row_shape)
+            name, parts, dtype, row_shape = decoder.decode(raw_header.buffer)
+            rows = torch.frombuffer(payload.buffer, dtype=getattr(torch, dtype)).view(-1, *row_shape)
             first = 0
-            for key, first_position, count in header.parts:
-                if sink := self._sinks.get(key):
-                    sink(Rows(header.name, first_position, rows[first : first + count]))
+            for key, first_position, count in parts:
+                if delivery := self._deliveries.get(key):
+                    delivery.received += count
+                    delivery.sink(Rows(name, first_position, rows[first : first + count]))
+                    delivery.more.set()
                 first += count
 
     async def close(self) -> None:

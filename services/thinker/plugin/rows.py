@@ -1,8 +1,8 @@
-"""The rows that a thinker keeps of every token, and which of them a request wants."""
+"""The rows that a thinker keeps of every token: their kinds, where they are kept, and which of them a request wants."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import torch
 
@@ -47,6 +47,59 @@ def row_bytes(kinds: Iterable[RowKind], model_dtype: torch.dtype) -> int:
     return sum(kind.width * kind.torch_dtype(model_dtype).itemsize for kind in kinds)
 
 
+class RowStore:
+    """Rows of every token whose keys and values are in the KV cache: one of each kind per KV slot.
+
+    A row is written by the forward pass that fills its slot, and so lives exactly as long as the slot's keys and
+    values: the rows of a prompt that the prefix cache has are here, nothing is recomputed for them.
+
+    Args:
+        num_slots: slots of the KV cache, num_blocks x block_size.
+        kinds: what is kept.
+        model_dtype: dtype of the model.
+        device: where the model is.
+
+    Attributes:
+        installed: the store of this process, which is one of vLLM's with one engine in it: the model and the connector
+            of a worker, which vLLM makes apart from each other, share it so. None until the KV cache exists, and where
+            nothing is to be kept.
+    """
+
+    installed: "ClassVar[RowStore | None]" = None
+
+    def __init__(
+        self, num_slots: int, kinds: Sequence[RowKind], model_dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.device = device
+        self.num_slots = num_slots
+        self._padding_slot = num_slots  # one row more takes the padding of a batch
+        self._by_name = {
+            kind.name: torch.zeros(num_slots + 1, kind.width, dtype=kind.torch_dtype(model_dtype), device=device)
+            for kind in kinds
+        }
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory taken."""
+        return sum(rows.nbytes for rows in self._by_name.values())
+
+    def write(self, slots: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
+        """Keeps the rows of a batch. No synchronisation and no branch on data: may be captured in a CUDA graph.
+
+        Args:
+            slots: (n) int64, negative for padding; may be shorter than the batch, what is beyond it is padding.
+            rows: for each kind, in order, (>= n, width).
+        """
+        count = slots.shape[0]
+        slots = torch.where(slots < 0, self._padding_slot, slots)
+        for kept, new in zip(self._by_name.values(), rows, strict=True):
+            kept.index_copy_(0, slots, new[:count].to(kept.dtype))
+
+    def read(self, name: str, slots: torch.Tensor) -> torch.Tensor:
+        """Rows `name` of `slots` ((n) int64): (n, width), on the store's device, a copy."""
+        return self._by_name[name].index_select(0, slots)
+
+
 @dataclass(frozen=True)
 class RowRequest:
     """What to send of one request.
@@ -61,15 +114,13 @@ class RowRequest:
 
     def to_extra_args(self) -> dict[str, Any]:
         """As `SamplingParams.extra_args`."""
-        return {_EXTRA_ARG: {"key": self.key, "ranges": {name: list(ranges) for name, ranges in self.ranges.items()}}}
+        return {_EXTRA_ARG: asdict(self)}
 
     @classmethod
     def from_extra_args(cls, extra_args: Mapping[str, Any] | None) -> "RowRequest | None":
         """What the request wants, if it wants rows."""
-        if not extra_args or _EXTRA_ARG not in extra_args:
-            return None
-        arg = extra_args[_EXTRA_ARG]
-        return cls(arg["key"], {name: [(a, b) for a, b in ranges] for name, ranges in arg["ranges"].items()})
+        wanted = (extra_args or {}).get(_EXTRA_ARG)
+        return cls(**wanted) if wanted else None
 
     def between(self, first: int, end: int) -> list[tuple[str, Range]]:
         """The wanted ranges within positions `first` to `end`."""

@@ -6,6 +6,7 @@ The tokenizer is a small byte-level BPE with the published special tokens in the
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -40,9 +41,8 @@ NAMED_TOKENS = {
     "audio_eos_token": "<|audio_end|>",
 }
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-AUDIO_RATE_HZ = 16_000
 AUDIO_S = 300
-PATCH = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+PATCH = dict[str, Any](patch_size=16, merge_size=2, temporal_patch_size=2, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 PIXELS = {"shortest_edge": 3_136, "longest_edge": 12_845_056}
 
 CORPUS = """
@@ -72,8 +72,8 @@ def make_tokenizer(merges: int, words: Sequence[str] = ()) -> Qwen2Tokenizer:
     )
     byte_level.train_from_iterator([CORPUS, *(f"{word}\n" * 200 for word in (*ROLES, *words))], trainer)
     model = json.loads(byte_level.to_str())["model"]
-    merges_of_pairs = [tuple(pair) for pair in model["merges"]]
-    tokenizer = Qwen2Tokenizer(vocab=model["vocab"], merges=merges_of_pairs)  # type: ignore[arg-type]
+    merges_of_pairs: Any = [tuple(pair) for pair in model["merges"]]
+    tokenizer: Any = Qwen2Tokenizer(vocab=model["vocab"], merges=merges_of_pairs)
     for token in SPECIAL_TOKENS:
         tokenizer.add_tokens(AddedToken(token, special=token not in PLAIN_TOKENS, normalized=False))
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
@@ -88,16 +88,10 @@ def save_processor(out: Path, tokenizer: Qwen2Tokenizer) -> None:
         setattr(tokenizer, name, token)
     template = CHAT_TEMPLATE.read_text()
     tokenizer.chat_template = template
-    processor = Qwen3OmniMoeProcessor(
+    processor: Any = Qwen3OmniMoeProcessor(
         image_processor=Qwen2VLImageProcessor(size=PIXELS, **PATCH),
         video_processor=Qwen2VLVideoProcessor(size=PIXELS, **PATCH),
-        feature_extractor=WhisperFeatureExtractor(
-            feature_size=128,
-            sampling_rate=AUDIO_RATE_HZ,
-            hop_length=160,
-            chunk_length=AUDIO_S,
-            n_fft=400,
-        ),
+        feature_extractor=WhisperFeatureExtractor(feature_size=128, chunk_length=AUDIO_S),
         tokenizer=tokenizer,
         chat_template=template,
     )

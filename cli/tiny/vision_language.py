@@ -24,10 +24,11 @@ from transformers import (
     Qwen2VLImageProcessor,
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
+    T5EncoderModel,
 )
 
-from cli.tiny.diffusion import parts
-from cli.tiny.diffusion.parts import Size, Widths
+from cli.tiny import parts
+from cli.tiny.parts import Size, Widths
 from services.families.qwen3_omni.tiny.processor import make_tokenizer
 
 # Qwen-Image's pipelines put a fixed text before the prompt and drop the states of as many tokens as that has in the
@@ -37,7 +38,6 @@ PREAMBLE_WORDS = (
     "background key features input then explain how user's instruction should alter or modify Generate a new that "
     "meets requirements while maintaining consistency with original where appropriate"
 )
-BYT5_VOCABULARY = 384  # 3 special tokens, the bytes, 125 extra ids
 TEXT_TOKENS = ("<|endoftext|>", "[gMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>", "<|image|>")
 # {0} and {1} stand for the tokens around a picture.
 GLM_TEMPLATE = (
@@ -76,7 +76,7 @@ def _qwen_components(s: Size, tokenizer: Qwen2Tokenizer, vae_channels: int) -> d
         "scheduler": FlowMatchEulerDiscreteScheduler(
             use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
         ),
-        "vae": parts.video_vae(AutoencoderKLQwenImage, vae_channels, s.latent_channels),
+        "vae": AutoencoderKLQwenImage(**parts.video_vae_sizes(vae_channels, s.latent_channels)),
         "text_encoder": Qwen2_5_VLForConditionalGeneration(_qwen_config(s, tokenizer)),
         "tokenizer": tokenizer,
         "transformer": QwenImageTransformer2DModel(
@@ -111,7 +111,6 @@ def glm_image(s: Size) -> GlmImagePipeline:
     codebook, glyph = s.pick(128, 192), s.pick((48, 2, 4), (80, 3, 2))  # glyph: the encoder of quoted text
     tokenizer = _glm_tokenizer(s.words, codebook)
     return GlmImagePipeline(
-        tokenizer=ByT5Tokenizer(),
         processor=GlmImageProcessor(
             image_processor=GlmImageImageProcessor(
                 patch_size=16,
@@ -122,7 +121,7 @@ def glm_image(s: Size) -> GlmImagePipeline:
             tokenizer=tokenizer,
             chat_template=tokenizer.chat_template,
         ),
-        text_encoder=parts.t5_encoder(BYT5_VOCABULARY, glyph),
+        **parts.t5(T5EncoderModel, ByT5Tokenizer(), glyph),
         vision_language_encoder=_glm_model(s, codebook, tokenizer),
         vae=parts.image_vae(s, **parts.latent_statistics(s.latent_channels)),
         transformer=GlmImageTransformer2DModel(

@@ -10,10 +10,10 @@ from diffusers.pipelines.wan.pipeline_wan import WanPipeline
 from diffusers.pipelines.wan.pipeline_wan_i2v import WanImageToVideoPipeline
 from diffusers.schedulers.scheduling_cosine_dpmsolver_multistep import CosineDPMSolverMultistepScheduler
 from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
-from transformers import UMT5Config, UMT5EncoderModel
+from transformers import T5EncoderModel, UMT5EncoderModel
 
-from cli.tiny.diffusion import parts
-from cli.tiny.diffusion.parts import Size
+from cli.tiny import parts
+from cli.tiny.parts import Size
 
 
 def wan(s: Size) -> WanPipeline:
@@ -27,11 +27,8 @@ def wan_i2v(s: Size) -> WanImageToVideoPipeline:
 
 
 def _wan_components(s: Size, in_channels: int) -> dict:
-    tokenizer = parts.t5_tokenizer(s.words)
-    return {
-        "tokenizer": tokenizer,
-        "text_encoder": UMT5EncoderModel(UMT5Config(**parts.t5_sizes(len(tokenizer), s.t5))),
-        "vae": parts.video_vae(AutoencoderKLWan, s.vae_channels, s.latent_channels),
+    return parts.t5(UMT5EncoderModel, parts.t5_tokenizer(s.words), s.t5) | {
+        "vae": AutoencoderKLWan(**parts.video_vae_sizes(s.vae_channels, s.latent_channels)),
         "scheduler": UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
         "transformer": _wan_transformer(s, in_channels),
         "transformer_2": _wan_transformer(s, in_channels),
@@ -55,7 +52,6 @@ def _wan_transformer(s: Size, in_channels: int) -> WanTransformer3DModel:
 def stable_audio(s: Size) -> StableAudioPipeline:
     """Stable Audio Open, whose prompt is a text, a start and an end in seconds: "tiny" makes stereo, "small" mono at
     another rate."""
-    tokenizer = parts.t5_tokenizer(s.words, max_length=128)
     t5, conditioning = s.pick((48, 2, 4), (80, 3, 2)), s.pick(48, 64)
     transformer = StableAudioDiTModel(
         sample_size=s.pick(128, 224),  # latents of the longest sound; every sound is denoised at this length
@@ -82,9 +78,8 @@ def stable_audio(s: Size) -> StableAudioPipeline:
     )
     return StableAudioPipeline(
         vae=vae,
-        text_encoder=parts.t5_encoder(len(tokenizer), t5),
+        **parts.t5(T5EncoderModel, parts.t5_tokenizer(s.words, max_length=128), t5),
         projection_model=StableAudioProjectionModel(t5[0], conditioning, min_value=0, max_value=512),
-        tokenizer=tokenizer,
         transformer=transformer,
         # What the published checkpoint has, whatever the pipeline's signature says.
         scheduler=CosineDPMSolverMultistepScheduler(  # pyright: ignore[reportArgumentType]

@@ -10,18 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
-from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import (
-    CLIPTextConfig,
-    CLIPTokenizer,
-    Qwen2Tokenizer,
-    Qwen3Config,
-    T5Config,
-    T5EncoderModel,
-    T5Tokenizer,
-)
+from transformers import CLIPTokenizer, PreTrainedTokenizerBase, Qwen2Tokenizer, T5Tokenizer
 
 from services.families.qwen3_omni.tiny.processor import CORPUS, make_tokenizer
 
@@ -97,19 +87,24 @@ def qwen_tokenizer(merges: int, words: tuple[str, ...] = ()) -> Qwen2Tokenizer:
     return tokenizer
 
 
-def clip_config(tokenizer: CLIPTokenizer, widths: Widths) -> CLIPTextConfig:
-    """CLIP's text half; its projection is as wide as itself, as published."""
-    ids: dict[str, Any] = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    return CLIPTextConfig(
-        vocab_size=len(tokenizer), projection_dim=widths[0], max_position_embeddings=77, **_widths(*widths), **ids
-    )
+def clip(model: Any, tokenizer: CLIPTokenizer, widths: Widths, suffix: str = "") -> dict[str, Any]:
+    """A pipeline's components for CLIP's text half; its projection is as wide as itself, as published.
+
+    Args:
+        model: class of the prompt encoder, which is made with random weights.
+        tokenizer: of its prompts.
+        widths: of the encoder.
+        suffix: of the components' names.
+    """
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    sizes = _widths(*widths) | {"projection_dim": widths[0], "max_position_embeddings": 77}
+    return _prompt_encoder(model, tokenizer, sizes | ids, suffix)
 
 
-def t5_sizes(vocabulary: int, widths: Widths) -> dict[str, Any]:
-    """Arguments of T5Config, as T5 v1.1 has them, and of UMT5Config."""
+def t5(model: Any, tokenizer: PreTrainedTokenizerBase, widths: Widths, suffix: str = "") -> dict[str, Any]:
+    """As `clip`, for T5 v1.1 and UMT5."""
     hidden, layers, heads = widths
-    return {
-        "vocab_size": vocabulary,
+    sizes = {
         "d_model": hidden,
         "d_kv": 16,
         "d_ff": 2 * hidden,
@@ -118,17 +113,20 @@ def t5_sizes(vocabulary: int, widths: Widths) -> dict[str, Any]:
         "feed_forward_proj": "gated-gelu",
         "tie_word_embeddings": False,
     }
+    return _prompt_encoder(model, tokenizer, sizes, suffix)
 
 
-def t5_encoder(vocabulary: int, widths: Widths) -> T5EncoderModel:
-    """Of T5 v1.1."""
-    return T5EncoderModel(T5Config(**t5_sizes(vocabulary, widths)))
-
-
-def qwen3_config(tokenizer: Qwen2Tokenizer, widths: Widths) -> Qwen3Config:
-    """Of a prompt encoder."""
+def qwen3(model: Any, tokenizer: Qwen2Tokenizer, widths: Widths) -> dict[str, Any]:
+    """As `clip`, for Qwen3."""
     sizes = language_sizes(len(tokenizer), widths, max_position_embeddings=4096)
-    return Qwen3Config(**sizes, head_dim=16, tie_word_embeddings=True)
+    return _prompt_encoder(model, tokenizer, sizes | {"head_dim": 16, "tie_word_embeddings": True}, "")
+
+
+def _prompt_encoder(
+    model: Any, tokenizer: PreTrainedTokenizerBase, sizes: dict[str, Any], suffix: str
+) -> dict[str, Any]:
+    config = model.config_class(**{"vocab_size": len(tokenizer), **sizes})
+    return {f"tokenizer{suffix}": tokenizer, f"text_encoder{suffix}": model(config)}
 
 
 def language_sizes(vocabulary: int, widths: Widths, max_position_embeddings: int = 8192) -> dict[str, Any]:
@@ -178,18 +176,11 @@ def image_vae(size: Size, **scale: Any) -> AutoencoderKL:
     )
 
 
-_VideoVae = TypeVar("_VideoVae", AutoencoderKLQwenImage, AutoencoderKLWan)
-
-
-def video_vae(kind: type[_VideoVae], channels: int, latent_channels: int) -> _VideoVae:
-    """Qwen-Image's, which takes a picture as a video of one frame, or that of Wan 2.1 and of 2.2's large models."""
-    return kind(
-        base_dim=channels,
-        z_dim=latent_channels,
-        dim_mult=[1, 2, 2, 3],
-        num_res_blocks=1,
-        **latent_statistics(latent_channels),
-    )
+def video_vae_sizes(channels: int, latent_channels: int) -> dict[str, Any]:
+    """Arguments of Qwen-Image's VAE, which takes a picture as a video of one frame, and of that of Wan 2.1 and of
+    2.2's large models."""
+    statistics = latent_statistics(latent_channels)
+    return {"base_dim": channels, "z_dim": latent_channels, "dim_mult": [1, 2, 2, 3], "num_res_blocks": 1} | statistics
 
 
 def latent_statistics(latent_channels: int) -> dict[str, Any]:

@@ -1,0 +1,231 @@
+"""The model: its config with the keys of the published checkpoint, and random weights.
+
+What transformers' config classes have as their defaults is not said again here.
+
+Under these weights a comparison with a reference means something. With the usual small standard deviation logits are
+nearly constant and greedy decoding compares rounding errors. These preserve variance from layer to layer, so that
+logits are spread and every input matters.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    Qwen3OmniMoeConfig,
+    Qwen3OmniMoeForConditionalGeneration,
+)
+
+from services.families.qwen3_omni.tiny.processor import NAMED_TOKENS, SPECIAL_TOKENS
+
+if TYPE_CHECKING:
+    from services.families.qwen3_omni.tiny import Sizes, Transformer
+
+POSITIONS_PER_SECOND = 13
+CONTEXT_TOKENS = 16_384
+VOCABULARY_MULTIPLE = 64  # the embedding is padded to this, as the published one is
+
+# Config keys of special ids, with their tokens. Media's start and end where the processor says bos and eos.
+MEDIA_IDS = {f"{name.replace('bos', 'start').replace('eos', 'end')}_id": token for name, token in NAMED_TOKENS.items()}
+MODEL_IDS = {
+    "im_start_token_id": "<|im_start|>",
+    "im_end_token_id": "<|im_end|>",
+    "tts_pad_token_id": "<tts_pad>",
+    "tts_bos_token_id": "<tts_text_bos>",
+    "tts_eos_token_id": "<tts_text_eod>",
+    "system_token_id": "system",
+    "user_token_id": "user",
+    "assistant_token_id": "assistant",
+}
+# Talker vocabulary: the codebook, then 1024 ids of which these offsets are used.
+CODEC_IDS = {
+    "codec_pad_id": 100,
+    "codec_bos_id": 101,
+    "codec_eos_token_id": 102,
+    "codec_nothink_id": 107,
+    "codec_think_bos_id": 108,
+    "codec_think_eos_id": 109,
+}
+CODEC_SPEAKER = 253
+CODEC_SPECIAL_IDS = 1024
+
+SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
+CALIBRATION_FRAMES = 40
+
+
+def write_model(out: Path, sizes: "Sizes", tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes config and weights, in float32 and from torch's global generator, into the directory `out`. Special ids
+    are those of `tokenizer`."""
+    model: Any = Qwen3OmniMoeForConditionalGeneration(_model_config(sizes, tokenizer))
+    _randomize(model.float().eval(), tokenizer)
+    model.generation_config = _generation_config(tokenizer)
+    model.save_pretrained(out)
+
+
+def _model_config(sizes: "Sizes", tokenizer: PreTrainedTokenizerBase) -> Qwen3OmniMoeConfig:
+    media = _ids(tokenizer, MEDIA_IDS) | {"position_id_per_seconds": POSITIONS_PER_SECOND, "seconds_per_chunk": 2}
+    vocabulary = -(-len(tokenizer) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    thinker = {
+        "text_config": {"vocab_size": vocabulary, **_moe(sizes.thinker)},
+        "audio_config": _audio_config(sizes),
+        "vision_config": _vision_config(sizes),
+        **_ids(tokenizer, {"user_token_id": "user"}),
+        **media,
+    }
+    code2wav = {
+        "codebook_size": sizes.codebook,
+        "num_quantizers": sizes.code_groups,
+        "sliding_window": sizes.code2wav_window,
+        "decoder_dim": sizes.decoder_dim,
+        "upsample_rates": list(sizes.upsample_rates),
+        "upsampling_ratios": [2, 2],
+        **_dense(sizes.code2wav),
+    }
+    return Qwen3OmniMoeConfig(
+        dtype="float32",
+        thinker_config=thinker,
+        talker_config={**_talker_config(sizes), **media},
+        code2wav_config=code2wav,
+        **_ids(tokenizer, MODEL_IDS),
+    )
+
+
+def _generation_config(tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+    """The published sampling defaults."""
+    return GenerationConfig(
+        do_sample=True,
+        temperature=0.9,
+        top_k=50,
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        talker_max_new_tokens=4096,
+        talker_do_sample=True,
+        talker_temperature=0.9,
+        talker_top_k=50,
+        talker_top_p=1.0,
+        talker_repetition_penalty=1.05,
+    )
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, tokens: Mapping[str, str]) -> dict[str, Any]:
+    return {key: tokenizer.convert_tokens_to_ids(token) for key, token in tokens.items()}
+
+
+def _talker_config(sizes: "Sizes") -> dict[str, Any]:
+    return {
+        "text_config": {
+            "vocab_size": sizes.codebook + CODEC_SPECIAL_IDS,
+            "shared_expert_intermediate_size": 2 * sizes.talker.intermediate_size,
+            **_moe(sizes.talker),
+        },
+        "code_predictor_config": {
+            "vocab_size": sizes.codebook,
+            "num_code_groups": sizes.code_groups,
+            **_dense(sizes.predictor),
+        },
+        "num_code_groups": sizes.code_groups,
+        "thinker_hidden_size": sizes.thinker.hidden_size,
+        "accept_hidden_layer": sizes.accept_hidden_layer,
+        "spatial_merge_size": 2,
+        **{key: sizes.codebook + offset for key, offset in CODEC_IDS.items()},
+        "speaker_id": {name: sizes.codebook + CODEC_SPEAKER + i for i, name in enumerate(sizes.speakers)},
+    }
+
+
+def _dense(transformer: "Transformer") -> dict[str, Any]:
+    return {key: size for key, size in asdict(transformer).items() if size}
+
+
+def _moe(transformer: "Transformer") -> dict[str, Any]:
+    third = transformer.head_dim // 2 // 3
+    mrope_section = [transformer.head_dim // 2 - 2 * third, third, third]  # temporal, height, width
+    return {
+        **_dense(transformer),
+        "moe_intermediate_size": transformer.intermediate_size,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "rope_theta": 1_000_000.0,
+        "rope_scaling": {
+            "rope_type": "default",
+            "type": "default",
+            "mrope_section": mrope_section,
+            "interleaved": True,
+            "mrope_interleaved": True,
+        },
+    }
+
+
+def _audio_config(sizes: "Sizes") -> dict[str, Any]:
+    width = sizes.encoder_width
+    return {
+        "d_model": width,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 2 * width,
+        "downsample_hidden_size": 16,
+        "output_dim": sizes.thinker.hidden_size,
+    }
+
+
+def _vision_config(sizes: "Sizes") -> dict[str, Any]:
+    width, patch = sizes.encoder_width, 16
+    return {
+        "depth": 4,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_heads": 2,
+        "out_hidden_size": sizes.thinker.hidden_size,
+        "spatial_patch_size": patch,
+        "num_position_embeddings": sizes.vision_grid**2,
+        "image_size": sizes.vision_grid * patch,
+        "deepstack_visual_indexes": [0, 1, 2],
+        "apply_vit_abs_pos_embed": True,
+        "tokens_per_second": 2,
+    }
+
+
+@torch.no_grad()
+def _randomize(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: PreTrainedTokenizerBase) -> None:
+    for name, parameter in model.named_parameters():
+        if "embed" in name and parameter.ndim == 2:
+            parameter.normal_()
+        elif parameter.ndim >= 2:
+            # Stacked experts are (experts, out, in); linear and convolution weights (out, in, ...).
+            fan_in = parameter.shape[-1] if "experts" in name else parameter[0].numel()
+            parameter.normal_(std=1 / math.sqrt(fan_in))
+        elif "layer_scale" in name or name.endswith("gamma"):
+            parameter.fill_(0.5)  # large enough for the branch to matter
+        elif name.endswith(("alpha", "beta", "bias")):
+            parameter.normal_(std=0.1)
+        else:  # norms
+            parameter.normal_(mean=1, std=0.1)
+    _prefer_text(model, tokenizer)
+    _set_loudness(model)
+
+
+def _prefer_text(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: Any) -> None:
+    """Keeps the thinker to tokens that are text by themselves, and the end of the turn."""
+    head = model.thinker.lm_head.weight
+    end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    for token_id in range(head.shape[0]):
+        text = str(tokenizer.decode([token_id]))
+        is_text = token_id < len(tokenizer) and text not in SPECIAL_TOKENS and text and text.isprintable()
+        if token_id != end_of_turn and (not is_text or "\N{REPLACEMENT CHARACTER}" in text):
+            head[token_id] = 0
+
+
+def _set_loudness(model: Qwen3OmniMoeForConditionalGeneration) -> None:
+    """Scales the last convolution so that random speech has `SPEECH_RMS`."""
+    code2wav: Any = model.code2wav
+    config = code2wav.config
+    codes = torch.randint(config.codebook_size, (1, config.num_quantizers, CALIBRATION_FRAMES))
+    last = code2wav.decoder[-1].conv.weight
+    code2wav.decoder[-1].conv.bias.zero_()
+    last.mul_(1e-3)  # far from clipping, so that the scale is linear
+    last.mul_(SPEECH_RMS / code2wav(codes).float().pow(2).mean().sqrt())
