@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,6 @@ from gateway.strict import Strict, YamlError, YamlSource, read_yaml
 from services.common.rpc.tls import file_version
 
 CHECK_INTERVAL_S = 1.0
-LIMITS = ("concurrency", "rate")
 _WINDOW_S = 60.0
 _RETRY_S = 1.0  # when a place will be free is not known
 PREFIX = "sk-quartet-"
@@ -72,9 +71,7 @@ def read_key_file(file: Path) -> list[ApiKeyEntry]:
     Raises:
         YamlError: "FILE:LINE: what is wrong and how to fix it". What stands there for a hash is not repeated.
     """
-    source = read_yaml(file)
-    if not isinstance(source.data, dict):
-        raise source.error((), "must be a mapping with the key `keys`, a list of what `quartet key` prints")
+    source = read_yaml(file, "key `keys`, a list of what `quartet key` prints")
     entries = source.parse(ApiKeyFile, _explain).keys
     _check_unique(source, entries)
     return entries
@@ -134,13 +131,6 @@ class ApiKey:
         self._running += change
         self._running_metric.inc(change)
 
-    def forget(self) -> None:
-        """Removes the key's name from the metrics."""
-        metrics.KEY_RUNNING.remove(self.name)
-        for metric, labels in ((metrics.KEY_REQUESTS, ()), *((metrics.KEY_REFUSED, (which,)) for which in LIMITS)):
-            with suppress(KeyError):
-                metric.remove(self.name, *labels)
-
     def _check_concurrency(self) -> None:
         most = self.entry.max_concurrent_requests
         if most is not None and self._running >= most:
@@ -168,7 +158,7 @@ class ApiKey:
 
 
 class ApiKeys:
-    """The keys in `file`. Use as `async with`: the file is watched meanwhile.
+    """The keys in `file`, and while `watch` runs those that are there then.
 
     Raises:
         YamlError: the file cannot be used. Later, when it has changed, that is logged, and the keys stay as they were.
@@ -180,14 +170,6 @@ class ApiKeys:
         self._keys: list[ApiKey] = []
         self._use(read_key_file(file))
 
-    async def __aenter__(self) -> "ApiKeys":
-        self._watching = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
-
     def find(self, presented: str) -> ApiKey | None:
         """The key whose hash is that of `presented`. How long that takes says nothing of the hashes."""
         presented_digest, found = digest(presented), None
@@ -196,7 +178,8 @@ class ApiKeys:
                 found = key
         return found
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
+        """Reads the file again whenever it has changed, for ever."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             seen = await asyncio.to_thread(file_version, self._file)
@@ -215,5 +198,5 @@ class ApiKeys:
         self._keys = [before.pop(entry.name, None) or ApiKey(entry) for entry in entries]
         for key, entry in zip(self._keys, entries, strict=True):
             key.entry = entry
-        for key in before.values():
-            key.forget()
+        for name in before:
+            metrics.forget_key(name)

@@ -1,5 +1,6 @@
 """The ASGI application: endpoints, middleware, error bodies, and what operators ask."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -17,6 +18,7 @@ from gateway.middleware import BodyLimit, RequestContext, RequireKey
 from gateway.openai import audio, chat, images, models, videos
 from gateway.openai.connection import ClientGone
 from gateway.pipeline.config import PipelineConfig
+from gateway.pipeline.pipeline import Pipeline
 from gateway.settings import GatewaySettings
 from gateway.video_jobs import VideoJobs
 from gateway.video_store import VideoStore
@@ -36,12 +38,12 @@ async def health() -> dict[str, str]:
 @router.get("/ready", responses={503: {"description": "a stage does not serve"}})
 async def ready(http: Request) -> JSONResponse:
     """200 if every stage serves, else 503; with the state of each stage and of each of its replicas."""
-    gateway: Gateway = http.app.state.gateway
-    is_ready = gateway.pipeline.ready
+    pipeline: Pipeline = http.app.state.gateway.pipeline
+    is_ready, stages = pipeline.ready, pipeline.by_name.items()
     body = {
         "status": "ready" if is_ready else "not ready",
-        "stages": gateway.pipeline.states,
-        "replicas": gateway.pipeline.replicas,
+        "stages": {name: stage.state for name, stage in stages},
+        "replicas": {name: stage.describe_replicas() for name, stage in stages},
     }
     return JSONResponse(body, 200 if is_ready else 503)
 
@@ -69,7 +71,7 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             if keys is not None:
-                await stack.enter_async_context(keys)
+                stack.callback(asyncio.create_task(keys.watch()).cancel)
             app.state.gateway = await stack.enter_async_context(Gateway(settings, pipeline, Channels(credentials)))
             app.state.videos = None
             if pipeline.outputs.video is not None:

@@ -6,11 +6,9 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from gateway.pipeline.job import StageFailure
 from services.common.rpc.errors import (
     ContextTooLong,
     DeadlineExceeded,
-    InternalError,
     InvalidInput,
     NotFound,
     QueueFull,
@@ -68,38 +66,33 @@ def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"{param}: {reason}", param, code)
 
 
-def from_failure(failure: StageFailure) -> ApiError:
-    """What the client hears of a failed run, and what its log line says."""
-    error = _told(failure)
-    # a stage's reason for a refusal may quote the user
-    reason = error.param if error.status == 400 else str(failure.error)
-    error.log |= {"failed_stage": failure.stage, "error": reason}
-    if failure.error.detail:
-        error.log["detail"] = failure.error.detail
-    return error
-
-
 def from_error(kind: str, error: StageError) -> ApiError:
-    """What the client hears of an `error` of the stage of `kind`, or of the gateway itself if that is "gateway"."""
-    return from_failure(StageFailure(kind, error))
+    """What the client hears of an `error`, and what the request's log line says. It began where its `origin` says, else
+    in the stage of `kind`, or in the gateway itself if that is "gateway"."""
+    stage = error.origin or kind
+    told = _told(stage, error)
+    # a stage's reason for a refusal may quote the user
+    told.log |= {"failed_stage": stage, "error": told.param if told.status == 400 else str(error)}
+    if error.detail:
+        told.log["detail"] = error.detail
+    return told
 
 
-def _told(failure: StageFailure) -> ApiError:
-    match failure.error:
-        case InvalidInput() as error if error.field.split(".")[0] not in _BETWEEN_STAGES:
-            param = request_field(failure.stage, error.field)
+def _told(stage: str, error: StageError) -> ApiError:
+    match error:
+        case InvalidInput() if error.field.split(".")[0] not in _BETWEEN_STAGES:
+            param = request_field(stage, error.field)
             code = "context_length_exceeded" if isinstance(error, ContextTooLong) else "invalid_value"
             return ApiError(400, f"{param}: {error.reason}", param, code)
-        case QueueFull() as error:
-            retry_after_s = error.retry_after_s
-            return ApiError(429, str(failure), None, "queue_full", "rate_limit_error", retry_after_s)
-        case Unavailable() | RequestCancelled() | NotFound() as error:
+        case QueueFull():
+            return ApiError(429, f"{stage}: {error}", None, "queue_full", "rate_limit_error", error.retry_after_s)
+        case Unavailable() | RequestCancelled() | NotFound():
             message = f"{error}; try again in {_TRY_AGAIN_S} s"
             return ApiError(503, message, None, "stage_unavailable", "service_unavailable_error", _TRY_AGAIN_S)
-        case DeadlineExceeded() as error:
+        case DeadlineExceeded():
             return ApiError(504, str(error), None, "deadline_exceeded", "timeout_error")
-        case InternalError() | _:
-            message = f"{failure.stage}: internal error; the stage's log has the details under this request id"
+        case _:
+            message = f"{stage}: internal error; the stage's log has the details under this request id"
             return ApiError(500, message, None, "internal_error")
 
 

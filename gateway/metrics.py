@@ -55,7 +55,10 @@ RETRIES = Counter(
 def forget_replica(stage: str, replica: str) -> None:
     """Drops the series of a replica that is gone: addresses would add up for ever."""
     for metric in (CHOSEN, LOAD):
-        try:
-            metric.remove(stage, replica)
-        except KeyError:  # it never had a request
-            continue
+        metric.remove_by_labels({"stage": stage, "replica": replica})
+
+
+def forget_key(key: str) -> None:
+    """Drops the series of an API key that is gone."""
+    for metric in (KEY_RUNNING, KEY_REQUESTS, KEY_REFUSED):
+        metric.remove_by_labels({"key": key})

@@ -56,11 +56,11 @@ class YamlSource:
         return YamlError(f"{self.file}:{self.lines.get(found, 1)}: {what}")
 
 
-def read_yaml(file: Path) -> YamlSource:
-    """Parses `file`.
+def read_yaml(file: Path, keys: str) -> YamlSource:
+    """Parses `file`, a mapping with the `keys` that the error says it must have.
 
     Raises:
-        YamlError: it cannot be read, is no YAML, or has a key twice.
+        YamlError: it cannot be read, is no YAML or no mapping, or has a key twice.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -76,7 +76,10 @@ def read_yaml(file: Path) -> YamlSource:
         raise YamlError(f"{file}:{line}: not valid YAML: {error.problem}") from None
     finally:
         loader.dispose()
-    return YamlSource(file, data, lines)
+    source = YamlSource(file, data, lines)
+    if not isinstance(data, dict):
+        raise source.error((), f"must be a mapping with the {keys}")
+    return source
 
 
 def _construct(loader: yaml.SafeLoader, node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], file: Path) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 import structlog
 
 from gateway import metrics
+from gateway.errors import ApiError
 from gateway.media.encode import MAX_SIDE_PIXELS, VideoFile
 from gateway.openai.diffusion import from_stage
 from gateway.pipeline.dit import Misfit, generate, to_numpy
@@ -83,12 +84,7 @@ class VideoJobs:
         self._encoders.shutdown()
 
     async def submit(
-        self,
-        video: Video,
-        stage: Stage,
-        start: dit_pb2.DitStart,
-        media: bytes | None,
-        on_end: Callable[[], object] | None = None,
+        self, video: Video, stage: Stage, start: dit_pb2.DitStart, media: bytes | None, on_end: Callable[[], object]
     ) -> None:
         """Takes a job on; when this returns, no crash can lose it.
 
@@ -110,9 +106,9 @@ class VideoJobs:
             raise QueueFull(f"{running} videos are being made and {queued} wait; retry later", 10.0)
         job = self._jobs[video.id] = _Job(video, stage, start)
         job.task = asyncio.create_task(self._run(job))
-        job.task.add_done_callback(lambda _: self._jobs.pop(video.id, None))
-        if on_end is not None:
-            job.task.add_done_callback(lambda _: on_end())
+        self.store.live[video.id] = video
+        job.task.add_done_callback(lambda _: (self._jobs.pop(video.id, None), self.store.live.pop(video.id, None)))
+        job.task.add_done_callback(lambda _: on_end())
         try:
             if media is not None:
                 # on disk: pictures of jobs that wait are no reason for a larger container
@@ -125,18 +121,6 @@ class VideoJobs:
         if not job.stored.done():  # cancelled meanwhile, by a deletion or the gateway's end
             job.stored.set_result(None)
 
-    async def get(self, video_id: str, owner: str | None = None) -> Video | None:
-        """The job as it stands; whose are seen is said at VideoStore.get."""
-        found = await self.store.get(video_id, owner)
-        return found and self._as_it_stands(found)
-
-    async def page(
-        self, after: str | None, limit: int, newest_first: bool, owner: str | None = None
-    ) -> list[Video] | None:
-        """As VideoStore.page."""
-        found = await self.store.page(after, limit, newest_first, owner)
-        return None if found is None else [self._as_it_stands(video) for video in found]
-
     async def delete(self, video_id: str, owner: str | None = None) -> bool:
         """Removes a job and its files; one that is not finished is cancelled in its stage. Whether there was one."""
         if await self.store.get(video_id, owner) is None:
@@ -146,11 +130,6 @@ class VideoJobs:
             await asyncio.wait([job.task])
         await self.store.remove(video_id)
         return True
-
-    def _as_it_stands(self, video: Video) -> Video:
-        """With the progress that is not worth a write to disk."""
-        job = self._jobs.get(video.id)
-        return video if job is None or video.ended else job.video
 
     async def _sweep(self) -> None:
         while True:
@@ -166,28 +145,26 @@ class VideoJobs:
         video = job.video
         async with self._places:
             began = time.monotonic()
-            reason: tuple[str, str] | None = None
-            detail: dict[str, str] = {}
+            failure: ApiError | None = None
             try:
                 await self._make_when_taken(job)
-            except TimeoutError:
-                limit = f"the video took longer than the {self._settings.video_timeout_s:g} s allowed"
-                reason = _explain(job.stage, DeadlineExceeded(limit))
             except StageError as error:
-                reason = _explain(job.stage, error)
-                detail = {"detail": error.detail} if error.detail else {}
+                failure = from_stage(job.stage, error, images="input_reference")
             except (OSError, sqlite3.Error) as error:  # most likely a full disk
                 why = getattr(error, "strerror", None) or error  # an OSError's own text has the path
-                reason = "storage_failed", f"the video could not be stored: {why}"
+                failure = ApiError(500, f"the video could not be stored: {why}", None, "storage_failed")
                 log.exception("video failed", request_id=video.id)
             except Exception:
-                reason = _explain(job.stage, InternalError("unexpected"))
+                failure = from_stage(job.stage, InternalError("unexpected"))
                 log.exception("video failed", request_id=video.id)
-            video.error_code, video.error_message = reason or (None, None)
-            await self._end(job, "completed" if reason is None else "failed")
+            if failure is not None:
+                video.error_code, video.error_message = failure.code, failure.message
+            await self._end(job, "completed" if failure is None else "failed")
             metrics.VIDEOS.labels(job.video.status).inc()
             duration_ms = round((time.monotonic() - began) * 1000, 1)
-            ended = {"status": job.video.status, "code": video.error_code, "duration_ms": duration_ms, **detail}
+            ended = {"status": job.video.status, "code": video.error_code, "duration_ms": duration_ms}
+            if failure is not None and "detail" in failure.log:
+                ended["detail"] = failure.log["detail"]
             log.info("video", request_id=video.id, **ended)  # the id that the stage knows it by
 
     async def _end(self, job: _Job, status: Literal["completed", "failed"]) -> None:
@@ -204,14 +181,14 @@ class VideoJobs:
             except (OSError, sqlite3.Error):  # a full disk may have room again, once the failed video's part is gone
                 log.exception("the end of a video cannot be stored; trying again", request_id=ended.id)
                 await asyncio.sleep(_STORE_AGAIN_S)
-        job.video = ended
+        job.video = self.store.live[ended.id] = ended
 
     async def _make_when_taken(self, job: _Job) -> None:
         """A stage whose queue is full, or that is not up, is asked again: this job can wait. It keeps its place, since
         the jobs behind it need the same stage and are not to overtake it.
 
         Raises:
-            TimeoutError: the stage took it, and then too long.
+            DeadlineExceeded: the stage took it, and then too long.
         """
         path = self.store.input(job.video.id)
         media = [await asyncio.to_thread(path.read_bytes)] if job.start.images else []
@@ -220,6 +197,9 @@ class VideoJobs:
                 async with asyncio.timeout(self._settings.video_timeout_s):
                     await self._make(job, media)
                 return
+            except TimeoutError:
+                limit = f"the video took longer than the {self._settings.video_timeout_s:g} s allowed"
+                raise DeadlineExceeded(limit) from None
             except (QueueFull, Unavailable) as error:
                 if not job.waits or isinstance(error, Misfit):  # lost while it worked on this, or for good
                     raise
@@ -283,12 +263,6 @@ def _frames(piece: dit_pb2.DitPiece) -> np.ndarray:
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or piece.frames_per_second <= 0:
         raise InternalError(f"the stage sent {frames.shape} {frames.dtype}, not frames of 8 bit")
     return frames
-
-
-def _explain(stage: Stage, error: StageError) -> tuple[str, str]:
-    """(code, message) of a video that failed by `error`."""
-    api_error = from_stage(stage, error, images="input_reference")
-    return str(api_error.code), api_error.message
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

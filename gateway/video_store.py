@@ -17,34 +17,6 @@ import structlog
 Result = TypeVar("Result")
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
-_VERSION = 2
-_SCHEMA = """
-BEGIN;
-CREATE TABLE videos (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT, -- order of creation: a second can have several
-    id TEXT NOT NULL UNIQUE,
-    model TEXT NOT NULL,
-    prompt TEXT NOT NULL,
-    status TEXT NOT NULL,
-    progress INTEGER NOT NULL,
-    created_at INTEGER NOT NULL,
-    completed_at INTEGER,
-    expires_at REAL,
-    width INTEGER NOT NULL,
-    height INTEGER NOT NULL,
-    frames INTEGER NOT NULL,
-    frames_per_second REAL NOT NULL,
-    seed TEXT, -- up to 2^64 - 1, more than SQLite's integers
-    error_code TEXT,
-    error_message TEXT,
-    owner TEXT
-);
-CREATE INDEX videos_by_end ON videos (expires_at);
-PRAGMA user_version = 2;
-COMMIT;
-"""
-# By the version that a directory was written in: what makes it one of the next.
-_MIGRATIONS = {1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_version = 2; COMMIT;"}
 _VISIBLE = "coalesce(expires_at > ?, 1) AND coalesce(owner, '') = coalesce(?, owner, '')"
 _INTERRUPTED = "the server stopped before the video was finished; send the request again"
 
@@ -58,7 +30,7 @@ class StoreError(Exception):
 @dataclass
 class Video:
     """One job. Times are Unix seconds; `expires_at` is set once it has ended. `owner` is the name of the API key it was
-    made with, if there are keys."""
+    made with, if there are keys. `seed` is up to 2^64 - 1, more than SQLite's integers."""
 
     id: str
     model: str
@@ -77,13 +49,22 @@ class Video:
     error_message: str | None = None
     owner: str | None = None
 
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more happens to it."""
-        return self.status in ("completed", "failed")
-
 
 _COLUMNS = [field.name for field in fields(Video)]
+_VERSION = 2
+_SCHEMA = f"""
+BEGIN;
+CREATE TABLE videos (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, -- order of creation: a second can have several
+    {", ".join(_COLUMNS)},
+    UNIQUE (id)
+);
+CREATE INDEX videos_by_end ON videos (expires_at);
+PRAGMA user_version = 2;
+COMMIT;
+"""
+# By the version that a directory was written in: what makes it one of the next.
+_MIGRATIONS = {1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_version = 2; COMMIT;"}
 
 
 class VideoStore:
@@ -94,6 +75,9 @@ class VideoStore:
     Args:
         directory: made if it does not exist, readable by its owner only; None is a StoreError.
         ttl_s: how long a video is kept after it has ended.
+
+    Attributes:
+        live: videos that are found as they are here, by id: with the progress that is not worth a write to disk.
     """
 
     def __init__(self, directory: Path | None, ttl_s: float) -> None:
@@ -102,21 +86,16 @@ class VideoStore:
         self.directory, self.ttl_s = directory, ttl_s
         self._thread = ThreadPoolExecutor(1, "videos")  # SQLite's one connection and thread
         self._database: sqlite3.Connection
-        self._opened = ExitStack()
+        self.live: dict[str, Video] = {}
+        self._opened: ExitStack
 
     def check(self) -> None:
         """Raises StoreError if the directory cannot be used. Blocking; for a program's start, before its loop runs."""
-        try:
-            self._open()
-        finally:
-            self._opened.close()
+        self._open()
+        self._opened.close()
 
     async def __aenter__(self) -> "VideoStore":
-        try:
-            await self._run(self._open)
-        except BaseException:
-            await self.__aexit__()
-            raise
+        await self._run(self._open)
         return self
 
     async def __aexit__(self, *_) -> None:
@@ -193,35 +172,41 @@ class VideoStore:
             rows = self._database.execute(f"SELECT {', '.join(_COLUMNS)} FROM videos {where}", values)
             return [Video(*row) for row in rows]  # fields and columns have one order
 
-        return await self._run(read)
+        return [self.live.get(video.id, video) for video in await self._run(read)]
 
     def _open(self) -> None:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock()
-            self._database = sqlite3.connect(self.directory / "videos.sqlite", check_same_thread=False)
-            self._opened.callback(self._database.close)
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = FULL")  # an answered request outlives a power cut
-            (version,) = self._database.execute("PRAGMA user_version").fetchone()
-            while version in _MIGRATIONS:
-                self._database.executescript(_MIGRATIONS[version])
-                version += 1
-            if version == 0:
-                self._database.executescript(_SCHEMA)
-            elif version != _VERSION:
-                raise StoreError(
-                    f"jobs_dir {self.directory}: written by another version of the gateway (format {version}, not "
-                    f"{_VERSION}); use another directory"
-                )
-            self._recover()
+            with ExitStack() as opened:
+                self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._lock(opened)
+                self._database = sqlite3.connect(self.directory / "videos.sqlite", check_same_thread=False)
+                opened.callback(self._database.close)
+                self._upgrade()
+                self._recover()
+                self._opened = opened.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"jobs_dir {self.directory}: cannot be used: {error}") from None
 
-    def _lock(self) -> None:
+    def _upgrade(self) -> None:
+        """Makes the database one of this version."""
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = FULL")  # an answered request outlives a power cut
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        while version in _MIGRATIONS:
+            self._database.executescript(_MIGRATIONS[version])
+            version += 1
+        if version == 0:
+            self._database.executescript(_SCHEMA)
+        elif version != _VERSION:
+            raise StoreError(
+                f"jobs_dir {self.directory}: written by another version of the gateway (format {version}, not "
+                f"{_VERSION}); use another directory"
+            )
+
+    def _lock(self, opened: ExitStack) -> None:
         """Takes the directory for this process. The lock goes with the process, however it ends."""
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._opened.callback(os.close, lock)
+        opened.callback(os.close, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -56,8 +56,6 @@ async def resolve(host: str, port: int, private_allowed: bool) -> str:
     except (OSError, UnicodeError):
         raise MediaError(f"the host {host!r} cannot be resolved") from None
     addresses = [str(entry[4][0]) for entry in found]
-    if not addresses:
-        raise MediaError(f"the host {host!r} has no address")
     if not private_allowed and not all(map(is_public, addresses)):
         raise MediaError(
             f"the host {host!r} is at a private or reserved address, and this server fetches from public ones only; "
@@ -178,9 +176,9 @@ def decode_data_url(url: str, kind: str, max_bytes: int) -> bytes:
     _check_type(media_type, kind)
     if "base64" in (parameter.strip().lower() for parameter in parameters):
         return decode_base64(payload, max_bytes)
-    if len(payload) > 3 * max_bytes:
+    if len(payload) > 3 * max_bytes or len(content := unquote_to_bytes(payload)) > max_bytes:
         raise too_large(max_bytes)
-    return _limited(unquote_to_bytes(payload), max_bytes)
+    return content
 
 
 def decode_base64(payload: str, max_bytes: int) -> bytes:
@@ -189,18 +187,12 @@ def decode_base64(payload: str, max_bytes: int) -> bytes:
     Raises:
         MediaError: not base64, or too large.
     """
-    if len(payload) // 4 * 3 > max_bytes + 3:
+    if len(payload) // 4 * 3 - payload[-2:].count("=") > max_bytes:
         raise too_large(max_bytes)
     try:
-        return _limited(base64.b64decode(payload, validate=True), max_bytes)
+        return base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError):
         raise MediaError("not valid base64") from None
-
-
-def _limited(content: bytes, max_bytes: int) -> bytes:
-    if len(content) > max_bytes:
-        raise too_large(max_bytes)
-    return content
 
 
 def too_large(max_bytes: int) -> MediaError:

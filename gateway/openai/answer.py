@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gateway.media.encode import encode_audio
-from gateway.pipeline.job import AudioDelta, Event, Finished, PromptRead, TextDelta
+from gateway.pipeline.run import AudioDelta, Event, Finished, PromptRead, TextDelta
 from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
 
 FINISH_REASON = {
@@ -130,6 +130,14 @@ def logprobs(delta: thinker_pb2.GenerateDelta) -> list[dict[str, Any]]:
     return [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in delta.logprobs]
 
 
+def choice(
+    index: int, said: dict[str, Any], tokens: list[dict[str, Any]] | None = None, finish_reason: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's form of choice `index`: its message or delta is in `said`; with log-probabilities if there are."""
+    told = None if tokens is None else {"content": tokens, "refusal": None}
+    return {"index": index, **said, "logprobs": told, "finish_reason": finish_reason}
+
+
 def chunk(
     index: int,
     modality: Literal["text", "audio", "image"],
@@ -138,13 +146,7 @@ def chunk(
     finish_reason: str | None = None,
 ) -> dict[str, Any]:
     """A chunk's own members: what is new of choice `index`, with the log-probabilities of its tokens if there are."""
-    choice = {
-        "index": index,
-        "delta": delta,
-        "logprobs": {"content": tokens, "refusal": None} if tokens else None,
-        "finish_reason": finish_reason,
-    }
-    return {"choices": [choice], "modality": modality}
+    return {"choices": [choice(index, {"delta": delta}, tokens or None, finish_reason)], "modality": modality}
 
 
 @dataclass
@@ -220,7 +222,7 @@ class WholeAnswer(Answer):
             case AudioDelta(pcm16):
                 self.samples += pcm16
 
-    async def choice(self, audio_format: str, wants_logprobs: bool) -> dict[str, Any]:
+    async def whole(self, audio_format: str, wants_logprobs: bool) -> dict[str, Any]:
         """OpenAI's form of the finished answer, its audio as a file of `audio_format`."""
         calls = [call for _, call in sorted(self.calls.items())]
         message: dict[str, Any] = {
@@ -233,12 +235,7 @@ class WholeAnswer(Answer):
         if self.samples:
             file = await asyncio.to_thread(_encode_base64, bytes(self.samples), self.sample_rate_hz, audio_format)
             message["audio"] = self.audio(file, self.text)
-        return {
-            "index": self.index,
-            "message": message,
-            "logprobs": {"content": self.tokens, "refusal": None} if wants_logprobs else None,
-            "finish_reason": self.finish_reason,
-        }
+        return choice(self.index, {"message": message}, self.tokens if wants_logprobs else None, self.finish_reason)
 
 
 def _encode_base64(pcm16: bytes, sample_rate_hz: int, audio_format: str) -> str:

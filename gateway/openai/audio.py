@@ -19,7 +19,6 @@ from gateway.openai.forms import page, read_json
 from gateway.pipeline.dit import Pieces, generate
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2
-from services.common.rpc.errors import InternalError
 
 router = APIRouter(tags=["audio"])
 
@@ -77,7 +76,7 @@ async def _make(stage: Stage, start: dit_pb2.DitStart, timeout_s: float) -> tupl
                 case "piece":
                     pieces.add(response.piece)
     if not pieces.complete or pieces.sample_rate_hz <= 0:
-        raise InternalError(f"stage {stage.name} did not send a whole sound")
+        raise stage.fault("did not send a whole sound")
     return pieces, seed
 
 

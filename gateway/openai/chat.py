@@ -12,21 +12,21 @@ from starlette.datastructures import State
 from starlette.responses import Response
 
 from gateway import metrics
-from gateway.errors import ApiError, from_failure, invalid
+from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
 from gateway.media.encode import BYTES_PER_SAMPLE
-from gateway.openai.answer import Answer, StreamedAnswer, WholeAnswer, chunk, usage
+from gateway.openai.answer import Answer, StreamedAnswer, WholeAnswer, choice, chunk, usage
 from gateway.openai.chat_requests import last_words, refuse_members, to_jobs
 from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.openai.content import ImagePart
 from gateway.openai.diffusion import ImageOptions, ImageRequest
 from gateway.openai.forms import page, read_json, validated
-from gateway.openai.images import FinishedImage, ImageGeneration, image_facts, load_pictures
+from gateway.openai.images import ImageGeneration, image_facts, load_pictures
 from gateway.openai.schema import ChatCompletionRequest
-from gateway.pipeline.job import AudioDelta, Event, StageFailure, TextDelta
 from gateway.pipeline.kinds import KINDS
-from gateway.pipeline.run import run
+from gateway.pipeline.run import AudioDelta, Event, TextDelta, run
 from gateway.pipeline.stage import Stage
+from services.common.rpc.errors import StageError
 
 # Members that ask for another answer than pictures; those that only say how text is sampled are not read.
 _TEXT_ONLY = ("audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
@@ -109,7 +109,7 @@ class AnswerExchange(_Exchange):
         body = self._head | {
             "object": "chat.completion",
             "choices": [
-                await answer.choice(self._request.audio_format, bool(self._request.logprobs))
+                await answer.whole(self._request.audio_format, bool(self._request.logprobs))
                 | ({"quartet": answer.quartet()} if len(answers) > 1 else {})
                 for answer in answers
             ],
@@ -133,8 +133,8 @@ class AnswerExchange(_Exchange):
                     answers[index].take(event)
                     self._observe(event)
                     yield index, event
-        except StageFailure as failure:
-            raise from_failure(failure) from failure
+        except StageError as error:
+            raise from_error("gateway", error) from error
         self._finish(answers)
 
     def _elapsed_s(self) -> float:
@@ -187,15 +187,8 @@ class ImageExchange(_Exchange):
         pictures = await self._pictures()
         async with aclosing(self._parts(pictures)) as made:
             parts = {i: part async for i, part in made}
-        choices = [
-            {
-                "index": i,
-                "finish_reason": "stop",
-                "logprobs": None,
-                "message": {"role": "assistant", "content": [parts[i]], "refusal": None},
-            }
-            for i in sorted(parts)
-        ]
+        messages = {i: {"role": "assistant", "content": [parts[i]], "refusal": None} for i in sorted(parts)}
+        choices = [choice(i, {"message": message}, finish_reason="stop") for i, message in messages.items()]
         body = self._head | {"object": "chat.completion", "modality": "image", "choices": choices}
         return await asyncio.to_thread(JSONResponse, body | {"quartet": pictures.quartet()})  # megabytes of text
 
@@ -211,10 +204,6 @@ class ImageExchange(_Exchange):
         for i in sorted(indices):
             yield sse(head | chunk(i, "image", {}, finish_reason="stop") | {"quartet": pictures.quartet()})
         yield DONE
-
-    async def _part(self, picture: FinishedImage) -> dict[str, Any]:
-        file = await asyncio.to_thread(self._options.to_base64, picture.pixels)
-        return {"type": "image_url", "image_url": {"url": f"data:image/{self._options.file_format};base64,{file}"}}
 
     async def _pictures(self) -> ImageGeneration:
         request = self._request
@@ -238,10 +227,11 @@ class ImageExchange(_Exchange):
     async def _parts(self, pictures: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
         """(index, content part) of each picture, as they are finished. Raises ApiError."""
         with self._in_chat_terms():
-            async with aclosing(pictures.events()) as events:
-                async for event in events:
-                    if isinstance(event, FinishedImage):
-                        yield event.output, await self._part(event)
+            async with aclosing(pictures.finished()) as finished:
+                async for picture in finished:
+                    file = await asyncio.to_thread(self._options.to_base64, picture.pixels)
+                    url = f"data:image/{self._options.file_format};base64,{file}"
+                    yield picture.output, {"type": "image_url", "image_url": {"url": url}}
 
     @contextmanager
     def _in_chat_terms(self) -> Iterator[None]:

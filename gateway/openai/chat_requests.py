@@ -20,8 +20,7 @@ from gateway.openai.content import (
     UserMessage,
 )
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
-from gateway.pipeline import job
-from gateway.pipeline.job import Job
+from gateway.pipeline.run import Job, speech
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.channels import MAX_MESSAGE_BYTES
 
@@ -44,10 +43,10 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
     _check(gateway, request)
     if config.thinker is None:
         _, text, _ = last_words(request, "it says what is spoken", "speaks text")
-        starts, media = job.speech(_speak(gateway, request, text)), []
+        starts, media = speech(_speak(gateway, request, text)), []
     else:
         start, media = await _generate(gateway, request)
-        starts = {"thinker": start} | (job.speech(_speak(gateway, request)) if request.speaks else {})
+        starts = {"thinker": start} | (speech(_speak(gateway, request)) if request.speaks else {})
     return [
         _nth(starts, media, request_id if request.n in (None, 1) else f"{request_id}-{i}", i)
         for i in range(request.n or 1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import ExitStack, aclosing, nullcontext
 from typing import Any, TypeVar
@@ -25,10 +26,11 @@ LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error t
 async def admitted(http: Request) -> AsyncIterator[Gateway]:
     """Holds one of the gateway's places, and one of the API key's, until the response is sent or the client is gone.
 
-    `request.state.place` is the key's, for what the request starts and leaves running to take along; without keys it
-    holds nothing.
+    `request.state.deadline` is the `time.monotonic()` at which the request's time is over. `request.state.place` is the
+    key's, for what the request starts and leaves running to take along; without keys it holds nothing.
     """
     gateway: Gateway = http.app.state.gateway
+    http.state.deadline = time.monotonic() + gateway.settings.request_timeout_s
     key = key_of(http)
     place = nullcontext(ExitStack()) if key is None else key.request()
     try:

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request
@@ -36,27 +36,17 @@ _EDIT_OPENAPI = page(
     {"image": {"type": "array", "items": FILE, "description": "also as image[]"}, "mask": FILE},
 )
 
-Kind = Literal["image_generation", "image_edit"]
-
 
 @dataclass(frozen=True)
-class Preview:
-    """What an output looks like by now."""
-
-    output: int
-    index: int
-    pixels: np.ndarray
-
-
-@dataclass(frozen=True)
-class FinishedImage:
-    """A finished output, (height, width, 3) uint8."""
+class Picture:
+    """An output, (height, width, 3) uint8: finished, or a preview of what it looks like by now, the `preview`th."""
 
     output: int
     pixels: np.ndarray
+    preview: int | None = None
 
 
-Event = dit_pb2.DitProgress | Preview | FinishedImage
+Event = dit_pb2.DitProgress | Picture
 
 
 @dataclass
@@ -107,19 +97,26 @@ class ImageGeneration:
                             yield response.progress
                         case "preview":
                             preview = response.preview
-                            yield Preview(preview.output, preview.index, _picture(to_numpy(preview.pixels)))
+                            yield Picture(preview.output, _picture(to_numpy(preview.pixels)), preview.index)
                         case "piece":
                             index = response.piece.output
                             pieces = outputs.setdefault(index, Pieces())
                             pieces.add(response.piece)
                             if pieces.complete:
-                                yield FinishedImage(index, _picture(await asyncio.to_thread(outputs.pop(index).array)))
+                                yield Picture(index, _picture(await asyncio.to_thread(outputs.pop(index).array)))
                                 made += 1
                         case "summary":
                             self.summary = response.summary
             if made != self.start.count:
                 raise InternalError(f"the stage made {made} of {self.start.count} pictures")
         metrics.IMAGES.inc(made)
+
+    async def finished(self) -> AsyncGenerator[Picture, None]:
+        """The finished pictures of `events`."""
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                if isinstance(event, Picture) and event.preview is None:
+                    yield event
 
     def quartet(self) -> dict[str, Any]:
         """How the pictures were made, and where the time went."""
@@ -163,19 +160,17 @@ async def load_pictures(gateway: Gateway, pictures: Sequence[MediaFile]) -> None
 @router.post("/v1/images/generations", openapi_extra=_OPENAPI, response_model=None)
 async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes pictures of a prompt."""
-    deadline = time.monotonic() + gateway.settings.request_timeout_s
     request = await read_json(http, ImageRequest, gateway.settings.request_timeout_s)
-    return await _respond(http, gateway, request, [], None, deadline)
+    return await _respond(http, gateway, request, [], None)
 
 
 @router.post("/v1/images/edits", openapi_extra=_EDIT_OPENAPI, response_model=None)
 async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes pictures of a prompt and others; the body is a form."""
-    limit_s = gateway.settings.request_timeout_s
-    deadline = time.monotonic() + limit_s
     if not is_form(http):
         raise ApiError(400, "the body must be multipart/form-data: pictures are sent as files", None, "invalid_form")
     most = gateway.settings.media_max_parts + 1
+    limit_s = gateway.settings.request_timeout_s
     request, files = await read_form(http, ImageRequest, limit_s, {"image", "mask"}, most)
     images, masks = files.get("image", []), files.get("mask", [])
     if not images:
@@ -185,16 +180,11 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
     fields = [f"image[{i}]" for i in range(len(images))] if len(images) > 1 else ["image"]
     pictures = [MediaFile(field, "image", content=file) for field, file in zip(fields, images, strict=True)]
     mask = MediaFile("mask", "image", content=masks[0]) if masks else None
-    return await _respond(http, gateway, request, pictures, mask, deadline)
+    return await _respond(http, gateway, request, pictures, mask)
 
 
 async def _respond(
-    http: Request,
-    gateway: Gateway,
-    request: ImageRequest,
-    images: Sequence[MediaFile],
-    mask: MediaFile | None,
-    deadline: float,
+    http: Request, gateway: Gateway, request: ImageRequest, images: Sequence[MediaFile], mask: MediaFile | None
 ) -> Response:
     stage = gateway.stage_for("image", request.model)
     info = image_facts(stage, edits=bool(images))
@@ -208,6 +198,7 @@ async def _respond(
     await load_pictures(gateway, [*images, *([mask] if mask else [])])
     start.request_id = http.state.request_id
     http.state.log["stream"] = bool(request.stream)
+    deadline: float = http.state.deadline
     pictures = ImageGeneration(stage, start, images, mask, deadline, http.state.log)
     answer = ImageAnswer(pictures, request, "image_edit" if images else "image_generation")
     if request.stream:
@@ -224,17 +215,14 @@ class ImageAnswer:
         kind: what the events of a stream are called.
     """
 
-    def __init__(self, pictures: ImageGeneration, request: ImageRequest, kind: Kind) -> None:
+    def __init__(self, pictures: ImageGeneration, request: ImageRequest, kind: str) -> None:
         self._pictures, self._request, self._kind = pictures, request, kind
         self._created = int(time.time())
 
     async def whole(self) -> Response:
         """The response in one piece. Raises ApiError."""
-        made: dict[int, np.ndarray] = {}
-        async with aclosing(self._pictures.events()) as events:
-            async for event in events:
-                if isinstance(event, FinishedImage):
-                    made[event.output] = event.pixels
+        async with aclosing(self._pictures.finished()) as pictures:
+            made = {picture.output: picture.pixels async for picture in pictures}
         pixels = [made[i] for i in sorted(made)]
         files = await asyncio.gather(*(asyncio.to_thread(self._request.to_base64, each) for each in pixels))
         body = {
@@ -252,10 +240,10 @@ class ImageAnswer:
         last: dict[str, Any] = {}  # waits for the summary
         async with aclosing(self._pictures.events()) as events:
             async for event in events:
-                if isinstance(event, Preview):
-                    body = await self._event("partial_image", event) | {"partial_image_index": event.index}
+                if isinstance(event, Picture) and event.preview is not None:
+                    body = await self._event("partial_image", event) | {"partial_image_index": event.preview}
                     yield _named(body)
-                elif isinstance(event, FinishedImage):
+                elif isinstance(event, Picture):
                     left -= 1
                     last = await self._event("completed", event)
                     if left:
@@ -266,7 +254,7 @@ class ImageAnswer:
         last["quartet"] = self._pictures.quartet() | last["quartet"]
         yield await asyncio.to_thread(_named, last)
 
-    async def _event(self, what: str, event: Preview | FinishedImage) -> dict[str, Any]:
+    async def _event(self, what: str, event: Picture) -> dict[str, Any]:
         seed = self._pictures.started.seed + event.output
         return {
             "type": f"{self._kind}.{what}",

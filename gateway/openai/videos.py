@@ -172,7 +172,7 @@ async def list_videos(http: Request) -> dict[str, Any]:
         raise invalid("limit", f"must be 1 to {_MAX_LIMIT}")
     if order not in ("asc", "desc"):
         raise invalid("order", "must be asc or desc")
-    found = await _jobs(http).page(after, int(limit) + 1, order == "desc", _owner(http))
+    found = await _jobs(http).store.page(after, int(limit) + 1, order == "desc", _owner(http))
     if found is None:
         raise invalid("after", f"no video {after!r}")
     data = [video_object(video) for video in found[: int(limit)]]
@@ -229,7 +229,7 @@ def _owner(http: Request) -> str | None:
 
 
 async def _video(http: Request, video_id: str) -> Video:
-    video = await _jobs(http).get(video_id, _owner(http))
+    video = await _jobs(http).store.get(video_id, _owner(http))
     if video is None:
         raise _not_found(video_id)
     return video

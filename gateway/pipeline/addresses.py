@@ -100,11 +100,7 @@ class NameWatcher:
     """
 
     def __init__(
-        self,
-        stage: str,
-        endpoints: Sequence[Endpoint],
-        on_change: Callable[[dict[str, str]], None],
-        resolver: Resolver = resolve_host,
+        self, stage: str, endpoints: Sequence[Endpoint], on_change: Callable[[dict[str, str]], None], resolver: Resolver
     ) -> None:
         self.errors: dict[str, str] = {}
         self._stage, self._on_change, self._resolver = stage, on_change, resolver

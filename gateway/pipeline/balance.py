@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from quartet.v1 import media_pb2, thinker_pb2
+from quartet.v1 import thinker_pb2
 
 # By how many requests the preferred replica may be ahead of the least loaded one, the new one counted.
 MAX_IMBALANCE = 2
@@ -84,16 +84,13 @@ def prompt_key(start: thinker_pb2.GenerateStart, media: Sequence[bytes]) -> byte
         _add(digest, message.role)
         for part in message.content:
             if part.WhichOneof("content") == "media":
-                _add(digest, part.media.data if _is_inline(part.media) else next(late, b""))
+                is_late = part.media.size_bytes and not part.media.data
+                _add(digest, next(late, b"") if is_late else part.media.data)
             else:
                 _add(digest, part.text)
         if message.role == "user":
             break
     return digest.digest()
-
-
-def _is_inline(media: media_pb2.Media) -> bool:
-    return bool(media.data) or not media.size_bytes
 
 
 def _add(digest: "hashlib.blake2b", content: bytes | str) -> None:

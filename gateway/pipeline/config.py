@@ -141,11 +141,6 @@ class PipelineConfig(Strict):
         return [output for output in OUTPUTS if getattr(self.outputs, output) is not None]
 
     @property
-    def main_name(self) -> str:
-        """Name of the stage that `model` names: that of the text, else that of the first other output."""
-        return self.model_stage(self.made[0])
-
-    @property
     def answer(self) -> list[str]:
         """Names of the stages that a spoken answer comes through, else those of a written one; the first first."""
         return self.route("speech") or self.route("text")
@@ -174,9 +169,7 @@ def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = 
     Raises:
         YamlError: "FILE:LINE: what is wrong and how to fix it".
     """
-    source = read_yaml(file)
-    if not isinstance(source.data, dict):
-        raise source.error((), "must be a mapping with the keys stages and outputs")
+    source = read_yaml(file, "keys stages and outputs")
     _override_addresses(source, addresses or {})
     config = source.parse(PipelineConfig, _explain)
     _check_edges(source, config)

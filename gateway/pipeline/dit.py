@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import grpc
@@ -22,43 +23,6 @@ _DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA
 
 class Misfit(Unavailable):
     """A dit and what the pipeline has it read from do not fit together: nothing to wait for."""
-
-
-class Encoding:
-    """A call to an encoder, while the dit pulls what it makes.
-
-    Args:
-        replica: the encoder.
-        start: what it gets.
-        media: files of `start`, in their order.
-        timeout_s: longest that it may take.
-        dit: the call to the dit, cancelled at once when the encoder fails: it may be waiting for a stream that never
-            comes.
-
-    Attributes:
-        error: why it failed, once it has.
-    """
-
-    def __init__(
-        self, replica: Replica, start: encoder_pb2.EncodeStart, media: Sequence[bytes], timeout_s: float, dit: Any
-    ) -> None:
-        self.error: StageError | None = None
-        self._replica, self._dit, self._call = replica, dit, replica.call(start, media, timeout_s)
-        self._task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        try:
-            async for _ in self._call:
-                pass
-        except grpc.aio.AioRpcError as error:
-            self.error = self._replica.failure(error)
-            self._dit.cancel()
-
-    async def close(self) -> None:
-        """Cancels it, if it still runs."""
-        self._call.cancel()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
 
 
 def encoder_of(stage: Stage) -> Stage | None:
@@ -147,6 +111,23 @@ async def generate(
                 raise
 
 
+async def _encode(
+    encoder: Replica, start: encoder_pb2.EncodeStart, media: Sequence[bytes], timeout_s: float, dit: Any
+) -> StageError | None:
+    """Has the encoder read the prompt, while the dit pulls what it makes; why it failed, if it did. The call to the
+    `dit` is cancelled at once then: it may be waiting for a stream that never comes."""
+    call = encoder.call(start, media, timeout_s)
+    try:
+        async for _ in call:
+            pass
+    except grpc.aio.AioRpcError as error:
+        dit.cancel()
+        return encoder.failure(error)
+    finally:
+        call.cancel()
+    return None
+
+
 async def _attempt(
     route: Route, leases: Sequence[Lease], start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
 ) -> AsyncGenerator[dit_pb2.DitServiceGenerateResponse, None]:
@@ -159,27 +140,29 @@ async def _attempt(
     encode = None
     if encoders:
         assert dit.stage.info is not None
-        encode = _read_from(encoders[0].replica, announced, dit.stage.info.dit)
+        encoder = encoders[0].replica
+        encode = partial(_encode, encoder, _read_from(encoder, announced, dit.stage.info.dit), media, timeout_s)
     call = dit.replica.call(announced, media, timeout_s)
-    encoding = Encoding(encoders[0].replica, encode, media, timeout_s, call) if encode else None
+    encoding = encode and asyncio.create_task(encode(call))
     complete = False
     try:
         async for response in call:
             complete = response.HasField("summary")
             yield response
-    except grpc.aio.AioRpcError as error:
-        failure = route.failure(dit, error)
-        raise (encoding and encoding.error) or failure from error
-    except asyncio.CancelledError:
-        if encoding is None or encoding.error is None:
+    except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+        failure = None if isinstance(error, asyncio.CancelledError) else route.failure(dit, error)
+        if encoding is not None and encoding.done():
+            failure = encoding.result() or failure
+        if failure is None:
             raise
-        raise encoding.error from None
+        raise failure from error
     finally:
         call.cancel()
         if encoding is not None:
-            await encoding.close()
+            encoding.cancel()
+            await asyncio.gather(encoding, return_exceptions=True)
     if not complete:
-        raise InternalError(f"stage {dit.stage.name} ended the call without a summary")
+        raise dit.stage.fault("ended the call without a summary")
 
 
 def to_numpy(message: tensor_pb2.Tensor) -> np.ndarray:
@@ -195,12 +178,11 @@ class Pieces:
     """One output, as it comes in.
 
     Attributes:
-        frames_per_second: of a video; 0 before the first piece.
         sample_rate_hz: of sound; 0 before the first piece.
     """
 
     def __init__(self) -> None:
-        self.frames_per_second, self.sample_rate_hz = 0.0, 0
+        self.sample_rate_hz = 0
         self._parts: list[np.ndarray] = []
         self._received, self._total = 0, None
 
@@ -214,7 +196,7 @@ class Pieces:
         self._parts.append(part)
         self._received += len(part)
         self._total = piece.total
-        self.frames_per_second, self.sample_rate_hz = piece.frames_per_second, piece.sample_rate_hz
+        self.sample_rate_hz = piece.sample_rate_hz
 
     @property
     def complete(self) -> bool:

@@ -1,25 +1,19 @@
 """The kinds of stages: what each reads, what it makes, and how it is called. One table for all who ask."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
-
-import grpc
 
 from quartet.v1.code2wav_pb2_grpc import Code2WavServiceStub
 from quartet.v1.dit_pb2 import DitServiceGenerateRequest
 from quartet.v1.dit_pb2_grpc import DitServiceStub
 from quartet.v1.encoder_pb2 import EncodeRequest
 from quartet.v1.encoder_pb2_grpc import EncoderServiceStub
-from quartet.v1.media_pb2 import MediaChunk
 from quartet.v1.talker_pb2_grpc import TalkerServiceStub
 from quartet.v1.thinker_pb2 import GenerateRequest
 from quartet.v1.thinker_pb2_grpc import ThinkerServiceStub
-from services.common.telemetry import tracing
 
 Output = Literal["text", "speech", "image", "video", "audio"]
-
-_MEDIA_CHUNK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -55,26 +49,6 @@ class StageKind:
     def service(self) -> str:
         """Full name of its gRPC service."""
         return f"quartet.v1.{self.name.title()}Service"  # e.g. Code2WavService
-
-    def call(self, channel: grpc.aio.Channel, start: Any, media: Sequence[bytes], timeout_s: float) -> Any:
-        """The call that serves a request.
-
-        Args:
-            channel: to the replica.
-            start: the start message.
-            media: files of `start` whose data it has not, in their order.
-            timeout_s: longest that the call may take.
-        """
-        requests = start if self.streamed_request is None else _in_messages(self.streamed_request, start, media)
-        return getattr(self.stub(channel), self.method)(requests, timeout=timeout_s, metadata=tracing.metadata())
-
-
-async def _in_messages(request: Callable[..., Any], start: Any, media: Sequence[bytes]) -> AsyncIterator[Any]:
-    """`start`, then the files, as messages that `request` makes."""
-    yield request(start=start)
-    for file in media:
-        for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
-            yield request(media=MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))
 
 
 KINDS = {

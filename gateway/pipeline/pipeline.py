@@ -60,8 +60,8 @@ class Pipeline:
 
     @property
     def main(self) -> Stage:
-        """The stage that the pipeline's `model` names."""
-        return self.by_name[self.config.main_name]
+        """The stage that the pipeline's `model` names: that of the text, else that of the first other output."""
+        return self.with_models[0]
 
     @property
     def with_models(self) -> list[Stage]:
@@ -78,16 +78,6 @@ class Pipeline:
         was never reached, or without one."""
         found = next((stage for stage in self.answer if stage.kind == kind), None)
         return getattr(found.info, kind) if found and found.info else None
-
-    @property
-    def states(self) -> dict[str, str]:
-        """Each stage's state."""
-        return {name: stage.state for name, stage in self.by_name.items()}
-
-    @property
-    def replicas(self) -> dict[str, list[dict[str, Any]]]:
-        """Each stage's replicas, for people and programs that watch."""
-        return {name: stage.describe_replicas() for name, stage in self.by_name.items()}
 
     @property
     def ready(self) -> bool:

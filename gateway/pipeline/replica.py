@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,21 +13,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway import metrics
 from gateway.pipeline.kinds import KINDS
-from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2
+from quartet.v1 import media_pb2, server_info_pb2, server_info_pb2_grpc, stream_pb2
 from services.common.rpc.channels import Channels
-from services.common.rpc.errors import (
-    DeadlineExceeded,
-    NotFound,
-    RequestCancelled,
-    StageError,
-    StageLost,
-    Unavailable,
-)
+from services.common.rpc.errors import DeadlineExceeded, NotFound, RequestCancelled, StageError, StageLost, Unavailable
 from services.common.rpc.status import from_rpc_error, said_by_stage
+from services.common.telemetry import tracing
 
 # Health checks in a row without an answer before a replica that was serving counts as down: a busy machine may be late.
 # One whose connection is refused or reset is down at once.
 LATE_CHECKS = 3
+_MEDIA_CHUNK_BYTES = 1024 * 1024
 
 # What clients hear of a stage instead of its own words, which may be a transport's; those are for the log.
 _WORDS: dict[type[StageError], str] = {
@@ -50,9 +45,9 @@ class Replica:
         stage: name of the stage.
         kind: of the stage.
         address: "ip:port", by which other stages reach it too.
+        server_name: that its certificate must have, with TLS; "" is the address's host.
         channels: of this gateway.
         on_change: called when its health or identity has changed.
-        server_name: that its certificate must have, with TLS; "" is the address's host.
 
     Attributes:
         health: "SERVING", or else why not, in words for people.
@@ -66,13 +61,7 @@ class Replica:
     """
 
     def __init__(
-        self,
-        stage: str,
-        kind: str,
-        address: str,
-        channels: Channels,
-        on_change: Callable[[], None],
-        server_name: str = "",
+        self, stage: str, kind: str, address: str, server_name: str, channels: Channels, on_change: Callable[[], None]
     ) -> None:
         self.stage, self.kind, self.address, self.server_name = stage, kind, address, server_name
         self.health = "not checked yet"
@@ -93,8 +82,16 @@ class Replica:
         return self._channels.channel(self.address, self.server_name)
 
     def call(self, start: Any, media: Sequence[bytes], timeout_s: float) -> Any:
-        """The call that serves a request; see `kinds.StageKind.call`."""
-        return KINDS[self.kind].call(self.channel, start, media, timeout_s)
+        """The call that serves a request.
+
+        Args:
+            start: the start message.
+            media: files of `start` whose data it has not, in their order.
+            timeout_s: longest that the call may take.
+        """
+        kind = KINDS[self.kind]
+        requests = start if kind.streamed_request is None else _in_messages(kind.streamed_request, start, media)
+        return getattr(kind.stub(self.channel), kind.method)(requests, timeout=timeout_s, metadata=tracing.metadata())
 
     def source(self, stream_id: str) -> stream_pb2.StreamSource:
         """By which another stage pulls the stream `stream_id` from it."""
@@ -232,3 +229,11 @@ class Replica:
             self.down_since = time.monotonic()
         if changed or self.refusal:
             self._on_change()
+
+
+async def _in_messages(request: Callable[..., Any], start: Any, media: Sequence[bytes]) -> AsyncIterator[Any]:
+    """`start`, then the files, as messages that `request` makes."""
+    yield request(start=start)
+    for file in media:
+        for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
+            yield request(media=media_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))

@@ -2,24 +2,18 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from gateway.pipeline.balance import prompt_key
-from gateway.pipeline.job import AudioDelta, Event, Finished, Job, PromptRead, StageFailure, TextDelta
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.route import LOST, Lease, Route
-from quartet.v1 import tensor_pb2, thinker_pb2
-from services.common.rpc.errors import (
-    DeadlineExceeded,
-    InternalError,
-    InvalidInput,
-    QueueFull,
-    StageError,
-    StageLost,
-)
+from gateway.pipeline.stage import Stage
+from quartet.v1 import code2wav_pb2, talker_pb2, tensor_pb2, thinker_pb2
+from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
 
 # Events that may wait for a slow client. Beyond, the stages' streams are not read, which slows the stages down.
 _MAX_BUFFERED_EVENTS = 64
@@ -31,6 +25,65 @@ _DEADLINE_MARGIN_S = 0.5
 _ROOT_FIRST = (InvalidInput, QueueFull, DeadlineExceeded, InternalError, *LOST)
 ECHO_GRACE_S = 0.25
 
+
+@dataclass(frozen=True)
+class Job:
+    """One answer to be made.
+
+    Attributes:
+        request_id: names the answer in every stage.
+        starts: start messages by kind of stage, of the stages of the pipeline's answer that are needed: GenerateStart,
+            SpeakRequest, DecodeRequest. Ids and sources are filled in by the run.
+        media: files of the first stage's media parts without data, in their order.
+    """
+
+    request_id: str
+    starts: Mapping[str, Any]
+    media: Sequence[bytes] = ()
+
+
+def speech(speak: talker_pb2.SpeakRequest) -> dict[str, Any]:
+    """Start messages of the stages that speak, as `speak` says."""
+    return {"talker": speak, "code2wav": code2wav_pb2.DecodeRequest(sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16)}
+
+
+@dataclass(frozen=True)
+class PromptRead:
+    """The first stage took the request: an answer follows.
+
+    Attributes:
+        tokens: of the prompt, by kind; none where no thinker reads it.
+        text: what is spoken, where the request says it and no thinker writes it.
+    """
+
+    tokens: thinker_pb2.PromptInfo
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """New text, token ids, log-probabilities or parts of tool calls."""
+
+    delta: thinker_pb2.GenerateDelta
+
+
+@dataclass(frozen=True)
+class AudioDelta:
+    """The next samples, mono PCM16, little-endian."""
+
+    pcm16: bytes
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The answer is complete, text and sound: the summaries of the stages, None for those that were not needed."""
+
+    thinker: thinker_pb2.GenerateSummary | None = None
+    talker: talker_pb2.SpeakSummary | None = None
+    code2wav: code2wav_pb2.DecodeSummary | None = None
+
+
+Event = PromptRead | TextDelta | AudioDelta | Finished
 Queue = asyncio.Queue[tuple[int, Event]]
 
 
@@ -39,7 +92,8 @@ async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> Asyn
     TextDelta and AudioDelta, last Finished. Closing the iterator cancels every stage.
 
     Raises:
-        StageFailure: the first job that failed; all others are cancelled.
+        StageError: of the first job that failed; all others are cancelled. Its `origin` is the kind of the stage that
+            it began in, "" the gateway itself.
     """
     queue: Queue = asyncio.Queue(_MAX_BUFFERED_EVENTS)
     deadline = asyncio.get_running_loop().time() + timeout_s
@@ -50,8 +104,7 @@ async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> Asyn
         while (event := await _next(queue, work)) is not None:
             yield event
         if work.cancelled():
-            limit = f"the request took longer than its {timeout_s:g} s"
-            raise StageFailure("gateway", DeadlineExceeded(limit))
+            raise DeadlineExceeded(f"the request took longer than its {timeout_s:g} s")
         work.result()
     finally:
         timer.cancel()
@@ -93,9 +146,7 @@ class _Answer:
                     await self._attempt(leases)
                 return
             except StageError as error:
-                raise StageFailure("gateway", error) from None
-            except StageFailure as failure:
-                if self._has_output or not await self._route.again(failure.error):
+                if self._has_output or not await self._route.again(error):
                     raise
 
     async def _attempt(self, leases: Sequence[Lease]) -> None:
@@ -123,27 +174,24 @@ class _Answer:
         """Calls the lease's replica, passes on what it answers, and returns its summary.
 
         Raises:
-            StageFailure: the replica failed, or was lost and is marked down.
+            StageError: the replica failed, or was lost and is marked down.
         """
-        stage = lease.stage
         call = lease.replica.call(start, self._job.media, self._time_left_s())
         summary = None
         try:
             async for response in call:
                 if response.HasField("summary"):
                     summary = response.summary
-                elif (event := _event(start, response)) is not None:
+                elif (event := _event(lease.stage, start, response)) is not None:
                     await self._emit(event)
         except grpc.aio.AioRpcError as error:
             self._failed = True
-            raise StageFailure(stage.kind, self._route.failure(lease, error)) from error
-        except InternalError as error:
-            raise StageFailure(stage.kind, InternalError(f"stage {stage.name} {error}")) from None
+            raise self._route.failure(lease, error) from error
         finally:
             call.cancel()
             lease.end()
         if summary is None:
-            raise StageFailure(stage.kind, InternalError(f"stage {stage.name} ended the call without a summary"))
+            raise lease.stage.fault("ended the call without a summary")
         return summary
 
     async def _emit(self, event: Event) -> None:
@@ -164,8 +212,8 @@ class _Answer:
         return max(left_s - min(_DEADLINE_MARGIN_S, left_s / 10), 0.001)
 
 
-def _event(start: Any, response: Any) -> Event | None:
-    """What a stage's response to `start` says, if it is for the client. Raises InternalError: it cannot be right."""
+def _event(stage: Stage, start: Any, response: Any) -> Event | None:
+    """What the stage's response to `start` says, if it is for the client. Raises InternalError: it cannot be right."""
     match response.WhichOneof("message"):
         case "prompt":
             return PromptRead(response.prompt)
@@ -176,7 +224,7 @@ def _event(start: Any, response: Any) -> Event | None:
         case "audio":
             samples = response.audio.samples
             if samples.dtype != tensor_pb2.DATA_TYPE_INT16:
-                raise InternalError(f"sent {tensor_pb2.DataType.Name(samples.dtype)} samples, not PCM16")
+                raise stage.fault(f"sent {tensor_pb2.DataType.Name(samples.dtype)} samples, not PCM16")
             return AudioDelta(samples.inline) if samples.inline else None
     return None
 
@@ -186,7 +234,7 @@ async def gather_or_cancel(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[An
     waited for.
 
     Raises:
-        StageFailure: the root error. If the first error can be an echo of another part's, the others have
+        StageError: the root error. If the first error can be an echo of another part's, the others have
             ECHO_GRACE_S to state theirs.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
@@ -204,21 +252,21 @@ async def gather_or_cancel(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[An
     return [task.result() for task in tasks]
 
 
-def _failures(tasks: Sequence[asyncio.Future[Any]]) -> list[StageFailure]:
-    """Failures in the order of `tasks`; any other exception is raised at once, being a bug."""
+def _failures(tasks: Sequence[asyncio.Future[Any]]) -> list[StageError]:
+    """Errors of stages in the order of `tasks`; any other exception is raised at once, being a bug."""
     failures = []
     for task in tasks:
         error = task.exception() if task.done() and not task.cancelled() else None
-        if isinstance(error, StageFailure):
+        if isinstance(error, StageError):
             failures.append(error)
         elif error is not None:
             raise error
     return failures
 
 
-def _may_be_echo(failure: StageFailure) -> bool:
-    return isinstance(failure.error, LOST) and not isinstance(failure.error, StageLost)
+def _may_be_echo(failure: StageError) -> bool:
+    return isinstance(failure, LOST) and not isinstance(failure, StageLost)
 
 
-def _rank(failure: StageFailure) -> int:
-    return next((i for i, kind in enumerate(_ROOT_FIRST) if isinstance(failure.error, kind)), len(_ROOT_FIRST))
+def _rank(failure: StageError) -> int:
+    return next((i for i, kind in enumerate(_ROOT_FIRST) if isinstance(failure, kind)), len(_ROOT_FIRST))

@@ -15,7 +15,7 @@ from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.replica import Identity, Replica
 from quartet.v1 import server_info_pb2
 from services.common.rpc.channels import Channels
-from services.common.rpc.errors import Unavailable
+from services.common.rpc.errors import InternalError, Unavailable
 
 # A replica that is down says for so long what the others have to be: it may only be restarting.
 HOLD_S = 30.0
@@ -137,6 +137,12 @@ class Stage:
         error.origin, error.detail = self.kind, f"stage {self.name}: {self.state}"
         return error
 
+    def fault(self, what: str) -> InternalError:
+        """What a request hears that was answered against the contract: `what` the stage did."""
+        error = InternalError(f"stage {self.name} {what}")
+        error.origin = self.kind
+        return error
+
     def choose(self, key: bytes | None = None, avoid: Collection[Replica] = ()) -> Replica:
         """The replica for a request; the caller enters its `request()` before anything else is awaited.
 
@@ -198,7 +204,7 @@ class Stage:
             replica, task = self._leaving.pop(address)
             task.cancel()
         else:
-            replica = Replica(self.name, self.kind, address, self._channels, self._changed, server_name)
+            replica = Replica(self.name, self.kind, address, server_name, self._channels, self._changed)
         self.replicas[address] = replica
         if self._timing is not None:
             log.info("replica added", name=self.name, address=address)

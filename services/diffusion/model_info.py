@@ -109,7 +109,7 @@ def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo) -> OutputSp
     if info.frames_multiple:
         start.num_frames = info.frames_multiple + 1
     images = [Image.new("RGB", (side, side), "gray")] if models.family.needs_image else []
-    return resolve(start, info.tasks[0], images, None, models, info).outputs[0]
+    return resolve(start, images, None, models, info)[0]
 
 
 def _warm_up_side(info: server_info_pb2.DitInfo) -> int:

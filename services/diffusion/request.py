@@ -52,15 +52,6 @@ class OutputSpec:
     floats: bool = True
 
 
-@dataclass(frozen=True)
-class GenerationPlan:
-    """A request with all defaults filled in."""
-
-    task: dit_pb2.DitTask
-    seed: int
-    outputs: list[OutputSpec]
-
-
 def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:
     """The task, after all that can be checked without the pictures' content.
 
@@ -180,14 +171,14 @@ def _check_loras(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None
 
 def resolve(
     start: dit_pb2.DitStart,
-    task: dit_pb2.DitTask,
     images: "Sequence[Image]",
     mask: "Image | None",
     pipelines: Pipelines,
     info: server_info_pb2.DitInfo,
     given: Sequence[Conditioning] = (),
-) -> GenerationPlan:
-    """The outputs of a request that `check` found good. Tokenizes the prompt: call it in a thread.
+) -> list[OutputSpec]:
+    """The outputs of a request that `check` found good, with all defaults filled in. Tokenizes the prompt: call it in a
+    thread.
 
     Args:
         images: `start.images`, decoded.
@@ -210,7 +201,7 @@ def resolve(
     seed, count = start.seed if start.HasField("seed") else secrets.randbits(32), start.count or 1
     first, *others = given or [Conditioning()]
     conditionings = [first, *(others or (first.for_another_seed() for _ in range(1, count)))]
-    outputs = [
+    return [
         OutputSpec(
             pipeline,
             arguments,
@@ -224,7 +215,6 @@ def resolve(
         )
         for i in range(count)
     ]
-    return GenerationPlan(task, seed, outputs)
 
 
 def _denoising_steps(start: dit_pb2.DitStart, pipelines: Pipelines, pipeline: DiffusionPipeline, asked: int) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -17,7 +17,7 @@ from services.common.stream.consumer import StreamConsumer
 from services.common.stream.tensors import MAX_INLINE_BYTES, to_message
 from services.diffusion.conditioning import read_conditioning
 from services.diffusion.images import decode_files, read_files
-from services.diffusion.request import GenerationPlan, check, resolve
+from services.diffusion.request import OutputSpec, check, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
 from services.dit.output import Done, Encoded, Event, Failed, Preview, Progress, Started
@@ -47,11 +47,12 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                 yield response
 
     async def _serve(self, start: dit_pb2.DitStart, requests: Requests, call: Call) -> AsyncGenerator[Response, None]:
-        plan = await self._resolve(start, requests)
-        steps, count = plan.outputs[0].steps, len(plan.outputs)
-        started = dit_pb2.DitStarted(task=plan.task, seed=plan.seed, count=count, num_inference_steps=steps)
+        task = check(start, self._info)
+        outputs = await self._resolve(start, requests)
+        seed, steps, count = outputs[0].seed, outputs[0].steps, len(outputs)
+        started = dit_pb2.DitStarted(task=task, seed=seed, count=count, num_inference_steps=steps)
         yield Response(started=started)
-        run = _Run(self._engine, plan, start.progress_interval_ms / 1000)
+        run = _Run(self._engine, outputs, start.progress_interval_ms / 1000)
         try:
             async for output, event in run.events():
                 if isinstance(event, Failed):
@@ -64,7 +65,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                     progress = dit_pb2.DitProgress(output=output, step=event.step, num_inference_steps=event.steps)
                     yield Response(progress=progress)
                 elif isinstance(event, Preview):
-                    index = sum(step < event.step for step in plan.outputs[output].preview_steps)
+                    index = sum(step < event.step for step in outputs[output].preview_steps)
                     pixels = to_message(event.pixels)
                     preview = dit_pb2.DitPreview(output=output, index=index, step=event.step, pixels=pixels)
                     yield Response(preview=preview)
@@ -80,8 +81,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         summary = dit_pb2.DitSummary(count=count, steps=run.steps, timings=timings, mean_batch=run.mean_batch)
         yield Response(summary=summary)
 
-    async def _resolve(self, start: dit_pb2.DitStart, requests: Requests) -> GenerationPlan:
-        task = check(start, self._info)
+    async def _resolve(self, start: dit_pb2.DitStart, requests: Requests) -> list[OutputSpec]:
         has_source = start.HasField("source")
         if self._info.needs_source and not has_source:
             raise InvalidInput("source", "is required: this diffusion stage has no text encoders")
@@ -90,7 +90,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         files, models = await read_files(start, requests, self._settings), self._engine.models
         given = await read_conditioning(self._consumer, start, models.device) if has_source else []
         return await asyncio.to_thread(
-            lambda: resolve(start, task, *decode_files(files, self._settings), models, self._info, given)
+            lambda: resolve(start, *decode_files(files, self._settings), models, self._info, given)
         )
 
     def _pieces(self, output: int, done: Done) -> Iterator[dit_pb2.DitPiece]:
@@ -120,14 +120,14 @@ class _Run:
         steps: denoising steps done, of all of them.
     """
 
-    def __init__(self, engine: DitEngine, plan: GenerationPlan, interval_s: float) -> None:
+    def __init__(self, engine: DitEngine, outputs: Sequence[OutputSpec], interval_s: float) -> None:
         self.steps = 0
         self._batches = 0
-        self._interval_s, self._reported_s = interval_s, [float("-inf")] * len(plan.outputs)
+        self._interval_s, self._reported_s = interval_s, [float("-inf")] * len(outputs)
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._engine, self._pending = engine, len(plan.outputs)
+        self._engine, self._pending = engine, len(outputs)
         self._loop = asyncio.get_running_loop()
-        self._outputs = [engine.submit(spec, partial(self._hear, i)) for i, spec in enumerate(plan.outputs)]
+        self._outputs = [engine.submit(spec, partial(self._hear, i)) for i, spec in enumerate(outputs)]
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """(output, event), until the last is done or one has failed."""

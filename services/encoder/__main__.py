@@ -59,14 +59,13 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def _resolve(self, request: dit_pb2.DitStart, requests: Requests) -> list[OutputSpec]:
         engine = self._engine
         request.ClearField("loras")  # of the transformer
-        task = check(request, engine.info)
+        check(request, engine.info)
         if engine.draws_prior_tokens and not request.HasField("seed"):
             raise InvalidInput("seed", "is required: this model draws prior tokens by it")
         files = await read_files(request, requests, self._settings)
-        plan = await asyncio.to_thread(
-            lambda: resolve(request, task, *decode_files(files, self._settings), engine.models, engine.info)
+        return await asyncio.to_thread(
+            lambda: resolve(request, *decode_files(files, self._settings), engine.models, engine.info)
         )
-        return plan.outputs
 
 
 async def serve(stage: Stage, settings: EncoderSettings) -> None:

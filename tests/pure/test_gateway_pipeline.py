@@ -123,7 +123,7 @@ def test_faults_are_named_with_their_line(load, old, new, line, says):
 def test_the_shipped_dit_file_is_valid():
     config = load_pipeline(SHIPPED.with_name("dit.yaml"))
     assert [stage.kind for stage in config.stages.values()] == ["dit"]
-    assert (config.thinker, config.talker, config.main_name) == (None, None, "dit")
+    assert (config.thinker, config.talker, config.model_stage(config.made[0])) == (None, None, "dit")
 
 
 def test_every_shipped_file_is_valid():
@@ -142,7 +142,7 @@ def test_a_thinker_and_a_dit(load):
     dit = "  d: {kind: dit, address: 'h:4'}\n"
     config = load(GOOD.replace("outputs:\n", f"{dit}outputs:\n  image: d\n"))
     assert config.outputs.image == "d"
-    assert config.main_name == "a"
+    assert config.model_stage(config.made[0]) == "a"
 
 
 def test_a_pipeline_that_begins_with_a_talker(load):
@@ -151,7 +151,7 @@ def test_a_pipeline_that_begins_with_a_talker(load):
         "outputs: {speech: c}"
     )
     assert config.answer == ["t", "c"]
-    assert config.main_name == "t"
+    assert config.model_stage(config.made[0]) == "t"
     assert config.thinker is None
 
 

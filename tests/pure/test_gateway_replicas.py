@@ -147,7 +147,7 @@ async def test_a_replica_of_another_config_is_refused(field, says):
         await until(lambda: not replica.serving)
         assert "refused" in replica.state
         assert says in replica.state
-        (listed,) = [r for r in system.stages.replicas["talker"] if r["address"] == address]
+        (listed,) = [r for r in system.stages.by_name["talker"].describe_replicas() if r["address"] == address]
         assert listed["state"] == replica.state
         assert system.stages.ready
         for i in range(6):
@@ -208,7 +208,9 @@ async def painters(file: str = "dit.yaml", kinds: tuple[str, ...] = ("dit",)):
         addresses = {kind: [group.addresses[kind] for group in groups] for kind in kinds}
         pipeline = load_pipeline(SPEECH.with_name(file), addresses)
         stages = await stack.enter_async_context(Pipeline(pipeline, INTERVAL_S, 1.0))
-        await until(lambda: all(r["state"] == "SERVING" for kind in kinds for r in stages.replicas[kind]))
+        await until(
+            lambda: all(r["state"] == "SERVING" for kind in kinds for r in stages.by_name[kind].describe_replicas())
+        )
         stage = stages.output("image")
         assert stage is not None
         yield Routed(groups, stages), stage

@@ -84,12 +84,13 @@ async def test_a_video_deleted_while_it_is_taken_on(tmp_path):
     settings = GatewaySettings(pipeline=PIPELINE, max_running_videos=1, max_queued_videos=1, drain_timeout_s=1)
     store = SlowStore(tmp_path, 60)
     async with store, VideoJobs(store, settings) as jobs:
-        submitting = asyncio.create_task(jobs.submit(video, away, dit_pb2.DitStart(request_id=video.id), None))
+        start = dit_pb2.DitStart(request_id=video.id)
+        submitting = asyncio.create_task(jobs.submit(video, away, start, None, on_end=lambda: None))
         await store.added.wait()
         assert await jobs.delete(video.id)
         store.go_on.set()
         await submitting
-        assert await jobs.get(video.id) is None
+        assert await store.get(video.id) is None
 
 
 async def test_a_video_that_takes_too_long(stage, tmp_path):

@@ -60,7 +60,8 @@ class Bench:
             start.images.add()
         if mask is not None:
             start.mask.SetInParent()
-        return resolve(start, check(start, self.info), images, mask, self.engine.models, self.info).outputs
+        check(start, self.info)
+        return resolve(start, images, mask, self.engine.models, self.info)
 
     def submit(self, order: OutputSpec, hear: Callable[[Event], object] = lambda event: None) -> Watched:
         """`hear` is called in the engine's thread."""

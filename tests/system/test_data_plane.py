@@ -13,9 +13,8 @@ from google.protobuf.message import Message
 
 from cli.plan import PIPELINE
 from gateway.pipeline.config import load_pipeline
-from gateway.pipeline.job import AudioDelta, Finished, Job, speech
 from gateway.pipeline.pipeline import Pipeline
-from gateway.pipeline.run import run
+from gateway.pipeline.run import AudioDelta, Finished, Job, run, speech
 from quartet.v1 import talker_pb2, tensor_pb2, thinker_pb2
 from services.common.rpc import channels
 
