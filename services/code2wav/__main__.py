@@ -26,7 +26,10 @@ async def serve(stage: Stage, settings: Code2WavSettings) -> None:
     servicer = Code2WavServicer(stage.admission, stage.consumer)
     code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(servicer, stage.grpc)
 
-    def describe(engine: DecodeEngine) -> server_info_pb2.GetServerInfoResponse:
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        engine = await stage.load(asyncio.to_thread(start_engine, settings, stage.fatal))
+        await asyncio.to_thread(warm_up, engine, settings.max_frames_per_step + 1)
+        servicer.bind(engine)
         spec, decoder = engine.spec, engine.decoder
         info = server_info_pb2.Code2WavInfo(
             sample_rate_hz=spec.sample_rate_hz,
@@ -36,12 +39,7 @@ async def serve(stage: Stage, settings: Code2WavSettings) -> None:
         )
         return stage.describe(str(decoder.dtype), str(decoder.device), code2wav=info)
 
-    await stage.serve(
-        load=lambda: asyncio.to_thread(start_engine, settings, stage.fatal),
-        warm_up=lambda engine: asyncio.to_thread(warm_up, engine, settings.max_frames_per_step + 1),
-        describe=describe,
-        bind=lambda engine, info: servicer.bind(engine),
-    )
+    await stage.serve(start)
 
 
 def start_engine(

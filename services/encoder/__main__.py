@@ -74,22 +74,17 @@ async def serve(stage: Stage, settings: EncoderSettings) -> None:
     servicer = EncoderServicer(stage.admission, stage.hub, settings)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, stage.grpc)
 
-    def describe(engine: EncoderEngine) -> server_info_pb2.GetServerInfoResponse:
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        engine = await stage.load(asyncio.to_thread(EncoderEngine, settings))
+        if not engine.models.family.needs_image:  # a picture may be read at a million pixels, however small it is
+            await engine.encode([warm_up_output(engine.models, engine.info)])
+        servicer.bind(engine)
         pipeline, names = engine.info.pipeline, engine.names
         log.info("loaded", pipeline=pipeline, models=names)
         info = server_info_pb2.EncoderInfo(pipeline=pipeline, models=names, needs_seed=engine.draws_prior_tokens)
         return stage.describe(str(engine.dtype), str(engine.models.device), encoder=info)
 
-    async def warm_up(engine: EncoderEngine) -> None:
-        if not engine.models.family.needs_image:  # a picture may be read at a million pixels, however small it is
-            await engine.encode([warm_up_output(engine.models, engine.info)])
-
-    await stage.serve(
-        load=lambda: asyncio.to_thread(EncoderEngine, settings),
-        warm_up=warm_up,
-        describe=describe,
-        bind=lambda engine, info: servicer.bind(engine),
-    )
+    await stage.serve(start)
 
 
 if __name__ == "__main__":

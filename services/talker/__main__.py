@@ -34,23 +34,16 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
     servicer = TalkerServicer(stage.admission, stage.hub, stage.consumer)
     talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, stage.grpc)
 
-    async def load() -> tuple[TalkerFamily, TalkerEngine]:
-        family, engine = await start_engine(settings, stage.fatal)
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        family, engine = await stage.load(start_engine(settings, stage.fatal))
         stage.resources.callback(engine.stop)
-        return family, engine
-
-    def describe(loaded: tuple[TalkerFamily, TalkerEngine]) -> server_info_pb2.GetServerInfoResponse:
-        _, engine = loaded
+        await warm_up(engine)
+        servicer.bind(engine, family)
         model = engine.runner.model
         rows, info = [server_info_pb2.RowsInfo(name=CODES)], talker_info(model.spec, engine.runner.positions)
         return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
 
-    await stage.serve(
-        load=load,
-        warm_up=lambda loaded: warm_up(loaded[1]),
-        describe=describe,
-        bind=lambda loaded, info: servicer.bind(loaded[1], loaded[0]),
-    )
+    await stage.serve(start)
 
 
 async def start_engine(

@@ -125,24 +125,18 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
     servicer = ThinkerServicer(settings, stage)
     thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(servicer, stage.grpc)
 
-    async def load() -> tuple[ThinkerEngine, Preprocessor]:
-        engine = await ThinkerEngine.start(settings)
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        engine = await stage.load(ThinkerEngine.start(settings))
         stage.resources.push_async_callback(engine.close)
         preprocessor = Preprocessor(settings, engine)
         stage.resources.callback(preprocessor.close)
-        return engine, preprocessor
-
-    def bind(loaded: tuple[ThinkerEngine, Preprocessor], info: server_info_pb2.GetServerInfoResponse) -> None:
-        servicer.bind(*loaded)
-        watch = asyncio.create_task(_end_with(loaded[0], stage))
+        await _warm_up(engine, preprocessor)
+        servicer.bind(engine, preprocessor)
+        watch = asyncio.create_task(_end_with(engine, stage))
         stage.resources.callback(watch.cancel)
+        return _server_info(stage, engine)
 
-    await stage.serve(
-        load=load,
-        warm_up=lambda loaded: _warm_up(*loaded),
-        describe=lambda loaded: _server_info(stage, loaded[0]),
-        bind=bind,
-    )
+    await stage.serve(start)
 
 
 async def _warm_up(engine: ThinkerEngine, preprocessor: Preprocessor) -> None:
