@@ -42,19 +42,15 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
         self, request: talker_pb2.SpeakRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[talker_pb2.SpeakResponse]:
         async with serve_call("talker", request.request_id, context, self._admission) as call:
-            with self._output(request) as output:
+            stream_id = request.output_stream_id
+            with self._hub.open(stream_id, [CODES]) if stream_id else contextlib.nullcontext() as output:
+                if output:
+                    output.start(prompt_positions=0)
                 sampling, speaker = self._sampling(request.sampling), self._speaker(request.speaker)
                 session = SpeakSession(self._engine, self._family, speaker, sampling, call)
                 async with contextlib.aclosing(self._speak(request, session, output)) as responses:
                     async for response in responses:
                         yield response
-
-    def _output(self, request: talker_pb2.SpeakRequest) -> contextlib.AbstractContextManager[OutputStream | None]:
-        if not request.output_stream_id:
-            return contextlib.nullcontext()
-        output = self._hub.open(request.output_stream_id, [CODES])
-        output.start(prompt_positions=0)
-        return output
 
     def _speaker(self, asked: str) -> str:
         """Name of the voice as the checkpoint writes it."""

@@ -45,10 +45,8 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
     ) -> AsyncIterator[thinker_pb2.GenerateResponse]:
         start = await first_start(request_iterator, context)
         async with serve_call(STAGE, start.request_id, context, self._stage.admission) as call:
-            stream = nullcontext()
-            if start.output_stream_id:
-                stream = self._stage.hub.open(start.output_stream_id, offered_rows(self._engine.row_kinds))
-            with stream as output:
+            hub, rows = self._stage.hub, offered_rows(self._engine.row_kinds)
+            with hub.open(start.output_stream_id, rows) if start.output_stream_id else nullcontext() as output:
                 async with aclosing(self._generate(start, request_iterator, call, output)) as responses:
                     async for response in responses:
                         yield response

@@ -142,8 +142,8 @@ async def test_a_consumer_that_gives_up_waiting_leaves_the_next_one_waiting():
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    stream = hub.open("s", ["codes"])
-    assert await asyncio.wait_for(second, 1) is stream
+    with hub.open("s", ["codes"]) as stream:
+        assert await asyncio.wait_for(second, 1) is stream
 
 
 async def test_more_chunks_than_the_first_credit_flow_while_they_are_read():
