@@ -6,14 +6,7 @@ from collections.abc import Callable
 import torch
 
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
-from services.common.engine.device import (
-    Accelerator,
-    CudaGraphs,
-    disable_cudnn_attention,
-    engine_device,
-    log_choices,
-    make_current,
-)
+from services.common.engine.device import Accelerator, CudaGraphs, log_choices, prepared_device
 from services.common.stage import Stage, main
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
@@ -60,9 +53,7 @@ async def start_engine(
 
 
 def _load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
-    device = engine_device(settings.device)
-    make_current(device)
-    disable_cudnn_attention()
+    device = prepared_device(settings.device)
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     family, model = load_talker(settings.model, device, dtype)
     positions = min(settings.max_context_positions, model.spec.max_positions)
