@@ -12,7 +12,7 @@ from services.code2wav.engine import DecodeEngine
 from services.code2wav.execution import decide
 from services.code2wav.family import load_decoder
 from services.code2wav.servicer import Code2WavServicer
-from services.code2wav.stream import Event, Failed, Samples
+from services.code2wav.stream import Event, Samples
 from services.common.engine.device import Accelerator, CudaGraphs, log_choices
 from services.common.engine.process import keep_freed_memory
 from services.common.stage import Stage, main
@@ -83,8 +83,8 @@ def warm_up(engine: DecodeEngine, frames: int) -> None:
             pass
     except queue.Empty:
         raise TimeoutError(f"a step of the warm-up took more than {WARM_UP_TIMEOUT_S:g} s") from None
-    if isinstance(event, Failed):
-        raise event.error
+    if isinstance(event, Exception):
+        raise event
 
 
 if __name__ == "__main__":

@@ -68,8 +68,6 @@ class CausalTransposedConv(nn.Module):
         self._stride, self._outputs = stride, outputs
         self._taps = kernel // stride  # every kernel here is a multiple of its stride
         self._piece = layout.add((inputs, self._taps - 1)) if self._taps > 1 else None
-        self.register_buffer("_weight", torch.empty(0), persistent=False)
-        self.register_buffer("_bias", torch.empty(0), persistent=False)
 
     def precompute(self) -> None:
         """To be called once the parameters are loaded."""
@@ -96,8 +94,6 @@ class SnakeBeta(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.zeros(channels))
         self.beta = nn.Parameter(torch.zeros(channels))
-        self.register_buffer("_frequency", torch.ones(channels, 1), persistent=False)
-        self.register_buffer("_height", torch.ones(channels, 1), persistent=False)
 
     def precompute(self) -> None:
         """To be called once the parameters are loaded."""

@@ -9,7 +9,7 @@ import torch
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import DecoderSpec
-from services.code2wav.stream import Event, Failed, Samples, Stream
+from services.code2wav.stream import Event, Samples, Stream
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.errors import InternalError, InvalidInput
 from services.common.stream.consumer import StreamConsumer
@@ -147,8 +147,8 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
                         yield code2wav_pb2.DecodeResponse(audio=audio)
                     window.release(event.frames - frames_sent)
                     frames_sent = event.frames
-                if isinstance(event, Failed):
-                    raise event.error
+                if isinstance(event, Exception):
+                    raise event
                 call.set(frames=event.frames, samples=event.samples)
                 summary = code2wav_pb2.DecodeSummary(
                     frames=event.frames,
@@ -174,7 +174,7 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
                     codes = codes[count:]
             self._engine.finish(stream)
         except Exception as error:
-            events.put_nowait(Failed(error))
+            events.put_nowait(error)
 
 
 def _voice(spec: DecoderSpec, asked: str) -> str:
