@@ -122,17 +122,9 @@ class StreamHub:
         await self._idle.wait()
 
     @property
-    def pending_positions(self) -> int:
-        """Positions that wait for their consumers' credit, of all streams. May be read from any thread."""
-        return sum(stream.pending_positions for stream in list(self._streams.values()))
-
-    @property
-    def credits(self) -> int:
-        """Chunks that consumers have granted and not got. May be read from any thread."""
-        return sum(stream.credits for stream in list(self._streams.values()))
-
-    def __len__(self) -> int:
-        return len(self._streams)
+    def streams(self) -> list[OutputStream]:
+        """Those that are open now. May be read from any thread."""
+        return list(self._streams.values())
 
 
 class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
@@ -141,8 +133,10 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
     def __init__(self, hub: StreamHub, stage: str) -> None:
         self._hub = hub
         self._labels = EdgeLabels(stage)
-        metrics.STREAM_PENDING.labels(stage).set_function(lambda: hub.pending_positions)
-        metrics.STREAM_CREDITS.labels(stage).set_function(lambda: hub.credits)
+        metrics.STREAM_PENDING.labels(stage).set_function(
+            lambda: sum(stream.pending_positions for stream in hub.streams)
+        )
+        metrics.STREAM_CREDITS.labels(stage).set_function(lambda: sum(stream.credits for stream in hub.streams))
 
     async def Subscribe(
         self, request_iterator: AsyncIterator[stream_pb2.SubscribeRequest], context: grpc.aio.ServicerContext[Any, Any]
