@@ -74,12 +74,9 @@ def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], 
     for i, tool in enumerate(start.tools):
         if not tool.name:
             raise InvalidInput(f"tools[{i}].name", "is required")
-        function: dict[str, Any] = {"name": tool.name}
-        if tool.description:
-            function["description"] = tool.description
-        parameters = tool.parameters_json or "{}"
-        function["parameters"] = _json_object(f"tools[{i}].parameters_json", parameters)
-        tools.append({"type": "function", "function": function})
+        described = {"description": tool.description} if tool.description else {}
+        parameters = _json_object(f"tools[{i}].parameters_json", tool.parameters_json or "{}")
+        tools.append({"type": "function", "function": {"name": tool.name, **described, "parameters": parameters}})
     schema = imposed_schema(mode, start.tool_choice.name, tools)
     return tools if mode != thinker_pb2.ToolChoice.MODE_NONE else [], schema
 

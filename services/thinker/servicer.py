@@ -132,7 +132,16 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
         servicer.bind(engine, preprocessor)
         watch = asyncio.create_task(_end_with(engine, stage))
         stage.resources.callback(watch.cancel)
-        return _server_info(stage, engine)
+        return stage.describe(
+            engine.dtype,
+            engine.device,
+            rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.row_kinds)],
+            thinker=server_info_pb2.ThinkerInfo(
+                max_context_tokens=engine.max_context_tokens,
+                accept_hidden_layer=engine.checkpoint.accept_hidden_layer,
+                input_modalities=list(engine.checkpoint.placeholders),
+            ),
+        )
 
     await stage.serve(start)
 
@@ -149,20 +158,6 @@ async def _end_with(engine: ThinkerEngine, stage: Stage) -> None:
     await engine.died()
     await asyncio.sleep(GRACE_S)
     stage.fatal(Unavailable("the thinker's engine died"))
-
-
-def _server_info(stage: Stage, engine: ThinkerEngine) -> server_info_pb2.GetServerInfoResponse:
-    checkpoint = engine.checkpoint
-    return stage.describe(
-        engine.dtype,
-        engine.device,
-        rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.row_kinds)],
-        thinker=server_info_pb2.ThinkerInfo(
-            max_context_tokens=engine.max_context_tokens,
-            accept_hidden_layer=checkpoint.accept_hidden_layer,
-            input_modalities=list(checkpoint.placeholders),
-        ),
-    )
 
 
 def _mark(call: Call, step: Step) -> None:
