@@ -14,7 +14,7 @@ THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test test-long test-gpu test-v2 up lint format protos bench bench-dit test-compose clean
+.PHONY: setup demo test coverage test-long test-gpu test-v2 up lint format protos bench bench-dit test-compose clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -30,6 +30,9 @@ demo: $(READY)  ## the main job on a small random model: no GPU, no hub, no dock
 
 test: $(READY)  ## what every change has to pass, in 8 minutes; with a GPU, the gpu-marked tests too
 	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(TEST)
+
+coverage: $(READY)  ## which lines of the product `make test` runs, its processes included, and which it does not
+	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadscope --no-loadscope-reorder --cov --cov-report=term $(TEST)
 
 test-long: $(READY)  ## the rest: benchmark commands, two hosts, every transport and family through whole systems, compilation
 	$(BIN)/python -m pytest -m long $(TEST_LONG)

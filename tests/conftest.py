@@ -8,14 +8,16 @@ from pathlib import Path
 # Oversubscribed OpenMP can be a hundred times slower than one thread; set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Videos of a gateway that is told no other place: not the user's own.
-os.environ["QUARTET_GATEWAY_JOBS_DIR"] = tempfile.mkdtemp(prefix="quartet-jobs-")
 
 import pytest
 from pytest_asyncio import is_async_test
 
 # Started in the background of a shell, this process ignores ctrl-C, and so would those that are tested with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Videos of a gateway that is told no other place: not the user's own. Removed when this process ends.
+JOBS_DIR = tempfile.TemporaryDirectory(prefix="quartet-jobs-")
+os.environ["QUARTET_GATEWAY_JOBS_DIR"] = JOBS_DIR.name
 
 
 # What runs first is what takes longest, so that no worker has it alone at the end.
@@ -106,10 +108,11 @@ def media():
 @pytest.fixture(scope="session")
 def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory):
     """The whole system on the tiny checkpoint, with API keys and mutual TLS, started once."""
-    from tests.support.stack import Access, running
+    from tests.support.stack import Access, brief_pipeline, running
 
     home = tmp_path_factory.mktemp("system")
-    with running(tiny_checkpoint, home / "run", access=Access(home)) as started:
+    pipeline = ("--pipeline", str(brief_pipeline(home)))
+    with running(tiny_checkpoint, home / "run", *pipeline, access=Access(home)) as started:
         yield started
 
 

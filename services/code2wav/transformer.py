@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers.activations import ACT2FN
 
 from services.code2wav.causal import Carry, StateLayout
+from services.common.engine.activations import activation
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Mlp(nn.Module):
         self.gate_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
         self.up_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
         self.down_proj = nn.Linear(sizes.intermediate, sizes.hidden, bias=False)
-        self._activation = ACT2FN[sizes.activation]
+        self._activation = activation(sizes.activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., hidden), kept."""

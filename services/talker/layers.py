@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers.activations import ACT2FN
 
+from services.common.engine.activations import activation
 from services.talker.family import MoeSpec, ProjectionSpec, TransformerSpec
 from services.talker.moe import Mlp, MlpWeights, MoeWeights, RunExperts, SparseMoe, grouped_experts, run_mlp, run_moe
 
@@ -211,7 +211,7 @@ class DecoderLayer(nn.Module):
         self.run_experts: RunExperts = grouped_experts
         self.input_layernorm = nn.RMSNorm(spec.hidden, spec.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(spec.hidden, spec.norm_eps)
-        self.activation = ACT2FN[spec.activation].forward
+        self.activation = activation(spec.activation).forward
 
     def precompute(self) -> None:
         """To be called once the parameters are loaded."""
@@ -258,4 +258,4 @@ def projection(spec: ProjectionSpec | None, talker: TransformerSpec) -> nn.Modul
         return nn.Linear(spec.inputs, talker.hidden, bias=spec.bias)
     inner = nn.Linear(spec.inputs, spec.inner, bias=spec.bias)
     outer = nn.Linear(spec.inner, talker.hidden, bias=spec.bias)
-    return nn.Sequential(OrderedDict(linear_fc1=inner, activation=ACT2FN[talker.activation], linear_fc2=outer))
+    return nn.Sequential(OrderedDict(linear_fc1=inner, activation=activation(talker.activation), linear_fc2=outer))

@@ -6,8 +6,6 @@ It also comes compiled, for a CPU, where most of a frame's time goes into starti
 from dataclasses import dataclass
 
 import torch
-import torch._dynamo
-import torch._inductor.config as inductor_config
 import torch.fx.experimental._config as shapes_config
 from torch import nn
 from torch.nn import functional as F
@@ -136,6 +134,8 @@ class CompiledPredictor:
     """
 
     def __init__(self, predictor: CodePredictor, slots: int) -> None:
+        from torch._inductor import config as inductor_config  # torch.compile takes as long to import as torch itself
+
         weight = predictor.model.norm.weight
         # One row more than is ever in use, so that those in use are always a part: a whole would be another program.
         self._cache: KeyValueCache = predictor.new_cache(max(slots, _COMPILED_ROWS) + 1)
@@ -168,13 +168,15 @@ class CompiledPredictor:
 
     def _compile(self, width: int, like: torch.Tensor, groups: int) -> None:
         """Compiles the program for `width`. `like` gives hidden size and dtype."""
+        from torch._dynamo import mark_dynamic
+
         cache = self._cache.rows(_COMPILED_ROWS)
         hidden, first_row = (like.new_zeros(_COMPILED_ROWS, len(like)) for _ in range(2))
         first = torch.zeros(_COMPILED_ROWS, dtype=torch.long)
         rules = SamplingRows(_COMPILED_ROWS, like.device).first(_COMPILED_ROWS, width)
         noise = torch.zeros(groups, _COMPILED_ROWS) if width else None
         for tensor in (hidden, first, first_row, *rules[1:]):
-            torch._dynamo.mark_dynamic(tensor, 0)
+            mark_dynamic(tensor, 0)
         for tensor in (cache.keys, cache.values, *([] if noise is None else [noise])):
-            torch._dynamo.mark_dynamic(tensor, 1)
+            mark_dynamic(tensor, 1)
         self._forward(cache, hidden, first, first_row, rules, noise)

@@ -109,7 +109,7 @@ def test_cancels_leave_nothing_behind(flux: Path) -> None:
         gc.disable()  # what is freed is freed at once, not when the collector comes round
         try:
             level = live_tensor_bytes()
-            for _ in range(120):
+            for _ in range(30):
                 cancel_at_step_3()
             dit.make(dit.orders(start()))
             dit.log.clear()

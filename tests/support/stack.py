@@ -17,6 +17,7 @@ import psutil
 
 from cli.scrape import Scrape
 from gateway.api_keys import digest, new_key
+from gateway.pipelines import pipeline_file
 from services.common.rpc.tls import Credentials
 from tests.support import certificates
 from tests.support.streaming import CHANNELS
@@ -133,6 +134,16 @@ class Stack:
 
     def log(self, name: str) -> str:
         return (self.run_directory / f"{name}.log").read_text()
+
+
+def brief_pipeline(directory: Path) -> Path:
+    """Qwen3-Omni's pipeline for a random checkpoint, whose speech would else go on to the most frames that it may have:
+    a request that sets no most gets one of 8 s."""
+    text = pipeline_file(Path("qwen3-omni")).read_text()
+    before, talker, after = text.partition("  talker:")
+    file = directory / "brief.yaml"
+    file.write_text(before + talker + after.replace("sampling: {}", "sampling: {max_frames: 100}", 1))
+    return file
 
 
 def until(condition: Callable[[], object], what: str = "") -> None:

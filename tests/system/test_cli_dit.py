@@ -140,6 +140,7 @@ def test_video_follows_its_job_and_fetches_the_file(film_maker: Stack, tmp_path:
             assert sum(1 for _ in opened.decode(stream)) == frames
 
 
+@pytest.mark.long
 def test_video_shows_its_progress_on_a_terminal(film_maker: Stack, tmp_path: Path):
     options = ["--url", film_maker.url, "--size", "128x128", "--steps", "50", "--frames", "17"]
     status, told = on_terminal("video", "a ball", "--out", "a.mp4", *options, cwd=tmp_path)
