@@ -143,7 +143,7 @@ class DeltaWriter:
         """Why the answer ended, given the engine's reason: "stop" or "length"."""
         if reason == "stop" and self._tool_calls and self._tool_calls.calls:
             return thinker_pb2.FINISH_REASON_TOOL_CALLS
-        return thinker_pb2.FinishReason.Value(f"FINISH_REASON_{reason.upper()}")
+        return getattr(thinker_pb2, f"FINISH_REASON_{reason.upper()}")
 
     def _logprob(
         self, token_id: int, by_id: "Mapping[int, Logprob]", top: Sequence[int] = ()

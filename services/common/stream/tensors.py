@@ -14,7 +14,7 @@ from services.common.rpc.errors import InvalidInput, StageError
 MAX_INLINE_BYTES = 4 * 1024 * 1024
 
 # DATA_TYPE_FLOAT32 is torch.float32, and so on; 0 is unspecified.
-_DTYPES: dict[tensor_pb2.DataType, torch.dtype] = {
+_DTYPES: dict[Any, torch.dtype] = {
     number: getattr(torch, name.removeprefix("DATA_TYPE_").lower())
     for name, number in tensor_pb2.DataType.items()
     if number
