@@ -29,7 +29,7 @@ async def serve(stage: Stage, settings: Code2WavSettings) -> None:
     async def start() -> server_info_pb2.GetServerInfoResponse:
         engine = await stage.load(asyncio.to_thread(start_engine, settings, stage.fatal))
         await asyncio.to_thread(warm_up, engine, settings.max_frames_per_step + 1)
-        servicer.bind(engine)
+        servicer.engine = engine
         spec, decoder = engine.spec, engine.decoder
         info = server_info_pb2.Code2WavInfo(
             sample_rate_hz=spec.sample_rate_hz,

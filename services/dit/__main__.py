@@ -34,7 +34,7 @@ async def serve(stage: Stage, settings: DitSettings) -> None:
     async def start() -> server_info_pb2.GetServerInfoResponse:
         engine = await stage.load(asyncio.to_thread(start_engine, settings, stage.fatal))
         await asyncio.to_thread(warm_up, engine)
-        servicer.bind(engine)
+        servicer.engine = engine
         models = engine.models
         return stage.describe(str(models.dtype), str(models.device), dit=models.info)
 

@@ -31,7 +31,7 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
         family, engine = await stage.load(start_engine(settings, stage.fatal))
         stage.resources.callback(engine.stop)
         await warm_up(engine)
-        servicer.bind(engine, family)
+        servicer.engine, servicer.family = engine, family
         model = engine.runner.model
         rows, info = [server_info_pb2.RowsInfo(name=CODES)], talker_info(model.spec, engine.runner.positions)
         return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)

@@ -27,25 +27,21 @@ GRACE_S = 0.5
 
 
 class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
-    """Serves requests of `stage` with an engine, which `bind` provides once it is loaded."""
+    """Serves requests of `stage` with `engine` and `preprocessor`, which are set once they are loaded, before
+    admission opens."""
 
     def __init__(self, settings: ThinkerSettings, stage: Stage) -> None:
         self._settings = settings
         self._stage = stage
-        self._engine: ThinkerEngine
-        self._preprocessor: Preprocessor
-
-    def bind(self, engine: ThinkerEngine, preprocessor: Preprocessor) -> None:
-        """Gives the servicer its engine; admission opens after that."""
-        self._engine = engine
-        self._preprocessor = preprocessor
+        self.engine: ThinkerEngine
+        self.preprocessor: Preprocessor
 
     async def Generate(
         self, request_iterator: AsyncIterator[thinker_pb2.GenerateRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[thinker_pb2.GenerateResponse]:
         start = await first_start(request_iterator, context)
         async with serve_call(STAGE, start.request_id, context, self._stage.admission) as call:
-            hub, rows = self._stage.hub, offered_rows(self._engine.row_kinds)
+            hub, rows = self._stage.hub, offered_rows(self.engine.row_kinds)
             with hub.open(start.output_stream_id, rows) if start.output_stream_id else nullcontext() as output:
                 async with aclosing(self._generate(start, request_iterator, call, output)) as responses:
                     async for response in responses:
@@ -58,7 +54,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         call: Call,
         output: OutputStream | None,
     ) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
-        engine, checkpoint = self._engine, self._engine.checkpoint
+        engine, checkpoint = self.engine, self.engine.checkpoint
         tools, schema = read_tools(start)
         params = sampling_params(start.sampling, engine.sampling_defaults, checkpoint.vocab_size, schema)
         engine.validate(params, start.sampling.WhichOneof("structure"))
@@ -103,7 +99,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         self, conversation: Conversation, output: OutputStream | None
     ) -> tuple[Prompt, list[stream_pb2.RowSelection]]:
         """Preprocesses while the consumer of the output stream, if any, is on its way."""
-        prompt = asyncio.ensure_future(self._preprocessor.prepare(conversation))
+        prompt = asyncio.ensure_future(self.preprocessor.prepare(conversation))
         if output is None:
             return await prompt, []
         selections = asyncio.ensure_future(output.subscription(self._settings.subscription_timeout_s))
@@ -129,7 +125,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
         preprocessor = Preprocessor(settings, engine)
         stage.resources.callback(preprocessor.close)
         await _warm_up(engine, preprocessor)
-        servicer.bind(engine, preprocessor)
+        servicer.engine, servicer.preprocessor = engine, preprocessor
         watch = asyncio.create_task(_end_with(engine, stage))
         stage.resources.callback(watch.cancel)
         return stage.describe(
