@@ -30,12 +30,7 @@ class Answer:
     @property
     def audio_s(self) -> float:
         """Seconds of speech."""
-        return len(self.pcm) / 2 / self.sample_rate_hz if self.pcm else 0.0
-
-    @property
-    def sample_rate_hz(self) -> int:
-        """Of the speech."""
-        return self.facts["sample_rate_hz"]
+        return len(self.pcm) / 2 / self.facts["sample_rate_hz"] if self.pcm else 0.0
 
 
 def part(kind: str, file: Path) -> dict[str, Any]:
@@ -74,7 +69,7 @@ def write_wav(answer: Answer, file: Path) -> None:
     with wave.open(str(file), "wb") as out:
         out.setnchannels(1)
         out.setsampwidth(2)
-        out.setframerate(answer.sample_rate_hz)
+        out.setframerate(answer.facts["sample_rate_hz"])
         out.writeframes(answer.pcm)
 
 

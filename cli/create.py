@@ -1,6 +1,6 @@
 """The commands that have a running server make a picture, a video or a sound."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,9 +24,13 @@ Seed = Annotated[int | None, typer.Option(help="default: drawn")]
 Lora = Annotated[list[str] | None, typer.Option(help="NAME=WEIGHT of a loaded adapter; may be repeated")]
 Seconds = Annotated[float | None, typer.Option(help="length; default: the model's")]
 LOCAL = "http://127.0.0.1:8000"
+# Flags that are members of a request's body, and what the body calls those that it has by another name.
+_MEMBERS = ("prompt", "n", "size", "seconds", "steps", "guidance", "negative", "seed")
+_RENAMED = {"steps": "num_inference_steps", "guidance": "guidance_scale", "negative": "negative_prompt"}
 
 
 def image(
+    ctx: typer.Context,
     prompt: Prompt,
     out: Annotated[Path, typer.Option(help="file: .png, .jpg or .webp; several become -1, -2, ...")],
     url: Url = LOCAL,
@@ -52,7 +56,7 @@ def image(
     file_format = _format(out, IMAGE_FORMATS)
     if mask and not image:
         raise typer.BadParameter("needs --image, the picture it is a mask of", param_hint="--mask")
-    body = _body(prompt, steps, guidance, negative, seed, lora, n=n, size=size, output_format=file_format)
+    body = _body(ctx.params, output_format=file_format)
     written: dict[int, Image] = {}
     try:
         with asking("waiting", url, api_key) as (client, report):
@@ -68,6 +72,7 @@ def image(
 
 
 def video(
+    ctx: typer.Context,
     prompt: Prompt,
     out: Annotated[Path, typer.Option(help=".mp4 file")],
     url: Url = LOCAL,
@@ -89,7 +94,7 @@ def video(
     _format(out, VIDEO_FORMATS)
     if seconds is not None and frames is not None:
         raise typer.BadParameter("says the same as --seconds; give one of the two", param_hint="--frames")
-    body = _body(prompt, steps, guidance, negative, seed, lora, seconds=seconds, num_frames=frames, size=size)
+    body = _body(ctx.params, num_frames=frames)
     with asking("sending", url, api_key) as (client, report):
         made = make_video(client, body, files("input_reference", [image] if image else ()), report, out)
     how = made["quartet"]
@@ -98,6 +103,7 @@ def video(
 
 
 def sound(
+    ctx: typer.Context,
     prompt: Prompt,
     out: Annotated[Path, typer.Option(help="file: .wav, .flac, .mp3, .opus or .aac")],
     url: Url = LOCAL,
@@ -114,31 +120,18 @@ def sound(
     from cli.http import check
 
     response_format = _format(out, AUDIO_FORMATS)
-    body = _body(prompt, steps, guidance, negative, seed, lora, response_format=response_format, seconds=seconds)
+    body = _body(ctx.params, response_format=response_format)
     with asking("making the sound", url, api_key) as (client, _):
         response = check(client.post("/v1/audio/generations", json=body))
         out.write_bytes(response.content)
     typer.echo(f"wrote {out}: seed {response.headers['x-quartet-seed']}")
 
 
-def _body(
-    prompt: str,
-    steps: int | None,
-    guidance: float | None,
-    negative: str | None,
-    seed: int | None,
-    lora: Iterable[str] | None,
-    **own: Any,
-) -> dict[str, Any]:
-    """A request's members: those of every request, and the endpoint's `own`. What has no value is the server's to
+def _body(flags: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+    """A request's members: those that `flags` name, and the endpoint's `own`. What has no value is the server's to
     choose."""
-    members = {
-        "prompt": prompt,
-        "num_inference_steps": steps,
-        "guidance_scale": guidance,
-        "negative_prompt": negative,
-        "seed": seed,
-        "lora": _weights(lora),
+    members = {_RENAMED.get(flag, flag): flags.get(flag) for flag in _MEMBERS} | {
+        "lora": _weights(flags["lora"]),
         **own,
     }
     return {name: value for name, value in members.items() if value is not None}

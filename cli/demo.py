@@ -60,7 +60,7 @@ def run(seed: int, port: int, out: Path, picture_file: Path) -> None:
     _check_picture(picture)
     console.print(_table(answer, picture))
     console.print(
-        f"wrote {out}: {answer.audio_s:.2f} s of speech at {answer.sample_rate_hz} Hz, {answer.frames} frames"
+        f"wrote {out}: {answer.audio_s:.2f} s of speech at {answer.facts['sample_rate_hz']} Hz, {answer.frames} frames"
     )
     console.print(f"wrote {picture_file}: {picture.size}, {picture.num_inference_steps} steps")
 

@@ -12,13 +12,8 @@ from cli.terminal import CommandError
 StageFlags = Annotated[list[str] | None, typer.Option(help="--flag=value for that process; may be repeated")]
 
 
-class Stage(StrEnum):
-    """Kinds of stages that choose their paths by the machine."""
-
-    thinker = "thinker"
-    talker = "talker"
-    code2wav = "code2wav"
-    dit = "dit"
+Stage = StrEnum("Stage", ["thinker", "talker", "code2wav", "dit"])
+"""Kinds of stages that choose their paths by the machine."""
 
 
 def budget(
@@ -72,6 +67,7 @@ def doctor(
     from rich.console import Console
 
     from cli.plan import is_diffusion
+    from services.families import STAGES
 
     try:
         from cli.doctor.machine import Machine
@@ -79,10 +75,9 @@ def doctor(
     except ModuleNotFoundError as error:  # where only a gateway is installed
         raise CommandError(f"{error.name} is not installed; stages have it: pip install 'quartet[talker]'") from None
 
-    omni = [Stage.thinker, Stage.talker, Stage.code2wav]
-    default = list(Stage) if model is None else [Stage.dit] if is_diffusion(model) else omni
-    flags = {kind.value: ctx.params[f"{kind}_arg"] or () for kind in Stage}
-    report = examine(Machine.read(), [kind.value for kind in stage or default], model, flags)
+    default = list(Stage) if model is None else [Stage.dit] if is_diffusion(model) else STAGES
+    flags = {str(kind): ctx.params[f"{kind}_arg"] or () for kind in Stage}
+    report = examine(Machine.read(), [str(kind) for kind in stage or default], model, flags)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2, default=sorted))
     else:

@@ -1,30 +1,24 @@
 """Families that make pictures and read their prompts by models of text alone."""
 
+# diffusers exports its classes lazily, which pyright does not take for an export:
+# pyright: reportPrivateImportUsage=false
+
 from typing import Any
 
-from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
-from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
-from diffusers.models.transformers.transformer_flux2 import Flux2Transformer2DModel
-from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
-from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
-from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
-from diffusers.pipelines.flux2.pipeline_flux2_klein import Flux2KleinPipeline
-from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import StableDiffusion3Pipeline
-from diffusers.pipelines.z_image.pipeline_z_image import ZImagePipeline
-from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+import diffusers
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, Qwen3ForCausalLM, Qwen3Model, T5EncoderModel
 
 from cli.tiny import parts
 from cli.tiny.parts import Size
 
 
-def sd3(s: Size) -> StableDiffusion3Pipeline:
+def sd3(s: Size) -> diffusers.StableDiffusion3Pipeline:
     """Stable Diffusion 3 with three prompt encoders: "tiny" has 3.0's blocks, "small" those of 3.5 (normalised queries
     and keys, dual attention)."""
     clip_2 = s.pick((48, 3, 3), (64, 4, 4))
     t5 = s.pick((96, 2, 4), (128, 3, 2))  # at least as wide as both CLIPs side by side
-    return StableDiffusion3Pipeline(
-        transformer=SD3Transformer2DModel(
+    return diffusers.StableDiffusion3Pipeline(
+        transformer=diffusers.SD3Transformer2DModel(
             **s.blocks,
             sample_size=s.pick(8, 12),  # pictures have 8 times as many pixels a side by default
             in_channels=s.latent_channels,
@@ -36,7 +30,7 @@ def sd3(s: Size) -> StableDiffusion3Pipeline:
             dual_attention_layers=s.pick((), (0,)),
             qk_norm=s.pick(None, "rms_norm"),
         ),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=parts.image_vae(s, scaling_factor=1.5305, shift_factor=0.0609),
         **parts.clip(CLIPTextModelWithProjection, parts.clip_tokenizer(s.words), s.clip),
         **parts.clip(CLIPTextModelWithProjection, parts.clip_tokenizer(s.words, pad_token="!"), clip_2, suffix="_2"),
@@ -44,10 +38,10 @@ def sd3(s: Size) -> StableDiffusion3Pipeline:
     )
 
 
-def flux(s: Size) -> FluxPipeline:
+def flux(s: Size) -> diffusers.FluxPipeline:
     """FLUX.1 [dev] with two prompt encoders: the guidance is an input of the transformer."""
-    return FluxPipeline(
-        transformer=FluxTransformer2DModel(
+    return diffusers.FluxPipeline(
+        transformer=diffusers.FluxTransformer2DModel(
             **_flux_blocks(s),
             in_channels=4 * s.latent_channels,
             joint_attention_dim=s.t5[0],
@@ -55,37 +49,37 @@ def flux(s: Size) -> FluxPipeline:
             guidance_embeds=True,
             axes_dims_rope=s.rope,
         ),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=parts.image_vae(s, scaling_factor=0.3611, shift_factor=0.1159),
         **parts.clip(CLIPTextModel, parts.clip_tokenizer(s.words), s.clip),
         **parts.t5(T5EncoderModel, parts.t5_tokenizer(s.words), s.t5, suffix="_2"),
     )
 
 
-def flux2_klein(s: Size) -> Flux2KleinPipeline:
+def flux2_klein(s: Size) -> diffusers.Flux2KleinPipeline:
     """FLUX.2 [klein], which takes a prompt and, if wanted, pictures: "tiny" is the base model, which is guided by a
     second prompt, "small" the distilled one."""
     latent_channels = s.latent_channels // 2
     text = s.pick((32, 28, 2), (48, 30, 4))  # states behind layers 9, 18 and 27 are the prompt
-    return Flux2KleinPipeline(
-        transformer=Flux2Transformer2DModel(
+    return diffusers.Flux2KleinPipeline(
+        transformer=diffusers.Flux2Transformer2DModel(
             **_flux_blocks(s),
             in_channels=4 * latent_channels,
             joint_attention_dim=3 * text[0],
             axes_dims_rope=(sum(s.rope) // 4,) * 4,
             guidance_embeds=False,
         ),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-        vae=AutoencoderKLFlux2(**parts.vae_sizes(s.vae_channels, latent_channels)),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=diffusers.AutoencoderKLFlux2(**parts.vae_sizes(s.vae_channels, latent_channels)),
         **parts.qwen3(Qwen3ForCausalLM, parts.qwen_tokenizer(s.words), text),
         is_distilled=s.pick(False, True),
     )
 
 
-def z_image(s: Size) -> ZImagePipeline:
+def z_image(s: Size) -> diffusers.ZImagePipeline:
     """Z-Image: prompt, encoded by Qwen3, and picture in one sequence."""
-    return ZImagePipeline(
-        transformer=ZImageTransformer2DModel(
+    return diffusers.ZImagePipeline(
+        transformer=diffusers.ZImageTransformer2DModel(
             in_channels=s.latent_channels,
             dim=s.heads * sum(s.rope),
             n_layers=s.layers,
@@ -96,7 +90,7 @@ def z_image(s: Size) -> ZImagePipeline:
             axes_dims=list(s.rope),
             axes_lens=[1536, 512, 512],
         ),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=parts.image_vae(s, scaling_factor=0.3611, shift_factor=0.1159),
         **parts.qwen3(Qwen3Model, parts.qwen_tokenizer(s.words), s.t5),
     )

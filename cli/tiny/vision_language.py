@@ -1,31 +1,14 @@
 """Families that make pictures and read their prompts by a model that also sees pictures."""
 
+# diffusers exports its classes lazily, which pyright does not take for an export:
+# pyright: reportPrivateImportUsage=false
+
 import json
 from typing import Any
 
-from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
-from diffusers.models.transformers.transformer_glm_image import GlmImageTransformer2DModel
-from diffusers.models.transformers.transformer_qwenimage import QwenImageTransformer2DModel
-from diffusers.pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
-from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
-from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import QwenImageEditPlusPipeline
-from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+import diffusers
+import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    ByT5Tokenizer,
-    GlmImageConfig,
-    GlmImageForConditionalGeneration,
-    GlmImageImageProcessor,
-    GlmImageProcessor,
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2Tokenizer,
-    Qwen2VLImageProcessor,
-    Qwen2VLProcessor,
-    Qwen2VLVideoProcessor,
-    T5EncoderModel,
-)
 
 from cli.tiny import parts
 from cli.tiny.parts import Size, Widths
@@ -47,39 +30,39 @@ GLM_TEMPLATE = (
 )
 
 
-def qwen_image(s: Size) -> QwenImagePipeline:
+def qwen_image(s: Size) -> diffusers.QwenImagePipeline:
     """Qwen-Image: text to image."""
-    return QwenImagePipeline(**_qwen_components(s, _qwen_tokenizer(s), s.vae_channels))
+    return diffusers.QwenImagePipeline(**_qwen_components(s, _qwen_tokenizer(s), s.vae_channels))
 
 
-def qwen_image_edit(s: Size) -> QwenImageEditPlusPipeline:
+def qwen_image_edit(s: Size) -> diffusers.QwenImageEditPlusPipeline:
     """Qwen-Image-Edit-Plus: pictures and text to image."""
     tokenizer = _qwen_tokenizer(s)
-    processor = Qwen2VLProcessor(
-        image_processor=Qwen2VLImageProcessor(size={"shortest_edge": 3_136, "longest_edge": 12_845_056}),
+    processor = transformers.Qwen2VLProcessor(
+        image_processor=transformers.Qwen2VLImageProcessor(size={"shortest_edge": 3_136, "longest_edge": 12_845_056}),
         tokenizer=tokenizer,
-        video_processor=Qwen2VLVideoProcessor(),
+        video_processor=transformers.Qwen2VLVideoProcessor(),
         chat_template=parts.QWEN3_TEMPLATE,
     )
     vae_channels = s.vae_channels // 2  # few: an edit's pictures are encoded at a million pixels, whatever their size
-    return QwenImageEditPlusPipeline(**_qwen_components(s, tokenizer, vae_channels), processor=processor)
+    return diffusers.QwenImageEditPlusPipeline(**_qwen_components(s, tokenizer, vae_channels), processor=processor)
 
 
-def _qwen_tokenizer(s: Size) -> Qwen2Tokenizer:
+def _qwen_tokenizer(s: Size) -> transformers.Qwen2Tokenizer:
     # At the start of a line, behind and before brackets they have no space.
     words = (*(f" {word}" for word in PREAMBLE_WORDS.split()), "Describe", "color", " (", "),")
     return parts.qwen_tokenizer(s.words + 300, words)
 
 
-def _qwen_components(s: Size, tokenizer: Qwen2Tokenizer, vae_channels: int) -> dict:
+def _qwen_components(s: Size, tokenizer: transformers.Qwen2Tokenizer, vae_channels: int) -> dict:
     return {
-        "scheduler": FlowMatchEulerDiscreteScheduler(
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(
             use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
         ),
-        "vae": AutoencoderKLQwenImage(**parts.video_vae_sizes(vae_channels, s.latent_channels)),
-        "text_encoder": Qwen2_5_VLForConditionalGeneration(_qwen_config(s, tokenizer)),
+        "vae": diffusers.AutoencoderKLQwenImage(**parts.video_vae_sizes(vae_channels, s.latent_channels)),
+        "text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(_qwen_config(s, tokenizer)),
         "tokenizer": tokenizer,
-        "transformer": QwenImageTransformer2DModel(
+        "transformer": diffusers.QwenImageTransformer2DModel(
             **s.blocks,
             in_channels=4 * s.latent_channels,
             out_channels=s.latent_channels,
@@ -89,12 +72,12 @@ def _qwen_components(s: Size, tokenizer: Qwen2Tokenizer, vae_channels: int) -> d
     }
 
 
-def _qwen_config(s: Size, tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLConfig:
+def _qwen_config(s: Size, tokenizer: transformers.Qwen2Tokenizer) -> transformers.Qwen2_5_VLConfig:
     tokens = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
     ids: dict[str, Any] = {
         f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in tokens.items()
     }
-    return Qwen2_5_VLConfig(
+    return transformers.Qwen2_5_VLConfig(
         text_config=parts.language_sizes(len(tokenizer), s.language)
         | {
             "bos_token_id": tokenizer.pad_token_id,
@@ -106,13 +89,13 @@ def _qwen_config(s: Size, tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLConfig:
     )
 
 
-def glm_image(s: Size) -> GlmImagePipeline:
+def glm_image(s: Size) -> diffusers.GlmImagePipeline:
     """GLM-Image: an autoregressive model writes a rough picture as tokens, a diffusion transformer paints over it."""
     codebook, glyph = s.pick(128, 192), s.pick((48, 2, 4), (80, 3, 2))  # glyph: the encoder of quoted text
     tokenizer = _glm_tokenizer(s.words, codebook)
-    return GlmImagePipeline(
-        processor=GlmImageProcessor(
-            image_processor=GlmImageImageProcessor(
+    return diffusers.GlmImagePipeline(
+        processor=transformers.GlmImageProcessor(
+            image_processor=transformers.GlmImageImageProcessor(
                 patch_size=16,
                 merge_size=1,
                 temporal_patch_size=1,
@@ -121,10 +104,10 @@ def glm_image(s: Size) -> GlmImagePipeline:
             tokenizer=tokenizer,
             chat_template=tokenizer.chat_template,
         ),
-        **parts.t5(T5EncoderModel, ByT5Tokenizer(), glyph),
+        **parts.t5(transformers.T5EncoderModel, transformers.ByT5Tokenizer(), glyph),
         vision_language_encoder=_glm_model(s, codebook, tokenizer),
         vae=parts.image_vae(s, **parts.latent_statistics(s.latent_channels)),
-        transformer=GlmImageTransformer2DModel(
+        transformer=diffusers.GlmImageTransformer2DModel(
             **s.blocks,
             in_channels=s.latent_channels,
             out_channels=s.latent_channels,
@@ -133,7 +116,7 @@ def glm_image(s: Size) -> GlmImagePipeline:
             condition_dim=32,
             prior_vq_quantizer_codebook_size=codebook,
         ),
-        scheduler=FlowMatchEulerDiscreteScheduler(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(
             use_dynamic_shifting=True, base_shift=0.25, max_shift=0.75, time_shift_type="linear"
         ),
     )
@@ -144,7 +127,7 @@ def _picture_tokens(codebook: int) -> int:
     return codebook + 16
 
 
-def _glm_tokenizer(merges: int, codebook: int) -> PreTrainedTokenizerFast:
+def _glm_tokenizer(merges: int, codebook: int) -> transformers.PreTrainedTokenizerFast:
     """Tokens of pictures first, then a byte-level BPE, then `TEXT_TOKENS`."""
     text = json.loads(make_tokenizer(merges).backend_tokenizer.to_str())["model"]
     picture = [f"<|dit_token_{index}|>" for index in range(_picture_tokens(codebook))]
@@ -154,7 +137,7 @@ def _glm_tokenizer(merges: int, codebook: int) -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in (*picture, *TEXT_TOKENS)])
     start, end = picture[codebook], picture[codebook + 1]
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=start,
         eos_token=end,
@@ -165,10 +148,12 @@ def _glm_tokenizer(merges: int, codebook: int) -> PreTrainedTokenizerFast:
     )
 
 
-def _glm_model(s: Size, codebook: int, tokenizer: PreTrainedTokenizerFast) -> GlmImageForConditionalGeneration:
+def _glm_model(
+    s: Size, codebook: int, tokenizer: transformers.PreTrainedTokenizerFast
+) -> transformers.GlmImageForConditionalGeneration:
     image_token_id: Any = tokenizer.convert_tokens_to_ids("<|image|>")
     endings: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = GlmImageConfig(
+    config = transformers.GlmImageConfig(
         text_config=parts.language_sizes(len(tokenizer), s.language)
         | endings
         | {"vision_vocab_size": _picture_tokens(codebook), "rope_parameters": _rope(theta=1e4)},
@@ -178,7 +163,7 @@ def _glm_model(s: Size, codebook: int, tokenizer: PreTrainedTokenizerFast) -> Gl
         image_start_token_id=codebook,
         image_end_token_id=codebook + 1,
     )
-    model = GlmImageForConditionalGeneration(config)
+    model = transformers.GlmImageForConditionalGeneration(config)
     # The published model has learned to write nothing but the codebook's tokens until the picture is full.
     suppressed = list(range(codebook, _picture_tokens(codebook)))
     model.generation_config.update(suppress_tokens=suppressed, **endings)

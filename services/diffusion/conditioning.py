@@ -75,10 +75,8 @@ def _describe(value: Any, tensors: list[torch.Tensor]) -> encoder_pb2.Conditioni
         place = encoder_pb2.ConditioningTensor(index=len(tensors) - 1, shape=value.shape, is_bool=is_bool)
         return encoder_pb2.ConditioningValue(tensor=place)
     if isinstance(value, (list, tuple)):
-        values = encoder_pb2.ConditioningValues(values=[_describe(entry, tensors) for entry in value])
-        if isinstance(value, list):
-            return encoder_pb2.ConditioningValue(list=values)
-        return encoder_pb2.ConditioningValue(tuple=values)
+        values: Any = encoder_pb2.ConditioningValues(values=[_describe(entry, tensors) for entry in value])
+        return encoder_pb2.ConditioningValue(**{"list" if isinstance(value, list) else "tuple": values})
     for kind, name in _SCALARS.items():
         if isinstance(value, kind):
             return encoder_pb2.ConditioningValue(**{name: value})

@@ -62,7 +62,7 @@ def decode_picture(data: bytes, field: str) -> "Image":
     from PIL import Image
 
     picture = _open(data, field)
-    if _has_transparency(picture):
+    if picture.has_transparency_data:
         picture = picture.convert("RGBA")
         ground = Image.new("RGBA", picture.size, "white")
         picture = Image.alpha_composite(ground, picture)
@@ -81,7 +81,7 @@ def decode_mask(data: bytes, field: str, of: "Image") -> "Image":
     if mask.size != of.size:
         sizes = f"{mask.size[0]} x {mask.size[1]}, the picture {of.size[0]} x {of.size[1]}"
         raise InvalidInput(field, f"is {sizes}; they must be the same")
-    if _has_transparency(mask):
+    if mask.has_transparency_data:
         return ImageOps.invert(mask.convert("RGBA").getchannel("A"))
     return mask.convert("L")
 
@@ -92,10 +92,6 @@ def _open(data: bytes, field: str) -> "Image":
     with open_image(data, field) as image:
         image.load()
         return _eight_bit(ImageOps.exif_transpose(image))
-
-
-def _has_transparency(picture: "Image") -> bool:
-    return "A" in picture.getbands() or "transparency" in picture.info
 
 
 def _eight_bit(picture: "Image") -> "Image":

@@ -74,11 +74,6 @@ class EncoderEngine:
         finally:
             cancelled.set()
 
-    def close(self) -> None:
-        """Ends the thread."""
-        self._cancelled.set()
-        self._thread.shutdown(wait=True, cancel_futures=True)
-
     # What follows runs in the engine's thread.
 
     def _encode(self, outputs: Sequence[OutputSpec], cancelled: threading.Event) -> list[Conditioning]:

@@ -98,7 +98,6 @@ async def serving(checkpoint: Path, dit: Bench, transport: SharedMemoryTransport
     for server in servers:
         await server.stop(None)
     await CHANNELS.close_all()
-    engine.close()
 
 
 def start_of(family: str, **fields: Any) -> dit_pb2.DitStart:

@@ -124,14 +124,12 @@ class Qwen3OmniDecoder(CausalDecoder):
             )
             for ratio in sizes.upsampling_ratios
         )
-        widths = [sizes.decoder_dim // 2**i for i in range(len(sizes.upsample_rates) + 1)]
+        rates = sizes.upsample_rates
+        widths = [sizes.decoder_dim // 2**i for i in range(len(rates) + 1)]
         self.decoder = nn.ModuleList(
             [
                 CausalConv(hidden, widths[0], 7, self.layout),
-                *(
-                    DecoderBlock(width, rate, self.layout)
-                    for width, rate in zip(widths, sizes.upsample_rates, strict=False)
-                ),
+                *(DecoderBlock(width, rate, self.layout) for width, rate in zip(widths, rates, strict=False)),
                 SnakeBeta(widths[-1]),
                 CausalConv(widths[-1], 1, 7, self.layout),
             ]

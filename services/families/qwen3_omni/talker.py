@@ -107,11 +107,9 @@ def _sampling_defaults(folder: Path) -> SamplingDefaults:
     """
     path = folder / "generation_config.json"
     values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    stated: dict[str, Any] = {"temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05}
     return SamplingDefaults(
-        temperature=values.get("talker_temperature", 0.9),
-        top_k=values.get("talker_top_k", 50),
-        top_p=values.get("talker_top_p", 1.0),
-        repetition_penalty=values.get("talker_repetition_penalty", 1.05),
+        **{name: values.get(f"talker_{name}", default) for name, default in stated.items()},
         max_frames=values.get("talker_max_new_tokens", 4096),
         predictor_temperature=1.0,
         predictor_top_k=50,

@@ -49,7 +49,6 @@ class PromptSpec:
         self.audio_start_id: int = talker.audio_start_token_id
         self.tts_bos_id: int = config.tts_bos_token_id
         self.tts_pad_id: int = config.tts_pad_token_id
-        self.codec_prefix: tuple[int, ...]
         self.codec_prefix = (talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id)
         self.codec_pad_id: int = talker.codec_pad_id
         self.codec_bos_id: int = talker.codec_bos_id
@@ -198,7 +197,6 @@ class AnswerInput:
         self._prompt_positions: int | None = None
         self._prompt: list[int] = []
         self._answer: list[int] = []
-        self._taken = 0
         self._head: list[int] = []
         self._rope: list[torch.Tensor] = []
         self._states: list[torch.Tensor] = []
@@ -225,35 +223,31 @@ class AnswerInput:
             raise InvalidInput("header", "must come before the rows")
         if name not in self._next:
             raise InvalidInput("rows.name", f"'{name}' is not read; this talker reads {sorted(self._next)}")
-        if tensor.dim() == 0 or first < self._next[name]:
-            raise InvalidInput(name, f"rows from position {first} come after {self._next[name]}")
+        expected, are_states = self._next[name], name == self._spec.states
+        if tensor.dim() == 0 or first < expected:
+            raise InvalidInput(name, f"rows from position {first} come after {expected}")
         self._next[name] = first + len(tensor)
+        tail = (self._spec.state_width,) if are_states else (3,) if name == ROPE_POSITIONS else ()
+        _check(name, tensor, tail, is_float=are_states)
+        if not are_states and first != expected:
+            raise InvalidInput(name, f"positions before {first} are missing")
         if name == TOKEN_IDS:
-            self._add_tokens(first, tensor)
+            self._add_tokens(tensor, self._prompt_positions)
         elif name == ROPE_POSITIONS:
-            self._add_rope(first, tensor)
-        else:
-            _check(name, tensor, (self._spec.state_width,), is_float=True)
-            if first < self._prompt_positions:
-                self._add_states(first, tensor)
+            self._add_rope(tensor)
+        elif first < self._prompt_positions:
+            self._add_states(first, tensor)
 
-    def _add_tokens(self, first_position: int, rows: torch.Tensor) -> None:
-        assert self._prompt_positions is not None
-        _check(TOKEN_IDS, rows, (), is_float=False)
-        if first_position != len(self._prompt) + self._taken + len(self._answer):
-            raise InvalidInput(TOKEN_IDS, f"positions before {first_position} are missing")
+    def _add_tokens(self, rows: torch.Tensor, prompt_positions: int) -> None:
         ids = id_list(rows)
         if ids and not (min(ids) >= 0 and max(ids) < self._text_vocab):
             raise InvalidInput(TOKEN_IDS, f"must be 0 to {self._text_vocab - 1}")
-        room = self._prompt_positions - len(self._prompt)
+        room = prompt_positions - len(self._prompt)
         self._prompt += ids[:room]
         self._answer += ids[room:]
 
-    def _add_rope(self, first_position: int, rows: torch.Tensor) -> None:
-        _check(ROPE_POSITIONS, rows, (3,), is_float=False)
+    def _add_rope(self, rows: torch.Tensor) -> None:
         rows = rows.clone()  # the thinker may use its memory again: what is checked must stay so
-        if first_position != sum(map(len, self._rope)):
-            raise InvalidInput(ROPE_POSITIONS, f"positions before {first_position} are missing")
         if len(rows) and not (rows.min() >= 0 and rows.max() <= _MOST_ROPE_POSITION):
             raise InvalidInput(ROPE_POSITIONS, f"must be 0 to {_MOST_ROPE_POSITION}")
         self._rope.append(rows)
@@ -274,12 +268,12 @@ class AnswerInput:
         ids = torch.tensor(self._prompt)
         if sum(map(len, self._states)) < int(is_media(ids, self._spec).sum()):
             return False
-        return not self._has_vision() or sum(map(len, self._rope)) >= self._prompt_positions
+        return not self._has_vision() or self._next[ROPE_POSITIONS] >= self._prompt_positions
 
     @property
     def is_empty(self) -> bool:
         """Whether the prompt is complete and nothing was answered to it."""
-        return len(self._prompt) == self._prompt_positions and not self._answer and not self._taken
+        return self._next[TOKEN_IDS] == self._prompt_positions
 
     def _has_vision(self) -> bool:
         return not self._spec.vision_ids.isdisjoint(self._prompt)
@@ -299,7 +293,6 @@ class AnswerInput:
     def take_text(self) -> Text:
         """Text of the answer that came since the last call; at first also what the prompt puts at its beginning."""
         text = [*self._head, *self._answer]
-        self._taken += len(self._answer)
         self._head, self._answer = [], []
         return Text(text)
 

@@ -63,11 +63,7 @@ def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> Qwen3Omn
             dtype=weights_dtype(config, thinker, text),
             vocab_size=text["vocab_size"],
             accept_hidden_layer=config.get("talker_config", {}).get("accept_hidden_layer", _ACCEPT_HIDDEN_LAYER),
-            placeholders={
-                "image": thinker["image_token_id"],
-                "audio": thinker["audio_token_id"],
-                "video": thinker["video_token_id"],
-            },
+            placeholders={kind: thinker[f"{kind}_token_id"] for kind in ("image", "audio", "video")},
             tool_calls=ToolCallMarkers("<tool_call>", "</tool_call>"),
             processor=processor,
             hidden_size=text["hidden_size"],

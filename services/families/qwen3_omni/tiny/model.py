@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-    Qwen3OmniMoeConfig,
-    Qwen3OmniMoeForConditionalGeneration,
-)
+import transformers
 
 from services.families.qwen3_omni.tiny.processor import NAMED_TOKENS, SPECIAL_TOKENS
 
@@ -58,16 +53,16 @@ SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
 CALIBRATION_FRAMES = 40
 
 
-def write_model(out: Path, sizes: "Sizes", tokenizer: PreTrainedTokenizerBase) -> None:
+def write_model(out: Path, sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
     """Writes config and weights, in float32 and from torch's global generator, into the directory `out`. Special ids
     are those of `tokenizer`."""
-    model: Any = Qwen3OmniMoeForConditionalGeneration(_model_config(sizes, tokenizer))
+    model: Any = transformers.Qwen3OmniMoeForConditionalGeneration(_model_config(sizes, tokenizer))
     _randomize(model.float().eval(), tokenizer)
     model.generation_config = _generation_config(tokenizer)
     model.save_pretrained(out)
 
 
-def _model_config(sizes: "Sizes", tokenizer: PreTrainedTokenizerBase) -> Qwen3OmniMoeConfig:
+def _model_config(sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.Qwen3OmniMoeConfig:
     media = _ids(tokenizer, MEDIA_IDS) | {"position_id_per_seconds": POSITIONS_PER_SECOND, "seconds_per_chunk": 2}
     vocabulary = -(-len(tokenizer) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     thinker = {
@@ -86,7 +81,7 @@ def _model_config(sizes: "Sizes", tokenizer: PreTrainedTokenizerBase) -> Qwen3Om
         "upsampling_ratios": [2, 2],
         **_dense(sizes.code2wav),
     }
-    return Qwen3OmniMoeConfig(
+    return transformers.Qwen3OmniMoeConfig(
         dtype="float32",
         thinker_config=thinker,
         talker_config={**_talker_config(sizes), **media},
@@ -95,9 +90,9 @@ def _model_config(sizes: "Sizes", tokenizer: PreTrainedTokenizerBase) -> Qwen3Om
     )
 
 
-def _generation_config(tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+def _generation_config(tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.GenerationConfig:
     """The published sampling defaults."""
-    return GenerationConfig(
+    return transformers.GenerationConfig(
         do_sample=True,
         temperature=0.9,
         top_k=50,
@@ -112,7 +107,7 @@ def _generation_config(tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
     )
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, tokens: Mapping[str, str]) -> dict[str, Any]:
+def _ids(tokenizer: transformers.PreTrainedTokenizerBase, tokens: Mapping[str, str]) -> dict[str, Any]:
     return {key: tokenizer.convert_tokens_to_ids(token) for key, token in tokens.items()}
 
 
@@ -191,7 +186,9 @@ def _vision_config(sizes: "Sizes") -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _randomize(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: PreTrainedTokenizerBase) -> None:
+def _randomize(
+    model: transformers.Qwen3OmniMoeForConditionalGeneration, tokenizer: transformers.PreTrainedTokenizerBase
+) -> None:
     for name, parameter in model.named_parameters():
         if "embed" in name and parameter.ndim == 2:
             parameter.normal_()
@@ -209,7 +206,7 @@ def _randomize(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: PreTraine
     _set_loudness(model)
 
 
-def _prefer_text(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: Any) -> None:
+def _prefer_text(model: transformers.Qwen3OmniMoeForConditionalGeneration, tokenizer: Any) -> None:
     """Keeps the thinker to tokens that are text by themselves, and the end of the turn."""
     head = model.thinker.lm_head.weight
     end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -220,7 +217,7 @@ def _prefer_text(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: Any) ->
             head[token_id] = 0
 
 
-def _set_loudness(model: Qwen3OmniMoeForConditionalGeneration) -> None:
+def _set_loudness(model: transformers.Qwen3OmniMoeForConditionalGeneration) -> None:
     """Scales the last convolution so that random speech has `SPEECH_RMS`."""
     code2wav: Any = model.code2wav
     config = code2wav.config

@@ -8,15 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AddedToken,
-    Qwen2Tokenizer,
-    Qwen2VLImageProcessor,
-    Qwen2VLVideoProcessor,
-    Qwen3OmniMoeProcessor,
-    WhisperFeatureExtractor,
-)
 
 ROLES = ("system", "user", "assistant")  # single tokens, as the talker's prompt relies on
 # fmt: off
@@ -57,7 +50,7 @@ My friend plays the violin on Sundays. The neighbours open their windows, and th
 """
 
 
-def make_tokenizer(merges: int, words: Sequence[str] = ()) -> Qwen2Tokenizer:
+def make_tokenizer(merges: int, words: Sequence[str] = ()) -> transformers.Qwen2Tokenizer:
     """Tokenizer with 256 byte tokens, `merges` merges and `SPECIAL_TOKENS`.
 
     Each of `words` becomes one token if there are merges enough.
@@ -73,25 +66,25 @@ def make_tokenizer(merges: int, words: Sequence[str] = ()) -> Qwen2Tokenizer:
     byte_level.train_from_iterator([CORPUS, *(f"{word}\n" * 200 for word in (*ROLES, *words))], trainer)
     model = json.loads(byte_level.to_str())["model"]
     merges_of_pairs: Any = [tuple(pair) for pair in model["merges"]]
-    tokenizer: Any = Qwen2Tokenizer(vocab=model["vocab"], merges=merges_of_pairs)
+    tokenizer: Any = transformers.Qwen2Tokenizer(vocab=model["vocab"], merges=merges_of_pairs)
     for token in SPECIAL_TOKENS:
-        tokenizer.add_tokens(AddedToken(token, special=token not in PLAIN_TOKENS, normalized=False))
+        tokenizer.add_tokens(transformers.AddedToken(token, special=token not in PLAIN_TOKENS, normalized=False))
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
     for role in ROLES:
         assert len(tokenizer.encode(role)) == 1, f"{role} is not one token"
     return tokenizer
 
 
-def save_processor(out: Path, tokenizer: Qwen2Tokenizer) -> None:
+def save_processor(out: Path, tokenizer: transformers.Qwen2Tokenizer) -> None:
     """Writes everything that `Qwen3OmniMoeProcessor.from_pretrained(out)` reads."""
     for name, token in NAMED_TOKENS.items():
         setattr(tokenizer, name, token)
     template = CHAT_TEMPLATE.read_text()
     tokenizer.chat_template = template
-    processor: Any = Qwen3OmniMoeProcessor(
-        image_processor=Qwen2VLImageProcessor(size=PIXELS, **PATCH),
-        video_processor=Qwen2VLVideoProcessor(size=PIXELS, **PATCH),
-        feature_extractor=WhisperFeatureExtractor(feature_size=128, chunk_length=AUDIO_S),
+    processor: Any = transformers.Qwen3OmniMoeProcessor(
+        image_processor=transformers.Qwen2VLImageProcessor(size=PIXELS, **PATCH),
+        video_processor=transformers.Qwen2VLVideoProcessor(size=PIXELS, **PATCH),
+        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=AUDIO_S),
         tokenizer=tokenizer,
         chat_template=template,
     )
