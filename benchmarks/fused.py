@@ -111,7 +111,7 @@ class Fused:
 
     async def _decode(self, answer: Answer, speech_input: _SpeechInput) -> bytes:
         from services.code2wav.servicer import check_codes
-        from services.code2wav.stream import Event, Failed, Samples
+        from services.code2wav.stream import Event, Samples
 
         code2wav, loop = self._code2wav, asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
@@ -131,8 +131,8 @@ class Fused:
                 piece = event.samples.numpy().tobytes()
                 answer.audio.append((time.perf_counter(), len(piece) // PCM16_BYTES))
                 pcm16 += piece
-        if isinstance(event, Failed):
-            raise event.error
+        if isinstance(event, Exception):
+            raise event
         await feeding
         return pcm16
 

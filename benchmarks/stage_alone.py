@@ -22,7 +22,7 @@ from real_sizes import CODE2WAV, random_code2wav, random_talker
 from rich.console import Console
 from rich.table import Table
 
-from services.common.engine.device import disable_cudnn_attention, engine_device, make_current
+from services.common.engine.device import engine_device, prepared_device
 
 FRAMES_PER_S = 12.5  # of one stream in real time
 console = Console(width=None if sys.stdout.isatty() else 120)
@@ -30,9 +30,7 @@ console = Console(width=None if sys.stdout.isatty() else 120)
 
 def stages(options: argparse.Namespace) -> Callable[[int], Stage]:
     """Makes the model once; returns what makes it ready for a batch size."""
-    device, dtype = engine_device(options.device), getattr(torch, options.dtype)
-    make_current(device)
-    disable_cudnn_attention()
+    device, dtype = prepared_device(options.device), getattr(torch, options.dtype)
     began_s = time.perf_counter()
     if options.stage == "talker":
         model = talker = random_talker(device, dtype)

@@ -12,7 +12,7 @@ from services.code2wav.engine import DecodeEngine
 from services.code2wav.execution import decide
 from services.code2wav.family import load_decoder
 from services.code2wav.servicer import Code2WavServicer
-from services.code2wav.stream import Event, Failed, Samples
+from services.code2wav.stream import Event, Samples
 from services.common.engine.device import Accelerator, CudaGraphs, log_choices
 from services.common.engine.process import keep_freed_memory
 from services.common.stage import Stage, main
@@ -26,7 +26,10 @@ async def serve(stage: Stage, settings: Code2WavSettings) -> None:
     servicer = Code2WavServicer(stage.admission, stage.consumer)
     code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(servicer, stage.grpc)
 
-    def describe(engine: DecodeEngine) -> server_info_pb2.GetServerInfoResponse:
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        engine = await stage.load(asyncio.to_thread(start_engine, settings, stage.fatal))
+        await asyncio.to_thread(warm_up, engine, settings.max_frames_per_step + 1)
+        servicer.engine = engine
         spec, decoder = engine.spec, engine.decoder
         info = server_info_pb2.Code2WavInfo(
             sample_rate_hz=spec.sample_rate_hz,
@@ -36,12 +39,7 @@ async def serve(stage: Stage, settings: Code2WavSettings) -> None:
         )
         return stage.describe(str(decoder.dtype), str(decoder.device), code2wav=info)
 
-    await stage.serve(
-        load=lambda: asyncio.to_thread(start_engine, settings, stage.fatal),
-        warm_up=lambda engine: asyncio.to_thread(warm_up, engine, settings.max_frames_per_step + 1),
-        describe=describe,
-        bind=lambda engine, info: servicer.bind(engine),
-    )
+    await stage.serve(start)
 
 
 def start_engine(
@@ -85,8 +83,8 @@ def warm_up(engine: DecodeEngine, frames: int) -> None:
             pass
     except queue.Empty:
         raise TimeoutError(f"a step of the warm-up took more than {WARM_UP_TIMEOUT_S:g} s") from None
-    if isinstance(event, Failed):
-        raise event.error
+    if isinstance(event, Exception):
+        raise event
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from services.code2wav.family import Decoder
 from services.code2wav.policy import ChunkPolicy, StepPlan
-from services.code2wav.stream import Event, Failed, Finished, Samples, Stream
+from services.code2wav.stream import Event, Finished, Samples, Stream
 from services.common.engine.device import Capturer
 from services.common.engine.thread import ThreadedEngine
 from services.common.rpc.errors import StageError
@@ -101,7 +101,7 @@ class DecodeEngine(ThreadedEngine):
         """A new stream, in line for a slot.
 
         Args:
-            emit: takes its events, Samples, then one Finished or Failed; none once `cancel` has returned. Called from
+            emit: takes its events, Samples, then one Finished or an error; none once `cancel` has returned. Called from
                 whatever thread, under the engine's lock: must not block.
             on_started: called likewise when the stream gets its slot.
             pcm16: samples are round(x * 32768), clipped, int16.
@@ -256,7 +256,7 @@ class DecodeEngine(ThreadedEngine):
     def _end_all(self, error: StageError) -> None:
         with self.changed:
             for stream in [*self._waiting, *self._running]:
-                stream.emit(Failed(error))
+                stream.emit(error)
                 self._end(stream)
 
 

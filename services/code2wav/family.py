@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from services.common.engine.device import Capturer, disable_cudnn_attention, engine_device, make_current
+from services.common.engine.device import Capturer, prepared_device
 from services.common.engine.weights import Checkpoint
 from services.families import family_of, read_config
 
@@ -188,9 +188,7 @@ def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decod
         ValueError: no such device, no such checkpoint, no decoder in it, or tensors that are missing, unknown or of
             another shape.
     """
-    on = engine_device(device)
-    make_current(on)
-    disable_cudnn_attention()
+    on = prepared_device(device)
     checkpoint = Checkpoint(model)
     config = read_config(checkpoint.folder)
     family: DecoderFamily = family_of(config).part("code2wav")  # pyright: ignore[reportAssignmentType]

@@ -34,19 +34,11 @@ class CausalConv(nn.Module):
 
     def forward(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
         """(streams, inputs, n) -> (streams, outputs, n)."""
-        if self._piece is None:
-            return self._pointwise(x)
-        x = torch.cat([carry.take(self._piece), x], dim=-1)
-        carry.keep(self._piece, x[..., -self._tail :])
-        if x.device.type == "cpu" and x.numel() <= _ONEDNN_FROM:
+        if self._piece is not None:
+            x = torch.cat([carry.take(self._piece), x], dim=-1)
+            carry.keep(self._piece, x[..., -self._tail :])
+        if x.device.type == "cpu" and (self._piece is None or x.numel() <= _ONEDNN_FROM):
             return self._unfolded(x)
-        return self.conv(x)
-
-    def _pointwise(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type == "cpu":
-            weight, bias = self.conv.weight[..., 0], self.conv.bias
-            assert bias is not None
-            return _product(weight, x, bias[:, None])
         return self.conv(x)
 
     def _unfolded(self, x: torch.Tensor) -> torch.Tensor:
@@ -76,8 +68,6 @@ class CausalTransposedConv(nn.Module):
         self._stride, self._outputs = stride, outputs
         self._taps = kernel // stride  # every kernel here is a multiple of its stride
         self._piece = layout.add((inputs, self._taps - 1)) if self._taps > 1 else None
-        self.register_buffer("_weight", torch.empty(0), persistent=False)
-        self.register_buffer("_bias", torch.empty(0), persistent=False)
 
     def precompute(self) -> None:
         """To be called once the parameters are loaded."""
@@ -104,8 +94,6 @@ class SnakeBeta(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.zeros(channels))
         self.beta = nn.Parameter(torch.zeros(channels))
-        self.register_buffer("_frequency", torch.ones(channels, 1), persistent=False)
-        self.register_buffer("_height", torch.ones(channels, 1), persistent=False)
 
     def precompute(self) -> None:
         """To be called once the parameters are loaded."""

@@ -9,7 +9,7 @@ import torch
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import DecoderSpec
-from services.code2wav.stream import Event, Failed, Samples, Stream
+from services.code2wav.stream import Event, Samples, Stream
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.errors import InternalError, InvalidInput
 from services.common.stream.consumer import StreamConsumer
@@ -102,7 +102,7 @@ def _expect(position: int, due: int, what: str) -> None:
 
 
 class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
-    """`quartet.v1.Code2WavService` on an engine, which `bind` sets once it is loaded.
+    """`quartet.v1.Code2WavService` on `engine`, which is set once it is loaded, before `admission` opens.
 
     Args:
         admission: refuses calls while there is no engine, and those beyond the stage's limits.
@@ -111,17 +111,13 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
 
     def __init__(self, admission: Admission, consumer: StreamConsumer) -> None:
         self._admission, self._consumer = admission, consumer
-        self._engine: DecodeEngine
-
-    def bind(self, engine: DecodeEngine) -> None:
-        """The engine, before `admission` opens."""
-        self._engine = engine
+        self.engine: DecodeEngine
 
     async def Decode(
         self, request: code2wav_pb2.DecodeRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[code2wav_pb2.DecodeResponse]:
         async with serve_call("code2wav", request.request_id, context, self._admission) as call:
-            engine = self._engine
+            engine = self.engine
             if request.sample_format not in code2wav_pb2.SampleFormat.values():
                 raise InvalidInput("sample_format", f"{request.sample_format} is not a SampleFormat")
             # A client that does not read, or reads slowly, thereby slows the talker's stream instead of filling memory.
@@ -147,8 +143,8 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
                         yield code2wav_pb2.DecodeResponse(audio=audio)
                     window.release(event.frames - frames_sent)
                     frames_sent = event.frames
-                if isinstance(event, Failed):
-                    raise event.error
+                if isinstance(event, Exception):
+                    raise event
                 call.set(frames=event.frames, samples=event.samples)
                 summary = code2wav_pb2.DecodeSummary(
                     frames=event.frames,
@@ -167,14 +163,14 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
     ) -> None:
         """Moves the request's frames into the engine as the window allows; an error goes the way of the events."""
         try:
-            async for codes in frames_of(self._engine.spec, self._consumer, request):
+            async for codes in frames_of(self.engine.spec, self._consumer, request):
                 while len(codes):
                     count = await window.acquire(len(codes))
-                    self._engine.put(stream, codes[:count])
+                    self.engine.put(stream, codes[:count])
                     codes = codes[count:]
-            self._engine.finish(stream)
+            self.engine.finish(stream)
         except Exception as error:
-            events.put_nowait(Failed(error))
+            events.put_nowait(error)
 
 
 def _voice(spec: DecoderSpec, asked: str) -> str:

@@ -31,14 +31,8 @@ class Finished:
     waited_ms: float
 
 
-@dataclass(frozen=True)
-class Failed:
-    """No more samples come."""
-
-    error: Exception
-
-
-Event = Samples | Finished | Failed
+Event = Samples | Finished | Exception
+"""What an engine tells of a stream; after an error no more comes."""
 
 
 class Stream:

@@ -108,8 +108,6 @@ class Attention(nn.Module):
         self._heads, self._kv_heads, self._head_dim = sizes.heads, sizes.kv_heads, sizes.head_dim
         self._past = sizes.window - 1
         self._piece = layout.add((2 * sizes.kv_heads, self._past, sizes.head_dim))
-        self.register_buffer("_weight", torch.empty(0), persistent=False)
-        self.register_buffer("_bias", None, persistent=False)
 
     def precompute(self) -> None:
         """To be called once the parameters are loaded: one product instead of three."""

@@ -1,4 +1,4 @@
-"""The start-up that all stages share: load, warm up, describe, bind, serve, drain."""
+"""The start-up that all stages share: start the engine, serve, drain."""
 
 import asyncio
 import os
@@ -140,39 +140,32 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         if not self._stop.done():
             self._stop.set_exception(error)
 
-    async def serve(
-        self,
-        load: Callable[[], Awaitable[_Engine]],
-        warm_up: Callable[[_Engine], Awaitable[None]],
-        describe: Callable[[_Engine], server_info_pb2.GetServerInfoResponse],
-        bind: Callable[[_Engine, server_info_pb2.GetServerInfoResponse], None],
-    ) -> None:
+    @staticmethod
+    async def load(engine: Awaitable[_Engine]) -> _Engine:
+        """What `engine` gives: for `start` of `serve`.
+
+        Raises:
+            CannotLoad: it raised ValueError or OSError.
+        """
+        try:
+            return await engine
+        except (ValueError, OSError) as error:
+            raise CannotLoad(str(error)) from error
+
+    async def serve(self, start: Callable[[], Coroutine[Any, Any, server_info_pb2.GetServerInfoResponse]]) -> None:
         """Serves until `request_stop`, then drains: refuses new work, finishes what is in flight, stops.
 
         The port is open while the stage loads.
 
         Args:
-            load: makes the engine.
-            warm_up: runs a small request on it.
-            describe: makes the server info, see `Stage.describe`.
-            bind: gives the engine to the stage's servicer; requests come after that.
+            start: makes the engine (see `load`), runs a small request on it, gives it to the stage's servicer and
+                returns the server info (see `describe`). Requests come after that.
 
         Raises:
             RuntimeError: the port is taken.
-            CannotLoad: `load` raised ValueError or OSError.
-            Exception: whatever one of the functions raised, or `fatal` was given.
+            CannotLoad: `load` raised it.
+            Exception: whatever `start` raised, or `fatal` was given.
         """
-
-        async def start() -> server_info_pb2.GetServerInfoResponse:
-            try:
-                engine = await load()
-            except (ValueError, OSError) as error:
-                raise CannotLoad(str(error)) from error
-            await warm_up(engine)
-            info = describe(engine)
-            bind(engine, info)
-            return info
-
         await self._listen()
         # In a thread, because the kernel clears all of it.
         if shared_memory := await asyncio.to_thread(open_shared_memory, self._settings, self._name):

@@ -31,16 +31,14 @@ async def serve(stage: Stage, settings: DitSettings) -> None:
     servicer = DitServicer(stage.admission, stage.consumer, settings)
     dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, stage.grpc)
 
-    def describe(engine: DitEngine) -> server_info_pb2.GetServerInfoResponse:
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        engine = await stage.load(asyncio.to_thread(start_engine, settings, stage.fatal))
+        await asyncio.to_thread(warm_up, engine)
+        servicer.engine = engine
         models = engine.models
         return stage.describe(str(models.dtype), str(models.device), dit=models.info)
 
-    await stage.serve(
-        load=lambda: asyncio.to_thread(start_engine, settings, stage.fatal),
-        warm_up=lambda engine: asyncio.to_thread(warm_up, engine),
-        describe=describe,
-        bind=lambda engine, info: servicer.bind(engine),
-    )
+    await stage.serve(start)
 
 
 def start_engine(settings: DitSettings, on_fatal: Callable[[Exception], object] = lambda error: None) -> DitEngine:

@@ -27,15 +27,11 @@ Response = dit_pb2.DitServiceGenerateResponse
 
 
 class DitServicer(dit_pb2_grpc.DitServiceServicer):
-    """Serves requests by an engine, which `bind` sets once it is loaded."""
+    """Serves requests by `engine`, which is set once it is loaded, before `admission` opens."""
 
     def __init__(self, admission: Admission, consumer: StreamConsumer, settings: DitSettings) -> None:
         self._admission, self._consumer, self._settings = admission, consumer, settings
-        self._engine: DitEngine
-
-    def bind(self, engine: DitEngine) -> None:
-        """The engine, before `admission` opens."""
-        self._engine, self._info = engine, engine.models.info
+        self.engine: DitEngine
 
     async def Generate(self, request_iterator: Requests, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
         start = await first_start(request_iterator, context)
@@ -47,12 +43,12 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                 yield response
 
     async def _serve(self, start: dit_pb2.DitStart, requests: Requests, call: Call) -> AsyncGenerator[Response, None]:
-        task = check(start, self._info)
+        task = check(start, self.engine.models.info)
         outputs = await self._resolve(start, requests)
         seed, steps, count = outputs[0].seed, outputs[0].steps, len(outputs)
         started = dit_pb2.DitStarted(task=task, seed=seed, count=count, num_inference_steps=steps)
         yield Response(started=started)
-        run = _Run(self._engine, outputs, start.progress_interval_ms / 1000)
+        run = _Run(self.engine, outputs, start.progress_interval_ms / 1000)
         try:
             async for output, event in run.events():
                 if isinstance(event, Failed):
@@ -82,21 +78,22 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         yield Response(summary=summary)
 
     async def _resolve(self, start: dit_pb2.DitStart, requests: Requests) -> list[OutputSpec]:
+        models, info = self.engine.models, self.engine.models.info
         has_source = start.HasField("source")
-        if self._info.needs_source and not has_source:
+        if info.needs_source and not has_source:
             raise InvalidInput("source", "is required: this diffusion stage has no text encoders")
-        if has_source and not self._info.needs_source:
+        if has_source and not info.needs_source:
             raise InvalidInput("source", "is not taken: leave it out")
-        files, models = await read_files(start, requests, self._settings), self._engine.models
+        files = await read_files(start, requests, self._settings)
         given = await read_conditioning(self._consumer, start, models.device) if has_source else []
         return await asyncio.to_thread(
-            lambda: resolve(start, *decode_files(files, self._settings), models, self._info, given)
+            lambda: resolve(start, *decode_files(files, self._settings), models, info, given)
         )
 
     def _pieces(self, output: int, done: Done) -> Iterator[dit_pb2.DitPiece]:
         """`done` in messages of at most 4 MiB; in each at least one row, frame or sample. Without torch's operations:
         see `start_engine` about threads."""
-        data, info = done.data, self._info
+        data, info = done.data, self.engine.models.info
         entries = max(1, MAX_INLINE_BYTES // max(1, data[:1].numel() * data.element_size()))
         for first in range(0, data.shape[0], entries):
             part = data[first : first + entries]

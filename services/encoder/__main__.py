@@ -28,15 +28,11 @@ log = structlog.get_logger()
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
-    """Serves requests by an engine, which `bind` sets once it is loaded."""
+    """Serves requests by `engine`, which is set once it is loaded, before `admission` opens."""
 
     def __init__(self, admission: Admission, hub: StreamHub, settings: EncoderSettings) -> None:
         self._admission, self._hub, self._settings = admission, hub, settings
-        self._engine: EncoderEngine
-
-    def bind(self, engine: EncoderEngine) -> None:
-        """The engine, before `admission` opens."""
-        self._engine = engine
+        self.engine: EncoderEngine
 
     async def Encode(self, request_iterator: Requests, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
         start = await first_start(request_iterator, context)
@@ -47,7 +43,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 output.start(prompt_positions=0)
                 outputs = await self._resolve(start.request, request_iterator)
                 call.timings.mark_started()
-                made = await self._engine.encode(outputs)
+                made = await self.engine.encode(outputs)
                 call.timings.mark_output()
                 loop = asyncio.get_running_loop()
                 tensors, size_bytes = await asyncio.to_thread(send_conditioning, output, made, loop)
@@ -57,7 +53,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             yield Response(summary=encoder_pb2.EncodeSummary(tensors=tensors, size_bytes=size_bytes, timings=timings))
 
     async def _resolve(self, request: dit_pb2.DitStart, requests: Requests) -> list[OutputSpec]:
-        engine = self._engine
+        engine = self.engine
         request.ClearField("loras")  # of the transformer
         check(request, engine.info)
         if engine.draws_prior_tokens and not request.HasField("seed"):
@@ -73,22 +69,17 @@ async def serve(stage: Stage, settings: EncoderSettings) -> None:
     servicer = EncoderServicer(stage.admission, stage.hub, settings)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, stage.grpc)
 
-    def describe(engine: EncoderEngine) -> server_info_pb2.GetServerInfoResponse:
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        engine = await stage.load(asyncio.to_thread(EncoderEngine, settings))
+        if not engine.models.family.needs_image:  # a picture may be read at a million pixels, however small it is
+            await engine.encode([warm_up_output(engine.models, engine.info)])
+        servicer.engine = engine
         pipeline, names = engine.info.pipeline, engine.names
         log.info("loaded", pipeline=pipeline, models=names)
         info = server_info_pb2.EncoderInfo(pipeline=pipeline, models=names, needs_seed=engine.draws_prior_tokens)
         return stage.describe(str(engine.dtype), str(engine.models.device), encoder=info)
 
-    async def warm_up(engine: EncoderEngine) -> None:
-        if not engine.models.family.needs_image:  # a picture may be read at a million pixels, however small it is
-            await engine.encode([warm_up_output(engine.models, engine.info)])
-
-    await stage.serve(
-        load=lambda: asyncio.to_thread(EncoderEngine, settings),
-        warm_up=warm_up,
-        describe=describe,
-        bind=lambda engine, info: servicer.bind(engine),
-    )
+    await stage.serve(start)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,7 @@ from collections.abc import Callable
 import torch
 
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
-from services.common.engine.device import (
-    Accelerator,
-    CudaGraphs,
-    disable_cudnn_attention,
-    engine_device,
-    log_choices,
-    make_current,
-)
+from services.common.engine.device import Accelerator, CudaGraphs, log_choices, prepared_device
 from services.common.stage import Stage, main
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
@@ -34,23 +27,16 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
     servicer = TalkerServicer(stage.admission, stage.hub, stage.consumer)
     talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, stage.grpc)
 
-    async def load() -> tuple[TalkerFamily, TalkerEngine]:
-        family, engine = await start_engine(settings, stage.fatal)
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        family, engine = await stage.load(start_engine(settings, stage.fatal))
         stage.resources.callback(engine.stop)
-        return family, engine
-
-    def describe(loaded: tuple[TalkerFamily, TalkerEngine]) -> server_info_pb2.GetServerInfoResponse:
-        _, engine = loaded
+        await warm_up(engine)
+        servicer.engine, servicer.family = engine, family
         model = engine.runner.model
         rows, info = [server_info_pb2.RowsInfo(name=CODES)], talker_info(model.spec, engine.runner.positions)
         return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
 
-    await stage.serve(
-        load=load,
-        warm_up=lambda loaded: warm_up(loaded[1]),
-        describe=describe,
-        bind=lambda loaded, info: servicer.bind(loaded[1], loaded[0]),
-    )
+    await stage.serve(start)
 
 
 async def start_engine(
@@ -67,9 +53,7 @@ async def start_engine(
 
 
 def _load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
-    device = engine_device(settings.device)
-    make_current(device)
-    disable_cudnn_attention()
+    device = prepared_device(settings.device)
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     family, model = load_talker(settings.model, device, dtype)
     positions = min(settings.max_context_positions, model.spec.max_positions)

@@ -14,7 +14,6 @@ import torch
 
 from quartet.v1 import stream_pb2
 from services.common.stream.rows import Rows
-from services.families import family_of, read_config
 
 TEXT_EMBEDDINGS = "text_embeddings"
 """What `WeightNames` calls the embeddings of text ids: (text_vocab, width), width as `text_projection` takes it."""
@@ -260,14 +259,3 @@ class TalkerModule(Protocol):
             ValueError: it has none, or one of a kind that does not run here.
         """
         ...
-
-
-def read_talker(folder: Path) -> TalkerFamily:
-    """The talker of the checkpoint in `folder`, by its family.
-
-    Raises:
-        ValueError: no family knows the checkpoint, it has no talker, or one of a kind that does not run here.
-    """
-    config = read_config(folder)
-    module: TalkerModule = family_of(config).part("talker")  # pyright: ignore[reportAssignmentType]
-    return module.read_talker(config, folder)

@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 from services.common.engine.device import Staging
 from services.common.engine.weights import Checkpoint
-from services.talker.family import TEXT_EMBEDDINGS, Prompt, TalkerFamily, TalkerSpec, read_talker
+from services.families import family_of, read_config
+from services.talker.family import TEXT_EMBEDDINGS, Prompt, TalkerFamily, TalkerModule, TalkerSpec
 from services.talker.layers import Attend, Attention, DecoderLayer, Rope, projection
 from services.talker.moe import Experts, Mlp, RunExperts
 from services.talker.predictor import CodePredictor
@@ -113,7 +114,9 @@ def load_talker(model: str, device: torch.device, dtype: torch.dtype | None = No
         ValueError: no family has such a checkpoint, or tensors are missing, unexpected or of the wrong shape.
     """
     checkpoint = Checkpoint(model)
-    family = read_talker(checkpoint.folder)
+    config = read_config(checkpoint.folder)
+    module: TalkerModule = family_of(config).part("talker")  # pyright: ignore[reportAssignmentType]
+    family = module.read_talker(config, checkpoint.folder)
     weights = family.weights
     checkpoint.select(lambda name: weights.parameter_of(name) is not None)
     talker = empty_model(family.spec, device, dtype or checkpoint.stored_dtype(weights.stored_dtype_of))

@@ -27,38 +27,31 @@ _ENDS = {"stop": talker_pb2.SPEECH_END_STOP, "length": talker_pb2.SPEECH_END_LEN
 
 
 class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
-    """Admits requests to `admission`, and once it has an engine serves them with it."""
+    """Admits requests to `admission`, and serves them with `engine` and the `family` of what it runs: both are set
+    once they are loaded, before `admission` opens."""
 
     def __init__(self, admission: Admission, hub: StreamHub, consumer: StreamConsumer) -> None:
         self._admission, self._hub, self._consumer = admission, hub, consumer
-        self._engine: TalkerEngine
-        self._family: TalkerFamily
-
-    def bind(self, engine: TalkerEngine, family: TalkerFamily) -> None:
-        """The engine and what it runs, before `admission` opens."""
-        self._engine, self._family = engine, family
+        self.engine: TalkerEngine
+        self.family: TalkerFamily
 
     async def Speak(
         self, request: talker_pb2.SpeakRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[talker_pb2.SpeakResponse]:
         async with serve_call("talker", request.request_id, context, self._admission) as call:
-            with self._output(request) as output:
+            stream_id = request.output_stream_id
+            with self._hub.open(stream_id, [CODES]) if stream_id else contextlib.nullcontext() as output:
+                if output:
+                    output.start(prompt_positions=0)
                 sampling, speaker = self._sampling(request.sampling), self._speaker(request.speaker)
-                session = SpeakSession(self._engine, self._family, speaker, sampling, call)
+                session = SpeakSession(self.engine, self.family, speaker, sampling, call)
                 async with contextlib.aclosing(self._speak(request, session, output)) as responses:
                     async for response in responses:
                         yield response
 
-    def _output(self, request: talker_pb2.SpeakRequest) -> contextlib.AbstractContextManager[OutputStream | None]:
-        if not request.output_stream_id:
-            return contextlib.nullcontext()
-        output = self._hub.open(request.output_stream_id, [CODES])
-        output.start(prompt_positions=0)
-        return output
-
     def _speaker(self, asked: str) -> str:
         """Name of the voice as the checkpoint writes it."""
-        speakers = self._family.spec.speakers
+        speakers = self.family.spec.speakers
         found = [name for name in speakers if not asked or name.lower() == asked.lower()]
         if not found:
             raise InvalidInput("speaker", f"there is no voice '{asked}'; the voices are {', '.join(speakers)}")
@@ -66,7 +59,7 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
 
     def _sampling(self, message: talker_pb2.TalkerSampling) -> Sampling:
         asked = {field.name: value for field, value in message.ListFields()}
-        spec = self._family.spec
+        spec = self.family.spec
         for name in asked if spec.predictor is None else ():
             if name.startswith("predictor_"):
                 raise InvalidInput(f"sampling.{name}", "must be unset: this talker has no code predictor")

@@ -189,9 +189,8 @@ class ThinkerEngine:
         if self._llm.output_handler:
             self._llm.output_handler.cancel()  # it would take the end of the engine for a failure
         await asyncio.to_thread(self._llm.shutdown)
-        self._llm.shutdown = lambda timeout=None: (
-            None
-        )  # its destructor calls it again, and fails at the interpreter's end
+        # Its destructor calls it again, and fails at the interpreter's end.
+        self._llm.shutdown = lambda timeout=None: None
         await self._resources.aclose()
 
 

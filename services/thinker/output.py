@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 TOKEN_IDS = "token_ids"
 _UNBOUNDED = 2**62
-_FINISH_REASONS = {
-    "stop": thinker_pb2.FINISH_REASON_STOP,
-    "length": thinker_pb2.FINISH_REASON_LENGTH,
-}
 
 
 def offered_rows(kinds: Iterable[RowKind]) -> list[str]:
@@ -144,10 +140,10 @@ class DeltaWriter:
         return message
 
     def finish_reason(self, reason: str) -> thinker_pb2.FinishReason:
-        """Why the answer ended, given the engine's reason."""
+        """Why the answer ended, given the engine's reason: "stop" or "length"."""
         if reason == "stop" and self._tool_calls and self._tool_calls.calls:
             return thinker_pb2.FINISH_REASON_TOOL_CALLS
-        return _FINISH_REASONS[reason]
+        return getattr(thinker_pb2, f"FINISH_REASON_{reason.upper()}")
 
     def _logprob(
         self, token_id: int, by_id: "Mapping[int, Logprob]", top: Sequence[int] = ()

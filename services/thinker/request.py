@@ -10,7 +10,7 @@ from services.common.rpc.errors import InvalidInput
 from services.common.rpc.messages import read_bytes
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message
-from services.thinker.tools import Mode, imposed_schema
+from services.thinker.tools import imposed_schema
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -36,13 +36,6 @@ _KINDS: dict[int, MediaKind] = {
     media_pb2.MEDIA_KIND_IMAGE: "image",
     media_pb2.MEDIA_KIND_AUDIO: "audio",
     media_pb2.MEDIA_KIND_VIDEO: "video",
-}
-_MODES: dict[int, Mode] = {
-    thinker_pb2.ToolChoice.MODE_UNSPECIFIED: "auto",
-    thinker_pb2.ToolChoice.MODE_AUTO: "auto",
-    thinker_pb2.ToolChoice.MODE_NONE: "none",
-    thinker_pb2.ToolChoice.MODE_REQUIRED: "required",
-    thinker_pb2.ToolChoice.MODE_FUNCTION: "function",
 }
 
 
@@ -74,21 +67,18 @@ def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], 
     Raises:
         InvalidInput: an unknown mode, a tool without a name, a schema that is no JSON object, or a choice of no tool.
     """
-    mode = _MODES.get(start.tool_choice.mode)
-    if mode is None:
-        raise InvalidInput("tool_choice.mode", f"{start.tool_choice.mode} is not a mode")
+    mode = start.tool_choice.mode
+    if mode not in thinker_pb2.ToolChoice.Mode.values():
+        raise InvalidInput("tool_choice.mode", f"{mode} is not a mode")
     tools = []
     for i, tool in enumerate(start.tools):
         if not tool.name:
             raise InvalidInput(f"tools[{i}].name", "is required")
-        function: dict[str, Any] = {"name": tool.name}
-        if tool.description:
-            function["description"] = tool.description
-        parameters = tool.parameters_json or "{}"
-        function["parameters"] = _json_object(f"tools[{i}].parameters_json", parameters)
-        tools.append({"type": "function", "function": function})
+        described = {"description": tool.description} if tool.description else {}
+        parameters = _json_object(f"tools[{i}].parameters_json", tool.parameters_json or "{}")
+        tools.append({"type": "function", "function": {"name": tool.name, **described, "parameters": parameters}})
     schema = imposed_schema(mode, start.tool_choice.name, tools)
-    return tools if mode != "none" else [], schema
+    return tools if mode != thinker_pb2.ToolChoice.MODE_NONE else [], schema
 
 
 def _check_media(start: thinker_pb2.GenerateStart, limits: ThinkerSettings) -> None:

@@ -27,28 +27,22 @@ GRACE_S = 0.5
 
 
 class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
-    """Serves requests of `stage` with an engine, which `bind` provides once it is loaded."""
+    """Serves requests of `stage` with `engine` and `preprocessor`, which are set once they are loaded, before
+    admission opens."""
 
     def __init__(self, settings: ThinkerSettings, stage: Stage) -> None:
         self._settings = settings
         self._stage = stage
-        self._engine: ThinkerEngine
-        self._preprocessor: Preprocessor
-
-    def bind(self, engine: ThinkerEngine, preprocessor: Preprocessor) -> None:
-        """Gives the servicer its engine; admission opens after that."""
-        self._engine = engine
-        self._preprocessor = preprocessor
+        self.engine: ThinkerEngine
+        self.preprocessor: Preprocessor
 
     async def Generate(
         self, request_iterator: AsyncIterator[thinker_pb2.GenerateRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[thinker_pb2.GenerateResponse]:
         start = await first_start(request_iterator, context)
         async with serve_call(STAGE, start.request_id, context, self._stage.admission) as call:
-            stream = nullcontext()
-            if start.output_stream_id:
-                stream = self._stage.hub.open(start.output_stream_id, offered_rows(self._engine.row_kinds))
-            with stream as output:
+            hub, rows = self._stage.hub, offered_rows(self.engine.row_kinds)
+            with hub.open(start.output_stream_id, rows) if start.output_stream_id else nullcontext() as output:
                 async with aclosing(self._generate(start, request_iterator, call, output)) as responses:
                     async for response in responses:
                         yield response
@@ -60,7 +54,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         call: Call,
         output: OutputStream | None,
     ) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
-        engine, checkpoint = self._engine, self._engine.checkpoint
+        engine, checkpoint = self.engine, self.engine.checkpoint
         tools, schema = read_tools(start)
         params = sampling_params(start.sampling, engine.sampling_defaults, checkpoint.vocab_size, schema)
         engine.validate(params, start.sampling.WhichOneof("structure"))
@@ -105,7 +99,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         self, conversation: Conversation, output: OutputStream | None
     ) -> tuple[Prompt, list[stream_pb2.RowSelection]]:
         """Preprocesses while the consumer of the output stream, if any, is on its way."""
-        prompt = asyncio.ensure_future(self._preprocessor.prepare(conversation))
+        prompt = asyncio.ensure_future(self.preprocessor.prepare(conversation))
         if output is None:
             return await prompt, []
         selections = asyncio.ensure_future(output.subscription(self._settings.subscription_timeout_s))
@@ -125,24 +119,27 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
     servicer = ThinkerServicer(settings, stage)
     thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(servicer, stage.grpc)
 
-    async def load() -> tuple[ThinkerEngine, Preprocessor]:
-        engine = await ThinkerEngine.start(settings)
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        engine = await stage.load(ThinkerEngine.start(settings))
         stage.resources.push_async_callback(engine.close)
         preprocessor = Preprocessor(settings, engine)
         stage.resources.callback(preprocessor.close)
-        return engine, preprocessor
-
-    def bind(loaded: tuple[ThinkerEngine, Preprocessor], info: server_info_pb2.GetServerInfoResponse) -> None:
-        servicer.bind(*loaded)
-        watch = asyncio.create_task(_end_with(loaded[0], stage))
+        await _warm_up(engine, preprocessor)
+        servicer.engine, servicer.preprocessor = engine, preprocessor
+        watch = asyncio.create_task(_end_with(engine, stage))
         stage.resources.callback(watch.cancel)
+        return stage.describe(
+            engine.dtype,
+            engine.device,
+            rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.row_kinds)],
+            thinker=server_info_pb2.ThinkerInfo(
+                max_context_tokens=engine.max_context_tokens,
+                accept_hidden_layer=engine.checkpoint.accept_hidden_layer,
+                input_modalities=list(engine.checkpoint.placeholders),
+            ),
+        )
 
-    await stage.serve(
-        load=load,
-        warm_up=lambda loaded: _warm_up(*loaded),
-        describe=lambda loaded: _server_info(stage, loaded[0]),
-        bind=bind,
-    )
+    await stage.serve(start)
 
 
 async def _warm_up(engine: ThinkerEngine, preprocessor: Preprocessor) -> None:
@@ -157,20 +154,6 @@ async def _end_with(engine: ThinkerEngine, stage: Stage) -> None:
     await engine.died()
     await asyncio.sleep(GRACE_S)
     stage.fatal(Unavailable("the thinker's engine died"))
-
-
-def _server_info(stage: Stage, engine: ThinkerEngine) -> server_info_pb2.GetServerInfoResponse:
-    checkpoint = engine.checkpoint
-    return stage.describe(
-        engine.dtype,
-        engine.device,
-        rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.row_kinds)],
-        thinker=server_info_pb2.ThinkerInfo(
-            max_context_tokens=engine.max_context_tokens,
-            accept_hidden_layer=checkpoint.accept_hidden_layer,
-            input_modalities=list(checkpoint.placeholders),
-        ),
-    )
 
 
 def _mark(call: Call, step: Step) -> None:

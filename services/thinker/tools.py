@@ -4,32 +4,32 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from quartet.v1 import thinker_pb2
 from services.common.rpc.errors import InvalidInput
 from services.thinker.family import ToolCallMarkers
 
-Mode = Literal["none", "auto", "required", "function"]
+ToolChoice = thinker_pb2.ToolChoice
 
 
-def imposed_schema(mode: Mode, name: str, tools: Sequence[dict[str, Any]]) -> str | None:
+def imposed_schema(mode: thinker_pb2.ToolChoice.Mode, name: str, tools: Sequence[dict[str, Any]]) -> str | None:
     """The JSON schema that a choice of tools imposes on the answer, or None where it is free.
 
     Args:
         mode: whether a tool is to be called.
-        name: for mode "function": which.
+        name: for MODE_FUNCTION: which.
         tools: as chat templates take them.
 
     Raises:
         InvalidInput: there is no such tool.
     """
-    if mode in ("none", "auto"):
+    if mode not in (ToolChoice.MODE_REQUIRED, ToolChoice.MODE_FUNCTION):
         return None
     parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     if not parameters:
         raise InvalidInput("tool_choice", "forces a call, but there are no tools")
-    if mode == "required":
+    if mode == ToolChoice.MODE_REQUIRED:
         return json.dumps({"anyOf": [_call_schema(*tool) for tool in parameters.items()]})
     if name not in parameters:
         raise InvalidInput("tool_choice.name", f"'{name}' is not one of the tools {sorted(parameters)}")

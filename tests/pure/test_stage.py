@@ -44,20 +44,19 @@ async def serving(name: str, its: StageSettings) -> AsyncIterator[Stage]:
     async def warm_up(engine: str) -> None:
         steps.append(f"warm up {engine}")
 
-    def describe(engine: str) -> server_info_pb2.GetServerInfoResponse:
-        steps.append(f"describe {engine}")
-        return stage.describe("float32", "cpu")
+    async def start() -> server_info_pb2.GetServerInfoResponse:
+        await warm_up(await stage.load(load()))
+        info = stage.describe("float32", "cpu")
+        steps.append(f"describe {info.stage}")
+        return info
 
-    def bind(engine: str, info: server_info_pb2.GetServerInfoResponse) -> None:
-        steps.append(f"bind {engine} of {info.stage}")
-
-    running = asyncio.create_task(stage.serve(load, warm_up, describe, bind))
+    running = asyncio.create_task(stage.serve(start))
     try:
         async with asyncio.timeout(30):
             while not admits(stage):
                 await asyncio.wait({running}, timeout=0.01)
                 assert not running.done(), running.exception()
-        assert steps == ["load", "warm up engine", "describe engine", f"bind engine of {name}"]
+        assert steps == ["load", "warm up engine", f"describe {name}"]
         yield stage
     finally:
         stage.request_stop()
@@ -141,11 +140,11 @@ async def health(channels: Channels, stage: Stage) -> str:
 def test_what_cannot_be_loaded_ends_the_process_with_one_line_and_status_2(error: Exception, monkeypatch):
     monkeypatch.setattr("services.common.telemetry.logs.configure", lambda *_: None)
 
-    async def load() -> str:
+    async def load() -> server_info_pb2.GetServerInfoResponse:
         raise error
 
     async def serve(stage: Stage, its: StageSettings) -> None:
-        await stage.serve(load, None, None, None)  # type: ignore[arg-type]  # none of them is called
+        await stage.serve(lambda: stage.load(load()))
 
     with structlog.testing.capture_logs() as lines, pytest.raises(SystemExit) as ended:
         main(settings(model="no/such"), "talker", SERVICE, serve)
@@ -158,11 +157,11 @@ def test_what_cannot_be_loaded_ends_the_process_with_one_line_and_status_2(error
 def test_a_fault_of_ours_at_the_start_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr("services.common.telemetry.logs.configure", lambda *_: None)
 
-    async def load() -> str:
+    async def load() -> server_info_pb2.GetServerInfoResponse:
         raise KeyError("ours")
 
     async def serve(stage: Stage, its: StageSettings) -> None:
-        await stage.serve(load, None, None, None)  # type: ignore[arg-type]  # none of them is called
+        await stage.serve(lambda: stage.load(load()))
 
     with pytest.raises(KeyError, match="ours"):
         main(settings(), "talker", SERVICE, serve)

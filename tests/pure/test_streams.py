@@ -74,7 +74,7 @@ async def test_rows_arrive_whole_in_pieces_and_only_those_asked_for():
         assert by_name["token_ids"] == {500: 500, 501: 501, 502: 502}
         assert "hidden_states.4" not in by_name
     await hub.drain()
-    assert len(hub) == 0  # once its consumer has left
+    assert not hub.streams  # once its consumer has left
 
 
 async def test_a_consumer_that_stops_reading_gets_no_more_than_its_credit():
@@ -142,8 +142,8 @@ async def test_a_consumer_that_gives_up_waiting_leaves_the_next_one_waiting():
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    stream = hub.open("s", ["codes"])
-    assert await asyncio.wait_for(second, 1) is stream
+    with hub.open("s", ["codes"]) as stream:
+        assert await asyncio.wait_for(second, 1) is stream
 
 
 async def test_more_chunks_than_the_first_credit_flow_while_they_are_read():
@@ -169,7 +169,7 @@ async def test_a_producer_that_asks_for_room_waits_for_a_slow_consumer_and_for_n
                 waiting = asyncio.create_task(stream.room(4))
                 await asyncio.sleep(0.1)
                 assert not waiting.done()
-                assert hub.pending_positions == stream.pending_positions == 8
+                assert [each.pending_positions for each in hub.streams] == [stream.pending_positions] == [8]
                 for _ in range(CREDITS):
                     await anext(messages)
                 await asyncio.wait_for(waiting, 5)

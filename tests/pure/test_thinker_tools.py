@@ -6,7 +6,7 @@ import pytest
 
 from services.common.rpc.errors import InvalidInput
 from services.thinker.family import ToolCallMarkers
-from services.thinker.tools import Mode, ToolCallParser, imposed_schema
+from services.thinker.tools import ToolCallParser, ToolChoice, imposed_schema
 
 MARKERS = ToolCallMarkers("<tool_call>", "</tool_call>")
 ANSWER = (
@@ -60,13 +60,13 @@ def test_a_forced_answer_is_one_call(piece: int) -> None:
 
 
 def test_choices_impose_schemas() -> None:
-    assert imposed_schema("auto", "", TOOLS) is None
-    schema = json.loads(imposed_schema("function", "weather", TOOLS) or "")
+    assert imposed_schema(ToolChoice.MODE_AUTO, "", TOOLS) is None
+    schema = json.loads(imposed_schema(ToolChoice.MODE_FUNCTION, "weather", TOOLS) or "")
     assert schema["properties"]["name"] == {"const": "weather"}
-    assert "weather" in (imposed_schema("required", "", TOOLS) or "")
+    assert "weather" in (imposed_schema(ToolChoice.MODE_REQUIRED, "", TOOLS) or "")
 
 
-@pytest.mark.parametrize(("mode", "name"), [("function", "other"), ("required", "")])
-def test_a_choice_of_what_is_not_there_is_refused(mode: Mode, name: str) -> None:
+@pytest.mark.parametrize(("mode", "name"), [(ToolChoice.MODE_FUNCTION, "other"), (ToolChoice.MODE_REQUIRED, "")])
+def test_a_choice_of_what_is_not_there_is_refused(mode: ToolChoice.Mode, name: str) -> None:
     with pytest.raises(InvalidInput, match="tool_choice"):
         imposed_schema(mode, name, TOOLS if name else [])

@@ -61,7 +61,7 @@ async def service(decoder) -> AsyncIterator[Service]:
     engine, hub, admission = DecodeEngine(decoder, 2, 4), StreamHub(), Admission(2, 1)
     admission.open()
     servicer = Code2WavServicer(admission, CONSUMER)
-    servicer.bind(engine)
+    servicer.engine = engine
     server, talker = (grpc.aio.server(options=channels.SERVER_OPTIONS) for _ in range(2))
     code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(servicer, server)
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "test"), talker)

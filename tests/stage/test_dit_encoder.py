@@ -84,9 +84,9 @@ async def serving(checkpoint: Path, dit: Bench, transport: SharedMemoryTransport
     hub, servers = StreamHub(), [grpc.aio.server(options=channels.SERVER_OPTIONS) for _ in range(2)]
     hub.transports += [transport] if transport else []
     encoder = EncoderServicer(admissions[0], hub, EncoderSettings(model=str(checkpoint)))
-    encoder.bind(engine)
+    encoder.engine = engine
     servicer = DitServicer(admissions[1], CONSUMER, DitSettings(model="x"))
-    servicer.bind(dit.engine)
+    servicer.engine = dit.engine
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(encoder, servers[0])
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "encoder"), servers[0])
     dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, servers[1])

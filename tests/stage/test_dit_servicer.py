@@ -83,7 +83,7 @@ async def service(dit: Bench) -> AsyncIterator[Service]:
     servicer = DitServicer(
         admission, CONSUMER, DitSettings(model="x", max_media_bytes=200_000, max_image_pixels=1_000_000)
     )
-    servicer.bind(dit.engine)
+    servicer.engine = dit.engine
     server = grpc.aio.server(options=channels.SERVER_OPTIONS)
     dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -105,7 +105,7 @@ async def service(tiny_checkpoint: Path):
     server, hub, admission = grpc.aio.server(), StreamHub(), Admission(max_running=2, max_queued=1)
     engine = TalkerEngine(TalkerRunner(model, slots=2, positions=1024))
     servicer = TalkerServicer(admission, hub, CONSUMER)
-    servicer.bind(engine, family)
+    servicer.engine, servicer.family = engine, family
     admission.open()
     talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, server)
     stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(hub, "thinker"), server)

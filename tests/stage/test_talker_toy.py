@@ -44,7 +44,7 @@ class Toy:
         self.engine = TalkerEngine(TalkerRunner(model, 4, 300, capturer))
         self.server, admission = grpc.aio.server(), Admission(max_running=4, max_queued=0)
         servicer = TalkerServicer(admission, StreamHub(), CONSUMER)
-        servicer.bind(self.engine, self.family)
+        servicer.engine, servicer.family = self.engine, self.family
         admission.open()
         talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"

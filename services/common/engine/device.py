@@ -4,7 +4,7 @@ Each stage has an `execution.py` whose `choices` decides on its paths; its engin
 what is told, in its log and by `quartet doctor`, and what runs cannot differ.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,13 +41,16 @@ def device_among(cuda_devices: int, asked: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def disable_cudnn_attention() -> None:
-    """Keeps torch's attention from cuDNN, in this process.
+def prepared_device(asked: str) -> torch.device:
+    """As `engine_device`: current in the calling thread, and torch's attention kept from cuDNN in this process.
 
     torch prefers cuDNN on Hopper and Blackwell, where it makes a plan for each new shape and keeps it for that shape
     only: 25 to 440 ms at each new length of a prompt, while everything else in the process waits.
     """
+    device = engine_device(asked)
+    make_current(device)
     torch.backends.cuda.enable_cudnn_sdp(False)
+    return device
 
 
 def make_current(device: torch.device) -> None:
@@ -200,11 +203,10 @@ class Choice:
     fatal: bool = False
 
 
-def log_choices(choices: Iterable[Choice]) -> None:
+def log_choices(choices: Sequence[Choice]) -> None:
     """One line: every part with its path, and the reasons."""
-    told = list(choices)
     log.info(
         "execution paths",
-        **{choice.part: choice.path for choice in told},
-        reasons={choice.part: choice.reason for choice in told},
+        **{choice.part: choice.path for choice in choices},
+        reasons={choice.part: choice.reason for choice in choices},
     )

@@ -9,28 +9,13 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs]
 from grpc_status import rpc_status
 
-from services.common.rpc.errors import (
-    AlreadyExists,
-    ContextTooLong,
-    DeadlineExceeded,
-    InternalError,
-    InvalidInput,
-    NotFound,
-    QueueFull,
-    RequestCancelled,
-    StageError,
-    StageLost,
-    Unavailable,
-)
+from services.common.rpc.errors import ContextTooLong, InternalError, InvalidInput, QueueFull, StageError, StageLost
 
 _DOMAIN = "quartet"
 _Detail = TypeVar("_Detail", bound=Message)
 # The kind of error that each status is heard as. RESOURCE_EXHAUSTED is QueueFull only where it says when to retry: gRPC
 # says it too, of a message beyond its limits.
-_KINDS: dict[str, type[StageError]] = {
-    kind.status: kind
-    for kind in (InvalidInput, Unavailable, NotFound, AlreadyExists, RequestCancelled, DeadlineExceeded)
-}
+_KINDS = {kind.status: kind for kind in StageError.__subclasses__() if kind is not QueueFull}
 # How gRPC's own words on a lost peer begin where its status is not UNAVAILABLE: when it died between two messages of a
 # stream, and when it died while one was being written to it.
 _LOST = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "Internal error from Core"}

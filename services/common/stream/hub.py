@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -11,7 +12,14 @@ import structlog
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common.rpc.call import STAGE_KEY
-from services.common.rpc.errors import AlreadyExists, DeadlineExceeded, InvalidInput, NotFound, StageError
+from services.common.rpc.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InvalidInput,
+    NotFound,
+    RequestCancelled,
+    StageError,
+)
 from services.common.rpc.status import abort
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.tensors import Transport, elements_bytes
@@ -47,18 +55,28 @@ class StreamHub:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def open(self, stream_id: str, rows: Sequence[str]) -> OutputStream:
-        """A new stream that offers `rows`.
+    @contextmanager
+    def open(self, stream_id: str, rows: Sequence[str]) -> Generator[OutputStream]:
+        """A new stream that offers `rows`. Leaving without its `finish` fails it with the StageError that is being
+        raised, or else with RequestCancelled.
 
         Raises:
             InvalidInput: the id is in use.
         """
         if stream_id in self._streams:
             raise InvalidInput("output_stream_id", f"'{stream_id}' is in use; ids must be unique")
-        stream = self._streams[stream_id] = OutputStream(stream_id, rows, on_exit=self._request_ended)
+        stream = self._streams[stream_id] = OutputStream(stream_id, rows)
         if arrived := self._awaited.get(stream_id):
             arrived.set()
-        return stream
+        try:
+            yield stream
+        except StageError as error:
+            stream.fail(error)
+            raise
+        finally:
+            stream.fail(RequestCancelled(f"the request behind stream {stream_id} ended early"))
+            if not stream.taken:  # a late consumer still finds it, and how it ended, for a while
+                asyncio.get_running_loop().call_later(LINGER_S, self._forget, stream)
 
     async def claim(self, subscription: stream_pb2.Subscription, timeout_s: float) -> OutputStream:
         """The stream of `subscription`, now bound to that consumer.
@@ -95,11 +113,6 @@ class StreamHub:
             stream.consumer_left()
             self._forget(stream)
 
-    def _request_ended(self, stream: OutputStream) -> None:
-        """A late consumer still finds the stream, and how it ended, for a while."""
-        if not stream.taken:
-            asyncio.get_running_loop().call_later(LINGER_S, self._forget, stream)
-
     def _forget(self, stream: OutputStream) -> None:
         if self._streams.get(stream.stream_id) is stream:
             del self._streams[stream.stream_id]
@@ -109,17 +122,9 @@ class StreamHub:
         await self._idle.wait()
 
     @property
-    def pending_positions(self) -> int:
-        """Positions that wait for their consumers' credit, of all streams. May be read from any thread."""
-        return sum(stream.pending_positions for stream in list(self._streams.values()))
-
-    @property
-    def credits(self) -> int:
-        """Chunks that consumers have granted and not got. May be read from any thread."""
-        return sum(stream.credits for stream in list(self._streams.values()))
-
-    def __len__(self) -> int:
-        return len(self._streams)
+    def streams(self) -> list[OutputStream]:
+        """Those that are open now. May be read from any thread."""
+        return list(self._streams.values())
 
 
 class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
@@ -128,8 +133,10 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
     def __init__(self, hub: StreamHub, stage: str) -> None:
         self._hub = hub
         self._labels = EdgeLabels(stage)
-        metrics.STREAM_PENDING.labels(stage).set_function(lambda: hub.pending_positions)
-        metrics.STREAM_CREDITS.labels(stage).set_function(lambda: hub.credits)
+        metrics.STREAM_PENDING.labels(stage).set_function(
+            lambda: sum(stream.pending_positions for stream in hub.streams)
+        )
+        metrics.STREAM_CREDITS.labels(stage).set_function(lambda: sum(stream.credits for stream in hub.streams))
 
     async def Subscribe(
         self, request_iterator: AsyncIterator[stream_pb2.SubscribeRequest], context: grpc.aio.ServicerContext[Any, Any]

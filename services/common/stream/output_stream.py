@@ -5,13 +5,11 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 from quartet.v1 import stream_pb2
-from services.common.rpc.errors import InvalidInput, RequestCancelled, StageError, Unavailable
+from services.common.rpc.errors import InvalidInput, StageError, Unavailable
 from services.common.stream.rows import Rows, end_position, is_selected, take_inline
 from services.common.stream.tensors import Transport, TransportSession, data_type
 
@@ -32,12 +30,9 @@ class OutputStream:
         oldest_put: when the oldest row was put of the chunk that `responses` gave last (time.monotonic() seconds).
         fell_back: why that chunk is inline although large enough for other transports, by transport; empty if it is not
             both.
-
-    As a context manager: leaving without `finish` fails the stream with the StageError that is being raised, or else
-    with RequestCancelled.
     """
 
-    def __init__(self, stream_id: str, offered: Sequence[str], on_exit: Callable[["OutputStream"], None]) -> None:
+    def __init__(self, stream_id: str, offered: Sequence[str]) -> None:
         self.stream_id = stream_id
         self.offered = tuple(offered)
         self.consumer_gone = False
@@ -45,7 +40,6 @@ class OutputStream:
         self.credits = 0
         self.oldest_put = 0.0
         self.fell_back: dict[str, str] = {}
-        self._on_exit = on_exit
         self._subscribed: asyncio.Future[stream_pb2.Subscription] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self._sent = asyncio.Event()
@@ -116,7 +110,7 @@ class OutputStream:
             self._changed.set()
 
     def fail(self, error: StageError) -> None:
-        """Ends the stream with `error`; what is pending is dropped. After `finish` this does nothing."""
+        """Ends the stream with `error`; what is pending is dropped. After `finish` or `fail` this does nothing."""
         if self._end is None:
             self._break(error)
 
@@ -128,16 +122,6 @@ class OutputStream:
             self._ended.set()
             self._changed.set()
             self._sent.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        gave_up = RequestCancelled(f"the request behind stream {self.stream_id} ended early")
-        self.fail(error if isinstance(error, StageError) else gave_up)
-        self._on_exit(self)
 
     # The consumer's side, used by StreamHub and TensorStreamServicer.
 

@@ -7,7 +7,6 @@ import mmap
 import os
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +28,6 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _lease_ids = itertools.count(1)
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class Block:
-    """A part of an arena."""
-
-    offset_bytes: int
-    size_bytes: int
 
 
 class Arena:
@@ -76,16 +67,19 @@ class Arena:
         """What allocated blocks take."""
         return self.size_bytes - self._ranges.free_bytes
 
-    def allocate(self, size_bytes: int) -> Block | None:
-        """A block of `size_bytes` (>= 1) bytes; None when there is no room. Never waits."""
+    def allocate(self, size_bytes: int) -> tensor_pb2.SharedMemory | None:
+        """A block of `size_bytes` (>= 1) bytes, which nobody has a lease of yet; None when there is no room. Never
+        waits."""
         offset = self._ranges.allocate(size_bytes) if self._open else None
-        return None if offset is None else Block(offset, size_bytes)
+        if offset is None:
+            return None
+        return tensor_pb2.SharedMemory(arena=self.name, offset_bytes=offset, size_bytes=size_bytes)
 
-    def free(self, block: Block) -> None:
+    def free(self, block: tensor_pb2.SharedMemory) -> None:
         """Gives a block back, once."""
         self._ranges.free(block.offset_bytes, block.size_bytes)
 
-    async def fill(self, block: Block, tensor: torch.Tensor) -> None:
+    async def fill(self, block: tensor_pb2.SharedMemory, tensor: torch.Tensor) -> None:
         """Copies `tensor`, of the block's size and on the CPU, into `block`, a slice at a time. Cancelled, or failing,
         it frees the block itself.
 
@@ -174,25 +168,23 @@ class SharedMemorySession:
 
     def __init__(self, arena: Arena, notify: Notify) -> None:
         self._arena, self._notify = arena, notify
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, tensor_pb2.SharedMemory] = {}
 
     @property
     def outstanding(self) -> int:
         """Number of tensors that the consumer may be reading."""
         return len(self._blocks)
 
-    def reserve(self, size_bytes: int) -> Block | None:
+    def reserve(self, size_bytes: int) -> tensor_pb2.SharedMemory | None:
         """See `TransportSession.reserve`."""
         return self._arena.allocate(size_bytes)
 
-    async def send(self, block: Block, tensor: torch.Tensor) -> tensor_pb2.Tensor:
+    async def send(self, block: tensor_pb2.SharedMemory, tensor: torch.Tensor) -> tensor_pb2.Tensor:
         """Copies `tensor` (on the CPU) into its reserved `block`; returns the message by which a consumer finds it."""
         await self._arena.fill(block, tensor)
-        lease_id = next(_lease_ids)
-        self._blocks[lease_id] = block
-        handle = tensor_pb2.SharedMemory(arena=self._arena.name, lease_id=lease_id)
-        handle.offset_bytes, handle.size_bytes = block.offset_bytes, block.size_bytes
-        return describe(tensor, shared_memory=handle)
+        block.lease_id = next(_lease_ids)
+        self._blocks[block.lease_id] = block
+        return describe(tensor, shared_memory=block)
 
     def release(self, lease_ids: Iterable[int]) -> None:
         """See `TransportSession.release`."""

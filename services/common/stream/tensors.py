@@ -13,14 +13,11 @@ from services.common.rpc.errors import InvalidInput, StageError
 
 MAX_INLINE_BYTES = 4 * 1024 * 1024
 
-_DTYPES = {
-    tensor_pb2.DATA_TYPE_FLOAT32: torch.float32,
-    tensor_pb2.DATA_TYPE_FLOAT16: torch.float16,
-    tensor_pb2.DATA_TYPE_BFLOAT16: torch.bfloat16,
-    tensor_pb2.DATA_TYPE_INT16: torch.int16,
-    tensor_pb2.DATA_TYPE_INT32: torch.int32,
-    tensor_pb2.DATA_TYPE_INT64: torch.int64,
-    tensor_pb2.DATA_TYPE_UINT8: torch.uint8,
+# DATA_TYPE_FLOAT32 is torch.float32, and so on; 0 is unspecified.
+_DTYPES: dict[Any, torch.dtype] = {
+    number: getattr(torch, name.removeprefix("DATA_TYPE_").lower())
+    for name, number in tensor_pb2.DataType.items()
+    if number
 }
 _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 

@@ -48,12 +48,11 @@ def configure(level: str, stage: str) -> None:
         sys.excepthook = _log_uncaught
 
 
-def adopt(*libraries: str) -> None:
-    """Takes the records of `libraries`, already imported, that gave their loggers handlers of their own."""
-    for name in libraries:
-        logger = logging.getLogger(name)
-        logger.handlers.clear()
-        logger.propagate = True
+def adopt(library: str) -> None:
+    """Takes the records of `library`, already imported, that gave its logger handlers of its own."""
+    logger = logging.getLogger(library)
+    logger.handlers.clear()
+    logger.propagate = True
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

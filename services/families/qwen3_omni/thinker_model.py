@@ -13,7 +13,8 @@ from vllm.model_executor.models.qwen3_omni_moe_thinker import (
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from services.thinker.plugin.recording import Recorder
+from services.thinker.plugin.connector import settings_of
+from services.thinker.plugin.recording import record
 from services.thinker.plugin.rows import layers_of
 
 
@@ -33,7 +34,7 @@ class ExactAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
 @MULTIMODAL_REGISTRY.register_processor(
     ExactAudioProcessor, info=Qwen3OmniMoeThinkerProcessingInfo, dummy_inputs=Qwen3OmniMoeThinkerDummyInputsBuilder
 )
-class RecordingThinker(Recorder, Qwen3OmniMoeThinkerForConditionalGeneration):
+class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
     """Keeps auxiliary hidden states and the M-RoPE positions of every token.
 
     Without our connector in the config it is its base class.
@@ -44,7 +45,7 @@ class RecordingThinker(Recorder, Qwen3OmniMoeThinkerForConditionalGeneration):
         if not hasattr(text_config, "tie_word_embeddings"):  # transformers 5 gives it no default, vLLM reads it
             text_config.tie_word_embeddings = False
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        settings = self.recording(vllm_config)
+        settings = settings_of(vllm_config)
         self._records = settings is not None
         if settings:
             self.set_aux_hidden_state_layers(layers_of(settings.kinds))
@@ -61,7 +62,7 @@ class RecordingThinker(Recorder, Qwen3OmniMoeThinkerForConditionalGeneration):
         if not self._records:
             return output
         hidden, states = output
-        self.record([*states, positions.t()])
+        record([*states, positions.t()])
         return hidden
 
     def _process_audio_input(self, audio_input: Any) -> tuple[torch.Tensor, ...]:

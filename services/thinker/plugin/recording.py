@@ -10,41 +10,21 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from services.thinker.plugin.connector import PluginSettings, settings_of
+from services.thinker.plugin.connector import settings_of
 from services.thinker.plugin.rows import RowStore, row_bytes
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
-class Recorder:
-    """Mixin of a vLLM model: writes rows of every token to the process's RowStore."""
-
-    @staticmethod
-    def recording(vllm_config: VllmConfig) -> PluginSettings | None:
-        """What is to be kept, or None where vLLM runs without our connector.
-
-        Raises:
-            ValueError: it cannot be kept with this config.
-        """
-        settings = settings_of(vllm_config)
-        if settings and vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise ValueError("hidden states cannot be kept with pipeline_parallel_size > 1")
-        return settings
-
-    def record(self, rows: Sequence[torch.Tensor]) -> None:
-        """Keeps the rows of a forward pass: for each kind of the settings, in order, (tokens, width). Nothing is kept
-        in a run without a KV cache (memory profiling).
-
-        Raises:
-            ValueError: the batch is cut into micro-batches.
-        """
-        mapping = get_forward_context().slot_mapping
-        if not isinstance(mapping, dict):
-            raise ValueError("hidden states cannot be kept with micro-batching (enable_dbo)")
-        if mapping and (kept := RowStore.installed) is not None:
-            # All layers of the language model are in one KV cache group and share their slots.
-            kept.write(next(iter(mapping.values())), rows)
+def record(rows: Sequence[torch.Tensor]) -> None:
+    """Keeps the rows of a model's forward pass in the process's RowStore: for each kind of the settings, in order,
+    (tokens, width). Nothing is kept in a run without a KV cache (memory profiling)."""
+    mapping = get_forward_context().slot_mapping
+    assert isinstance(mapping, dict)  # a list with micro-batches, which `execution.engine_args` does not ask for
+    if mapping and (kept := RowStore.installed) is not None:
+        # All layers of the language model are in one KV cache group and share their slots.
+        kept.write(next(iter(mapping.values())), rows)
 
 
 def kv_share(available_bytes: int, kv_bytes_per_slot: int, row_bytes_per_slot: int) -> int:
