@@ -198,7 +198,7 @@ def test_any_integer_dtype_is_taken(engine, dtype):
 
 def test_a_failed_step_fails_every_stream_and_the_engine_says_so(tiny_checkpoint):
     decoder = load_decoder(str(tiny_checkpoint), device="cpu")
-    fatal: queue.Queue[Exception] = queue.Queue()
+    fatal: queue.Queue[BaseException] = queue.Queue()
     engine = DecodeEngine(decoder, max_streams=1, max_frames_per_step=4, on_fatal=fatal.put)
     running, waiting = queue.Queue(), queue.Queue()
     stream = engine.open(running.put)
