@@ -6,16 +6,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from services.common.rpc.errors import (
-    ContextTooLong,
-    DeadlineExceeded,
-    InvalidInput,
-    NotFound,
-    QueueFull,
-    RequestCancelled,
-    StageError,
-    Unavailable,
-)
+from services.common.rpc import errors
 
 # What one stage refuses of another's stream: not the client's fault, and not in its words.
 _BETWEEN_STAGES = {"source", "rows", "header", "input", "codes", "rope_positions", "hidden_states", "output_stream_id"}
@@ -66,7 +57,7 @@ def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"{param}: {reason}", param, code)
 
 
-def from_error(kind: str, error: StageError) -> ApiError:
+def from_error(kind: str, error: errors.StageError) -> ApiError:
     """What the client hears of an `error`, and what the request's log line says. It began where its `origin` says, else
     in the stage of `kind`, or in the gateway itself if that is "gateway"."""
     stage = error.origin or kind
@@ -78,18 +69,18 @@ def from_error(kind: str, error: StageError) -> ApiError:
     return told
 
 
-def _told(stage: str, error: StageError) -> ApiError:
+def _told(stage: str, error: errors.StageError) -> ApiError:
     match error:
-        case InvalidInput() if error.field.split(".")[0] not in _BETWEEN_STAGES:
+        case errors.InvalidInput() if error.field.split(".")[0] not in _BETWEEN_STAGES:
             param = request_field(stage, error.field)
-            code = "context_length_exceeded" if isinstance(error, ContextTooLong) else "invalid_value"
+            code = "context_length_exceeded" if isinstance(error, errors.ContextTooLong) else "invalid_value"
             return ApiError(400, f"{param}: {error.reason}", param, code)
-        case QueueFull():
+        case errors.QueueFull():
             return ApiError(429, f"{stage}: {error}", None, "queue_full", "rate_limit_error", error.retry_after_s)
-        case Unavailable() | RequestCancelled() | NotFound():
+        case errors.Unavailable() | errors.RequestCancelled() | errors.NotFound():
             message = f"{error}; try again in {_TRY_AGAIN_S} s"
             return ApiError(503, message, None, "stage_unavailable", "service_unavailable_error", _TRY_AGAIN_S)
-        case DeadlineExceeded():
+        case errors.DeadlineExceeded():
             return ApiError(504, str(error), None, "deadline_exceeded", "timeout_error")
         case _:
             message = f"{stage}: internal error; the stage's log has the details under this request id"

@@ -10,15 +10,7 @@ from google.protobuf.message import Message as ProtoMessage
 from gateway.errors import invalid
 from gateway.gateway import Gateway
 from gateway.media.check import MediaFile, load_media
-from gateway.openai.content import (
-    AssistantMessage,
-    InputAudioPart,
-    MediaPart,
-    Message,
-    RefusalPart,
-    TextPart,
-    UserMessage,
-)
+from gateway.openai import content
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
 from gateway.pipeline.run import Job, speech
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
@@ -90,7 +82,7 @@ def refuse_members(request: ChatCompletionRequest, members: Iterable[str], reaso
 
 
 def last_words(
-    request: ChatCompletionRequest, why: str, reads: str, others: type[MediaPart] | tuple[()] = ()
+    request: ChatCompletionRequest, why: str, reads: str, others: type[content.MediaPart] | tuple[()] = ()
 ) -> tuple[str, str, list[MediaFile]]:
     """(its content's place in the request, its text, its media) of the user's last message.
 
@@ -103,13 +95,13 @@ def last_words(
     Raises:
         ApiError: 400, there is none, or naming the part that is not read.
     """
-    users = [(i, message) for i, message in enumerate(request.messages) if isinstance(message, UserMessage)]
+    users = [(i, message) for i, message in enumerate(request.messages) if isinstance(message, content.UserMessage)]
     if not users:
         raise invalid("messages", f"one of them must be the user's: {why}")
     index, message = users[-1]
     place, texts, media = f"messages[{index}].content", [], []
     for j, part in enumerate(message.content):
-        if isinstance(part, TextPart):
+        if isinstance(part, content.TextPart):
             texts.append(part.text)
         elif isinstance(part, others):
             media.append(_media_file(part, f"{place}[{j}]"))
@@ -118,8 +110,8 @@ def last_words(
     return place, "\n".join(texts), media
 
 
-def _media_file(part: MediaPart, field: str) -> MediaFile:
-    if isinstance(part, InputAudioPart):
+def _media_file(part: content.MediaPart, field: str) -> MediaFile:
+    if isinstance(part, content.InputAudioPart):
         return MediaFile(field, "audio", f"data:;base64,{part.input_audio.data}")
     return MediaFile(field, part.type.removesuffix("_url"), getattr(part, part.type).url)
 
@@ -163,23 +155,23 @@ def _speaker(gateway: Gateway, request: ChatCompletionRequest) -> str:
 
 
 def _fill_message(
-    result: thinker_pb2.ChatMessage, gateway: Gateway, message: Message, index: int, pending: list[Pending]
+    result: thinker_pb2.ChatMessage, gateway: Gateway, message: content.Message, index: int, pending: list[Pending]
 ) -> None:
     result.role = "system" if message.role == "developer" else message.role
     result.name = getattr(message, "name", None) or ""
     for j, part in enumerate(message.content or ()):
         field = f"messages[{index}].content[{j}]"
-        if isinstance(part, TextPart):
+        if isinstance(part, content.TextPart):
             result.content.add(text=part.text)
-        elif isinstance(part, RefusalPart):
+        elif isinstance(part, content.RefusalPart):
             result.content.add(text=part.refusal)
-        elif isinstance(message, AssistantMessage):
+        elif isinstance(message, content.AssistantMessage):
             raise invalid(field, "this model reads images in the user's messages only")
         else:
             file = _media_file(part, field)
             media = media_pb2.Media(kind=f"MEDIA_KIND_{file.kind.upper()}", field=field)
             pending.append((result.content.add(media=media).media, file))
-    if isinstance(message, AssistantMessage):
+    if isinstance(message, content.AssistantMessage):
         if message.audio and not message.content:
             transcript = gateway.transcripts.get(message.audio.id)
             if transcript is None:

@@ -12,19 +12,10 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from services.common.engine.device import engine_device
 from services.common.rpc.errors import InternalError, RequestCancelled
 from services.common.telemetry import metrics
+from services.diffusion import pipelines
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.families import DENOISERS, TEXT_ENCODERS
 from services.diffusion.model_info import dit_info
-from services.diffusion.pipelines import (
-    Pipelines,
-    PipelineStopped,
-    checkpoint_dtype,
-    explain,
-    find_checkpoint,
-    load_meta_modules,
-    own_view,
-    without,
-)
 from services.diffusion.request import OutputSpec
 from services.encoder.config import EncoderSettings
 
@@ -45,15 +36,15 @@ class EncoderEngine:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         device = engine_device(settings.device)
-        folder = find_checkpoint(settings.model)
-        self.dtype = checkpoint_dtype(folder, settings.dtype)
-        without_weights = load_meta_modules(folder, self.dtype, (*DENOISERS, "vae"))
+        folder = pipelines.find_checkpoint(settings.model)
+        self.dtype = pipelines.checkpoint_dtype(folder, settings.dtype)
+        without_weights = pipelines.load_meta_modules(folder, self.dtype, (*DENOISERS, "vae"))
         pipeline: Any = DiffusionPipeline.from_pretrained(folder, dtype=self.dtype, **without_weights)
-        with without(pipeline, without_weights):
+        with pipelines.without(pipeline, without_weights):
             pipeline.to(device)
         for model in without_weights.values():
             _end_at(model)
-        self.models = Pipelines(pipeline)
+        self.models = pipelines.Pipelines(pipeline)
         self.info = dit_info(self.models, settings)
         self.draws_prior_tokens = hasattr(pipeline, "generate_prior_tokens")
         self.names = [name for name in TEXT_ENCODERS if getattr(pipeline, name, None) is not None]
@@ -88,18 +79,18 @@ class EncoderEngine:
 
     def _check_cancelled(self, module: Any, args: Any) -> None:
         if self._cancelled.is_set():
-            raise PipelineStopped
+            raise pipelines.PipelineStopped
 
 
 def _run(spec: OutputSpec) -> Conditioning:
     generator = torch.Generator("cpu").manual_seed(spec.seed)
-    with own_view(spec.pipeline, spec.conditioning) as pipeline:
+    with pipelines.own_view(spec.pipeline, spec.conditioning) as pipeline:
         try:
             pipeline(**spec.arguments, generator=generator, output_type="latent")
-        except PipelineStopped:
+        except pipelines.PipelineStopped:
             return spec.conditioning
         except Exception as error:
-            raise explain(error) from error
+            raise pipelines.explain(error) from error
     raise InternalError("the pipeline went past its encoders")
 
 
@@ -107,7 +98,7 @@ def _end_at(model: Any) -> None:
     """Pipelines stop where they would call `model`, which has no weights."""
 
     def stop(*args: Any, **kwargs: Any) -> Any:
-        raise PipelineStopped
+        raise pipelines.PipelineStopped
 
     for name in ("forward", "encode", "decode"):
         if hasattr(model, name):

@@ -6,17 +6,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
+import pydantic_settings
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    CliSettingsSource,
-    InitSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    YamlConfigSettingsSource,
-)
 
 Transport = Literal["inline", "shared_memory", "ucx"]
 
@@ -26,7 +17,7 @@ def _words(value: Any) -> Any:
     return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
-class Settings(BaseSettings):
+class Settings(pydantic_settings.BaseSettings):
     """Settings of a process. `max_frames` is `--max-frames`, `<PREFIX>MAX_FRAMES` and `max_frames:` in the YAML file
     that `--config` names; flags win over the environment, that over the file. Unknown keys, flags and variables with
     the prefix are errors."""
@@ -37,7 +28,7 @@ class Settings(BaseSettings):
     # Settings that QUARTET_<NAME> gives to every process, beside the process's own variable, which goes first.
     for_every_process: ClassVar[tuple[str, ...]] = ()
 
-    model_config = SettingsConfigDict(
+    model_config = pydantic_settings.SettingsConfigDict(
         extra="forbid", cli_kebab_case=True, cli_avoid_json=True, cli_hide_none_type=True, protected_namespaces=()
     )
 
@@ -58,17 +49,17 @@ class Settings(BaseSettings):
             @classmethod
             def settings_customise_sources(
                 cls,
-                settings_cls: type[BaseSettings],
-                init_settings: PydanticBaseSettingsSource,
-                env_settings: PydanticBaseSettingsSource,
-                dotenv_settings: PydanticBaseSettingsSource,
-                file_secret_settings: PydanticBaseSettingsSource,
-            ) -> tuple[PydanticBaseSettingsSource, ...]:
+                settings_cls: type[pydantic_settings.BaseSettings],
+                init_settings: pydantic_settings.PydanticBaseSettingsSource,
+                env_settings: pydantic_settings.PydanticBaseSettingsSource,
+                dotenv_settings: pydantic_settings.PydanticBaseSettingsSource,
+                file_secret_settings: pydantic_settings.PydanticBaseSettingsSource,
+            ) -> tuple[pydantic_settings.PydanticBaseSettingsSource, ...]:
                 return (
-                    CliSettingsSource[Any](settings_cls, cli_parse_args=flags),
+                    pydantic_settings.CliSettingsSource[Any](settings_cls, cli_parse_args=flags),
                     env_settings,
-                    InitSettingsSource(settings_cls, init_kwargs=shared),
-                    YamlConfigSettingsSource(settings_cls, yaml_file=known.config),
+                    pydantic_settings.InitSettingsSource(settings_cls, init_kwargs=shared),
+                    pydantic_settings.YamlConfigSettingsSource(settings_cls, yaml_file=known.config),
                 )
 
         Loaded.__name__, Loaded.__qualname__, Loaded.__doc__ = cls.__name__, cls.__qualname__, cls.__doc__
@@ -79,7 +70,7 @@ class Settings(BaseSettings):
                 return cast("Self", loaded)
         except ValidationError as error:
             faults += [f"{'.'.join(map(str, e['loc'])) or cls.__name__}: {e['msg']}" for e in error.errors()]
-        except SettingsError as error:  # a variable that is not even JSON where that is needed
+        except pydantic_settings.SettingsError as error:  # a variable that is not even JSON where that is needed
             faults += [f"{error}: {error.__cause__}"]
         raise SystemExit("\n".join(["invalid settings", *faults]))
 
@@ -153,7 +144,7 @@ class StageSettings(TlsSettings):
     device: str = Field(default="auto", description="torch device; auto: cuda if there is one, else cpu")
     max_running_requests: int = Field(default=32, ge=1, description="requests the engine works on at a time")
     max_queued_requests: int = Field(default=128, ge=0, description="requests that may wait; more are refused")
-    transports: Annotated[list[Transport], NoDecode, BeforeValidator(_words)] = Field(
+    transports: Annotated[list[Transport], pydantic_settings.NoDecode, BeforeValidator(_words)] = Field(
         default=["inline", "shared_memory"],
         description="how tensors may come and go: large ones by shared_memory if both ends see the same, else by ucx "
         "if both have it, else inline",

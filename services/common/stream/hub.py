@@ -11,15 +11,8 @@ import grpc
 import structlog
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
+from services.common.rpc import errors
 from services.common.rpc.call import STAGE_KEY
-from services.common.rpc.errors import (
-    AlreadyExists,
-    DeadlineExceeded,
-    InvalidInput,
-    NotFound,
-    RequestCancelled,
-    StageError,
-)
 from services.common.rpc.status import abort
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.tensors import Transport, elements_bytes
@@ -64,17 +57,17 @@ class StreamHub:
             InvalidInput: the id is in use.
         """
         if stream_id in self._streams:
-            raise InvalidInput("output_stream_id", f"'{stream_id}' is in use; ids must be unique")
+            raise errors.InvalidInput("output_stream_id", f"'{stream_id}' is in use; ids must be unique")
         stream = self._streams[stream_id] = OutputStream(stream_id, rows)
         if arrived := self._awaited.get(stream_id):
             arrived.set()
         try:
             yield stream
-        except StageError as error:
+        except errors.StageError as error:
             stream.fail(error)
             raise
         finally:
-            stream.fail(RequestCancelled(f"the request behind stream {stream_id} ended early"))
+            stream.fail(errors.RequestCancelled(f"the request behind stream {stream_id} ended early"))
             if not stream.taken:  # a late consumer still finds it, and how it ended, for a while
                 asyncio.get_running_loop().call_later(LINGER_S, self._forget, stream)
 
@@ -92,10 +85,10 @@ class StreamHub:
             try:
                 await asyncio.wait_for(arrived.wait(), timeout_s)
             except TimeoutError:
-                raise NotFound(f"stream {stream_id} was not opened within {timeout_s:g} s") from None
+                raise errors.NotFound(f"stream {stream_id} was not opened within {timeout_s:g} s") from None
         stream = self._streams.get(stream_id)
         if stream is None or stream.taken:
-            raise AlreadyExists(f"stream {stream_id} has a consumer already")
+            raise errors.AlreadyExists(f"stream {stream_id} has a consumer already")
         stream.accept(subscription, self.transports)
         return stream
 
@@ -161,8 +154,8 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
             await asyncio.wait({credit_reader}, timeout=CLAIM_TIMEOUT_S)
         except TimeoutError:
             outcome = "DEADLINE_EXCEEDED"
-            await abort(context, DeadlineExceeded(f"no subscription came within {CLAIM_TIMEOUT_S:g} s"))
-        except StageError as error:
+            await abort(context, errors.DeadlineExceeded(f"no subscription came within {CLAIM_TIMEOUT_S:g} s"))
+        except errors.StageError as error:
             outcome = error.status
             await abort(context, error)
         finally:
@@ -176,7 +169,7 @@ class TensorStreamServicer(stream_pb2_grpc.TensorStreamServiceServicer):
 async def _first_message(requests: AsyncIterator[stream_pb2.SubscribeRequest]) -> stream_pb2.Subscription:
     first = await anext(requests, None)
     if first is None or first.WhichOneof("message") != "subscription":
-        raise InvalidInput("message", "the first message must be a subscription")
+        raise errors.InvalidInput("message", "the first message must be a subscription")
     subscription = first.subscription
     capabilities, gathering = subscription.capabilities, subscription.gathering
     limit_bytes = capabilities.max_chunk_bytes
@@ -197,7 +190,7 @@ async def _first_message(requests: AsyncIterator[stream_pb2.SubscribeRequest]) -
 
 def _require(fits: object, field: str, rule: str) -> None:
     if not fits:
-        raise InvalidInput(f"subscription.{field}", rule)
+        raise errors.InvalidInput(f"subscription.{field}", rule)
 
 
 async def _read_credit(requests: AsyncIterator[stream_pb2.SubscribeRequest], stream: OutputStream) -> None:
@@ -206,11 +199,11 @@ async def _read_credit(requests: AsyncIterator[stream_pb2.SubscribeRequest], str
             credit = request.credit
             if request.WhichOneof("message") != "credit" or not (credit.chunks or credit.released):
                 reason = "every message after the first must grant at least 1 chunk, or release a lease"
-                raise InvalidInput("credit.chunks", reason)
+                raise errors.InvalidInput("credit.chunks", reason)
             if credit.released:
                 stream.release(credit.released)
             stream.grant(credit.chunks)
-    except InvalidInput as error:
+    except errors.InvalidInput as error:
         stream.fail(error)
     stream.close_credit()
 

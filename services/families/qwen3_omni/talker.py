@@ -8,16 +8,7 @@ from typing import Any
 from transformers import Qwen3OmniMoeConfig
 
 from services.families.qwen3_omni.talker_prompt import AnswerInput, PromptSpec
-from services.talker.family import (
-    TEXT_EMBEDDINGS,
-    MoeSpec,
-    ProjectionSpec,
-    SamplingDefaults,
-    TalkerFamily,
-    TalkerSpec,
-    TransformerSpec,
-    WeightNames,
-)
+from services.talker import family
 
 # The reference never samples the last 1,024 ids of the codec vocabulary (but its end-of-speech): they are control ids.
 # Source: transformers' Qwen3OmniMoeForConditionalGeneration.generate.
@@ -25,17 +16,17 @@ CONTROL_IDS = 1024
 # Its default, used where a request names no voice and the checkpoint has this one.
 DEFAULT_VOICE = "ethan"
 
-WEIGHTS = WeightNames(
+WEIGHTS = family.WeightNames(
     prefixes={
         "talker.hidden_projection.": "state_projection.",
         "talker.": "",
-        "thinker.model.embed_tokens.weight": TEXT_EMBEDDINGS,
+        "thinker.model.embed_tokens.weight": family.TEXT_EMBEDDINGS,
     },
     stored_dtype_of="talker.codec_head.weight",
 )
 
 
-def read_talker(config: dict[str, Any], folder: Path) -> TalkerFamily:
+def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
     """As `services.talker.family.TalkerModule`. Also reads generation_config.json where there is one."""
     whole: Any = Qwen3OmniMoeConfig(**config)
     if config.get("talker_config") is None or not whole.enable_audio_output:
@@ -43,14 +34,14 @@ def read_talker(config: dict[str, Any], folder: Path) -> TalkerFamily:
     if not whole.talker_config.speaker_id:
         raise ValueError("talker_config.speaker_id names no voice")
     spec, prompt = _talker_spec(whole, _sampling_defaults(folder)), PromptSpec(whole)
-    return TalkerFamily(spec, WEIGHTS, thinker_input=partial(AnswerInput, prompt, spec.text_vocab))
+    return family.TalkerFamily(spec, WEIGHTS, thinker_input=partial(AnswerInput, prompt, spec.text_vocab))
 
 
-def _talker_spec(config: Any, defaults: SamplingDefaults) -> TalkerSpec:
+def _talker_spec(config: Any, defaults: family.SamplingDefaults) -> family.TalkerSpec:
     talker = config.talker_config
     text, predictor, end = talker.text_config, talker.code_predictor_config, talker.codec_eos_token_id
-    resize = ProjectionSpec(talker.thinker_hidden_size, text.intermediate_size)
-    return TalkerSpec(
+    resize = family.ProjectionSpec(talker.thinker_hidden_size, text.intermediate_size)
+    return family.TalkerSpec(
         talker=_transformer(text),
         num_code_groups=talker.num_code_groups,
         max_positions=text.max_position_embeddings,
@@ -59,7 +50,7 @@ def _talker_spec(config: Any, defaults: SamplingDefaults) -> TalkerSpec:
         after_text=(config.tts_eos_token_id, config.tts_pad_token_id),
         end_codes=frozenset({end}),
         suppressed_codes=frozenset(range(max(0, text.vocab_size - CONTROL_IDS), text.vocab_size)) - {end},
-        moe=MoeSpec(
+        moe=family.MoeSpec(
             experts=text.num_experts,
             experts_per_token=text.num_experts_per_tok,
             intermediate=text.moe_intermediate_size,
@@ -73,7 +64,7 @@ def _talker_spec(config: Any, defaults: SamplingDefaults) -> TalkerSpec:
     )
 
 
-def _transformer(config: Any) -> TransformerSpec:
+def _transformer(config: Any) -> family.TransformerSpec:
     rope = config.rope_parameters
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"{config.model_type}: rope_type {rope['rope_type']} is not supported, only default")
@@ -81,7 +72,7 @@ def _transformer(config: Any) -> TransformerSpec:
     if getattr(config, "sliding_window", None) is not None and "sliding_attention" in layer_types:
         raise ValueError(f"{config.model_type}: sliding-window layers are not supported")
     is_talker = config.model_type == "qwen3_omni_moe_talker_text"
-    return TransformerSpec(
+    return family.TransformerSpec(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
@@ -99,7 +90,7 @@ def _transformer(config: Any) -> TransformerSpec:
     )
 
 
-def _sampling_defaults(folder: Path) -> SamplingDefaults:
+def _sampling_defaults(folder: Path) -> family.SamplingDefaults:
     """The checkpoint's `talker_*` generation values; where absent, the defaults of the reference's `generate`.
 
     The predictor's values are those that `Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`
@@ -108,7 +99,7 @@ def _sampling_defaults(folder: Path) -> SamplingDefaults:
     path = folder / "generation_config.json"
     values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     stated: dict[str, Any] = {"temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05}
-    return SamplingDefaults(
+    return family.SamplingDefaults(
         **{name: values.get(f"talker_{name}", default) for name, default in stated.items()},
         max_frames=values.get("talker_max_new_tokens", 4096),
         predictor_temperature=1.0,
