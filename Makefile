@@ -14,6 +14,9 @@ THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
 
+# Two hundred processes start in the tests: without its cache each one compiles our code anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test coverage test-long test-gpu test-v2 up lint format protos bench bench-dit test-compose clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
@@ -34,7 +37,7 @@ test: $(READY)  ## what every change has to pass, in 8 minutes; with a GPU, the 
 coverage: $(READY)  ## which lines of the product `make test` runs, its processes included, and which it does not
 	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadscope --no-loadscope-reorder --cov --cov-report=term $(TEST)
 
-test-long: $(READY)  ## the rest: benchmark commands, two hosts, every transport and family through whole systems, compilation
+test-long: $(READY)  ## the rest: benchmark commands, two hosts, video and sound, every transport and family through whole systems, compilation
 	$(BIN)/python -m pytest -m long $(TEST_LONG)
 
 test-gpu: $(READY)  ## what this machine is and what will not start on it, then all tests that need a CUDA device

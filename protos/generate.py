@@ -3,17 +3,16 @@
 Called by setup.py on every build and by `make protos`. The output is never edited nor committed.
 """
 
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
 
 def generate(root: Path) -> None:
     """Writes the stubs below `root`. Raises SystemExit with protoc's exit status if a proto is invalid."""
-    from grpc_tools import protoc
-
     protos = sorted((root / "protos" / "quartet" / "v1").glob("*.proto"))
     arguments = [
-        "protoc",
         f"-I{root / 'protos'}",
         f"-I{files('grpc_tools') / '_proto'}",
         f"--python_out={root}",
@@ -21,8 +20,9 @@ def generate(root: Path) -> None:
         f"--grpc_python_out={root}",
         *map(str, protos),
     ]
-    if status := protoc.main(arguments):
-        raise SystemExit(status)
+    done = subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments], check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
     for package in (root / "quartet", root / "quartet" / "v1"):
         (package / "__init__.py").touch()
     (root / "quartet" / "py.typed").touch()

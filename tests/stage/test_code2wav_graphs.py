@@ -41,8 +41,9 @@ def noise(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_differs_by_its_rounding_however_frames_are_split(tiny_checkpoint, dtype, device):
     wide = load_decoder(str(tiny_checkpoint), "float32", "cpu")
     half = load_decoder(str(tiny_checkpoint), dtype, device)

@@ -18,6 +18,8 @@ from services.common.engine.weights import local_folder
 from tests.support import hub_starts
 from tests.support.hub import Hub, serving
 
+pytestmark = pytest.mark.long  # it starts a thinker
+
 MODEL = "some/omni"
 STAGES = ("thinker", "talker", "code2wav")
 CONFIG = {"config.json", "generation_config.json", "model.safetensors.index.json"}

@@ -4,14 +4,14 @@ import pytest
 
 from cli.tiny import FAMILIES
 
-OF_EACH_MEDIUM = ("sd3", "wan", "stable-audio")
-"""A picture, a video and a sound: what every change is tested with. The other families' own code is diffusers', and
-tests/stage/test_dit_parity.py runs all of them in one process."""
+SYSTEM = "sd3"
+"""The family whose system every change is tested with. The others' own code is diffusers', and
+tests/stage/test_dit_parity.py runs them in one process; `make test-long` starts a system for each."""
 
-SLOW = "qwen-image-edit"
-"""Its pictures are encoded at a million pixels, however small they are."""
+SLOW = ("qwen-image-edit", "glm-image")
+"""The first one's pictures are encoded at a million pixels, however small they are; the second one has two models."""
 
-IN_PROCESS = [pytest.param(family, marks=pytest.mark.long) if family == SLOW else family for family in FAMILIES]
-"""All families, of which the slow one is left to make test-long."""
+IN_PROCESS = [pytest.param(family, marks=pytest.mark.long) if family in SLOW else family for family in FAMILIES]
+"""All families, of which the slow ones are left to make test-long."""
 
-SYSTEMS = [family if family in OF_EACH_MEDIUM else pytest.param(family, marks=pytest.mark.long) for family in FAMILIES]
+SYSTEMS = [family if family == SYSTEM else pytest.param(family, marks=pytest.mark.long) for family in FAMILIES]

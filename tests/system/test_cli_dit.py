@@ -24,6 +24,9 @@ def painter(dit_systems) -> Stack:
     return dit_systems.get("sd3")
 
 
+# `make test` asks the painter alone: a system takes half a minute to start.
+
+
 @pytest.fixture
 def film_maker(dit_systems) -> Stack:
     return dit_systems.get("wan")
@@ -125,6 +128,7 @@ def test_ctrl_c_gives_a_picture_up(painter: Stack, tmp_path: Path):
     until(lambda: painter.in_flight()["dit"] == 0)
 
 
+@pytest.mark.long
 def test_video_follows_its_job_and_fetches_the_file(film_maker: Stack, tmp_path: Path):
     options = ["--url", film_maker.url, "--size", "64x48", "--seed", "3", "--steps", "3"]
     done = quartet("video", "a ball", "--out", "a.mp4", "--frames", "9", *options, cwd=tmp_path)
@@ -149,6 +153,7 @@ def test_video_shows_its_progress_on_a_terminal(film_maker: Stack, tmp_path: Pat
     assert "%" in told
 
 
+@pytest.mark.long
 def test_video_says_what_is_wrong(film_maker: Stack, tmp_path: Path):
     Image.new("RGB", (64, 64)).save(tmp_path / "first.png")
     for flags, word in (
@@ -166,6 +171,7 @@ def test_video_says_what_is_wrong(film_maker: Stack, tmp_path: Path):
     assert "model" in done.stderr
 
 
+@pytest.mark.long
 def test_ctrl_c_deletes_a_video(film_maker: Stack, tmp_path: Path):
     before = followed(film_maker)
     process = start("video", "never", "--out", "a.mp4", "--url", film_maker.url, *SLOW, cwd=tmp_path)
@@ -180,6 +186,7 @@ def test_ctrl_c_deletes_a_video(film_maker: Stack, tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_video_that_the_server_lost_has_failed(film_maker: Stack, tmp_path: Path):
     before = followed(film_maker)
     process = start("video", "lost", "--out", "a.mp4", "--url", film_maker.url, *SLOW, cwd=tmp_path)
@@ -204,6 +211,7 @@ def test_video_starts_from_a_picture(animator: Stack, tmp_path: Path):
     assert "input_reference" in done.stderr
 
 
+@pytest.mark.long
 def test_sound_writes_a_file(foley: Stack, tmp_path: Path):
     options = ["--url", foley.url, "--seconds", "0.25", "--steps", "3", "--seed", "4"]
     for name in ("a.wav", "a.flac"):

@@ -86,6 +86,7 @@ async def test_a_client_that_leaves_frees_the_dit(painter: Stack) -> None:
     assert painter.cancelled("dit") == cancelled + 1
 
 
+@pytest.mark.long
 def test_a_dit_that_is_killed_fails_its_requests_and_comes_back(painter: Stack) -> None:
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(painter.http.post, "/v1/images/generations", json=SLOW)

@@ -76,8 +76,11 @@ def error_of(stack, phase: str, reached: threading.Barrier) -> dict:
             return next(event["error"] for event in arriving if "error" in event)
 
 
-# A thinker takes most of a minute to come back.
-@pytest.mark.parametrize("stage", [pytest.param("thinker", marks=pytest.mark.long), "talker", "code2wav"])
+# Those take ten seconds and more to come back.
+SLOW_STAGES = [pytest.param(stage, marks=pytest.mark.long) for stage in ("thinker", "talker")]
+
+
+@pytest.mark.parametrize("stage", [*SLOW_STAGES, "code2wav"])
 def test_a_killed_stage_is_named_to_every_client_and_comes_back(stack, stage):
     until(stack.ready, "ready before the test")
     assert ask(stack, SHORT | {"model": stack.model}).status_code == 200  # every process is paged in and in its stride

@@ -229,6 +229,7 @@ def test_a_stage_that_cannot_start_is_named_with_its_log(stages: Path) -> None:
     assert all_gone([psutil.Process(p["pid"]) for p in broken.state().values() if psutil.pid_exists(p["pid"])])
 
 
+@pytest.mark.long
 def test_a_stage_that_dies_while_others_start_is_named(stages: Path) -> None:
     pipeline = stages / "never.yaml"  # the gateway waits for the stage
     pipeline.write_text((PIPELINES / "qwen3-omni.yaml").read_text())
