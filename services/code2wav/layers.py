@@ -34,11 +34,20 @@ class CausalConv(nn.Module):
 
     def forward(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
         """(streams, inputs, n) -> (streams, outputs, n)."""
-        if self._piece is not None:
-            x = torch.cat([carry.take(self._piece), x], dim=-1)
-            carry.keep(self._piece, x[..., -self._tail :])
-        if x.device.type == "cpu" and (self._piece is None or x.numel() <= _ONEDNN_FROM):
+        if self._piece is None:
+            return self._pointwise(x)
+        x = torch.cat([carry.take(self._piece), x], dim=-1)
+        carry.keep(self._piece, x[..., -self._tail :])
+        if x.device.type == "cpu" and x.numel() <= _ONEDNN_FROM:
             return self._unfolded(x)
+        return self.conv(x)
+
+    def _pointwise(self, x: torch.Tensor) -> torch.Tensor:
+        """For x of any strides, which nothing has made contiguous."""
+        if x.device.type == "cpu":
+            weight, bias = self.conv.weight[..., 0], self.conv.bias
+            assert bias is not None
+            return _product(weight, x, bias[:, None])
         return self.conv(x)
 
     def _unfolded(self, x: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from services.code2wav.causal import CausalDecoder
+from services.code2wav.causal import Carry, CausalDecoder, StateLayout
 from services.code2wav.family import Decoder, States, load_decoder
+from services.code2wav.layers import CausalConv
 from tests.support.code2wav_reference import load_reference, whole_decode
 
 # In float32 the reference's own eager and sdpa attention differ by 2e-5 from each other and from float64 on these
@@ -76,6 +77,12 @@ def test_any_split_equals_one_whole_decode(checkpoint, dtype, attention, toleran
         states.release(slot)
         assert actual.shape == expected.shape
         assert (actual - expected).abs().max() <= tolerance, split
+
+
+def test_a_pointwise_convolution_takes_any_strides():
+    layer = CausalConv(6, 5, 1, StateLayout())
+    x = torch.randn(2, 7, 6).transpose(1, 2)
+    torch.testing.assert_close(layer(x, Carry([])), layer.conv(x))
 
 
 def test_every_step_gives_the_samples_that_are_determined(decoder):
