@@ -34,8 +34,8 @@ demo: $(READY)  ## the main job on a small random model: no GPU, no hub, no dock
 test: $(READY)  ## what every change has to pass, in 8 minutes; with a GPU, the gpu-marked tests too
 	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(TEST)
 
-coverage: $(READY)  ## which lines of the product `make test` runs, its processes included, and which it does not
-	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadscope --no-loadscope-reorder --cov --cov-report=term $(TEST)
+coverage: override TEST += --cov --cov-report=term
+coverage: test  ## which lines of the product `make test` runs, its processes included, and which it does not
 
 test-long: $(READY)  ## the rest: benchmark commands, two hosts, video and sound, every transport and family through whole systems, compilation
 	$(BIN)/python -m pytest -m long $(TEST_LONG)

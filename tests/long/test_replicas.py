@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.plan import PIPELINE
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.run import Finished, Job, run, speech
@@ -20,7 +21,6 @@ from tests.support.stack import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 CLIENTS = 8
 DRAIN_S = 30
 

@@ -10,6 +10,7 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
+from cli.plan import PIPELINE
 from gateway.api_keys import digest, new_key, read_key_file
 from gateway.middleware import OPEN_PATHS, RequireKey
 from gateway.settings import GatewaySettings
@@ -18,7 +19,6 @@ from tests.support.gateway_stack import Running, running
 from tests.support.video_stack import MODEL as VIDEO_MODEL
 from tests.support.video_stack import VIDEO_INFO, gateway_before, scripted_dit
 
-PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 ALICE, BOB = new_key(), new_key()
 

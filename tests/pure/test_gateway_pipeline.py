@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from cli.plan import PIPELINE as SHIPPED
 from gateway.pipeline.addresses import endpoints
 from gateway.pipeline.config import Outputs, PipelineConfig, load_pipeline
 from gateway.pipeline.kinds import KINDS
 from gateway.strict import YamlError
 
-SHIPPED = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 GOOD = """\
 stages:
   a:

@@ -28,7 +28,6 @@ from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.talker.config import TalkerSettings
 from tests.support.certificates import credentials, flags, issue, make, serial, shown
 
-PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 

@@ -10,6 +10,7 @@ import httpx
 import openai
 import uvicorn
 
+from cli.plan import PIPELINE as SPEECH
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
@@ -19,7 +20,6 @@ from tests.support.scripted_stages import scripted_stages
 NOT_FOR_CLIENTS = re.compile(
     r"\d+\.\d+\.\d+\.\d+|localhost|:\d{3,}|socket|recvmsg|removed|refused|reset|goaway|cancelled", re.IGNORECASE
 )
-SPEECH = Path(__file__).parents[2] / "gateway/pipelines/qwen3-omni.yaml"
 
 
 class Running:

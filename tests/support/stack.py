@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import psutil
 
+from cli.plan import PIPELINE
 from cli.scrape import Scrape
 from gateway.api_keys import digest, new_key
-from gateway.pipelines import pipeline_file
 from services.common.rpc.tls import Credentials
 from tests.support import certificates
 from tests.support.streaming import CHANNELS
@@ -139,7 +139,7 @@ class Stack:
 def brief_pipeline(directory: Path) -> Path:
     """Qwen3-Omni's pipeline for a random checkpoint, whose speech would else go on to the most frames that it may have:
     a request that sets no most gets one of 8 s."""
-    text = pipeline_file(Path("qwen3-omni")).read_text()
+    text = PIPELINE.read_text()
     before, talker, after = text.partition("  talker:")
     file = directory / "brief.yaml"
     file.write_text(before + talker + after.replace("sampling: {}", "sampling: {max_frames: 100}", 1))
