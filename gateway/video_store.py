@@ -30,7 +30,7 @@ class StoreError(Exception):
 @dataclass
 class Video:
     """One job. Times are Unix seconds; `expires_at` is set once it has ended. `owner` is the name of the API key it was
-    made with, if there are keys. `seed` is up to 2^64 - 1, more than SQLite's integers."""
+    made with, if there are keys."""
 
     id: str
     model: str
@@ -52,12 +52,16 @@ class Video:
 
 _COLUMNS = [field.name for field in fields(Video)]
 _VERSION = 2
-_SCHEMA = f"""
+# Written out, because directories keep it: a new field of Video is a new version, and a migration.
+_SCHEMA = """
 BEGIN;
 CREATE TABLE videos (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT, -- order of creation: a second can have several
-    {", ".join(_COLUMNS)},
-    UNIQUE (id)
+    id TEXT NOT NULL UNIQUE, model TEXT NOT NULL, prompt TEXT NOT NULL, status TEXT NOT NULL,
+    progress INTEGER NOT NULL, created_at INTEGER NOT NULL, completed_at INTEGER, expires_at REAL,
+    width INTEGER NOT NULL, height INTEGER NOT NULL, frames INTEGER NOT NULL, frames_per_second REAL NOT NULL,
+    seed TEXT, -- up to 2^64 - 1, more than SQLite's integers
+    error_code TEXT, error_message TEXT, owner TEXT
 );
 CREATE INDEX videos_by_end ON videos (expires_at);
 PRAGMA user_version = 2;

@@ -6,12 +6,7 @@ seconds, as much as torch itself, and nothing else of transformers is needed whe
 
 from torch import nn
 
-_BY_NAME = {
-    "silu": nn.SiLU(),
-    "gelu": nn.GELU(),
-    "gelu_pytorch_tanh": nn.GELU(approximate="tanh"),
-    "relu": nn.ReLU(),
-}
+_BY_NAME = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_pytorch_tanh": nn.GELU(approximate="tanh"), "relu": nn.ReLU()}
 
 
 def activation(name: str) -> nn.Module:
