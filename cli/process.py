@@ -86,7 +86,9 @@ class ChildProcess:
 
     def log_tail(self) -> str:
         """The end of the log, for a message about why it died."""
-        return self.log_file.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+        with self.log_file.open("rb") as log:  # which may be as long as the system has run
+            log.seek(-min(TAIL_BYTES, self.log_file.stat().st_size), os.SEEK_END)
+            return log.read().decode(errors="replace")
 
     async def _end_group(self) -> None:
         """Ends what is left of the group, once: later its id may be another's."""
