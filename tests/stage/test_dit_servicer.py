@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from services.common.rpc.errors import InvalidInput, QueueFull
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.tensors import to_torch
 from services.dit.config import DitSettings
+from services.dit.output import Output
 from services.dit.servicer import DitServicer
 from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench
@@ -224,17 +226,27 @@ async def test_a_call_without_start(service: Service) -> None:
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_client_that_leaves_frees_its_place(service: Service) -> None:
+async def test_a_client_that_leaves_frees_its_place(
+    service: Service, dit: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_left, calls_of_models, compute = threading.Event(), [], dit.engine._compute
+
+    def held(batch: list[Output]) -> list[Any]:
+        calls_of_models.append(batch)
+        assert all_left.wait(GUARD_S)
+        return compute(batch)
+
+    monkeypatch.setattr(dit.engine, "_compute", held)
     calls = [await service.call(num_inference_steps=150) for _ in range(3)]
-    for call in calls[:2]:
-        while (await call.read()).WhichOneof("message") != "progress":
-            pass
+    await until(lambda: service.admission.in_flight == 3 and bool(calls_of_models))
     error = await service.error()
     assert isinstance(error, QueueFull)
     for call in calls:
         call.cancel()
     await service.idle()
+    all_left.set()
     await until(nothing_runs)
+    assert len(calls_of_models) == 1
     assert outputs(await service.responses())[0].shape == (64, 64, 3)
 
 
