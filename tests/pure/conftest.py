@@ -3,13 +3,34 @@
 A module whose tests use one runs on one event loop: `pytestmark = pytest.mark.asyncio(loop_scope="module")`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
 
+from gateway.pipeline import route
+from services.common.rpc import channels
 from tests.support.gateway_stack import SPEECH, Running, running
 from tests.support.video_stack import SOUND_INFO, VIDEO_INFO, Client, gateway_before, scripted_dit
+
+REAL_OPTIONS = channels._CLIENT_OPTIONS
+PATIENT = {"grpc.min_reconnect_backoff_ms": 60_000, "grpc.keepalive_timeout_ms": 60_000}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """What is only late, on a machine that stands still for seconds, is not lost: connections and health checks."""
+    with pytest.MonkeyPatch.context() as patch:
+        options = [(name, PATIENT.get(name, value)) for name, value in REAL_OPTIONS]
+        patch.setattr(channels, "_CLIENT_OPTIONS", options)
+        patch.setattr(route, "_CHECK_TIMEOUT_S", 60.0)
+        yield
+
+
+@pytest.fixture
+def real_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels with the product's own options."""
+    monkeypatch.setattr(channels, "_CLIENT_OPTIONS", REAL_OPTIONS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -29,8 +29,14 @@ def entry(name: str, key: str, **limits: int) -> str:
 
 
 def write(file: Path, *entries: str) -> Path:
-    file.write_text("keys:\n" + "".join(entries))
-    return file
+    return replace(file, "keys:\n" + "".join(entries))
+
+
+def replace(file: Path, text: str) -> Path:
+    """At once: who looks at it meanwhile sees all of the old text or of the new one."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    return new.replace(file)
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -221,7 +227,7 @@ async def test_a_changed_file_counts_within_seconds(key_file: Path):
         assert 'key="bob"' not in page
 
         with structlog.testing.capture_logs() as logs:
-            key_file.write_text("keys:\n  - name: alice\n    sha: x\n")
+            replace(key_file, "keys:\n  - name: alice\n    sha: x\n")
             await gateway.until(lambda: any(line["log_level"] == "error" for line in logs))
         [line] = [line for line in logs if line["log_level"] == "error"]
         assert line["error"].startswith(f"{key_file}:3: keys.0.sha: unknown")
@@ -233,7 +239,7 @@ async def status(gateway: Running, key: str) -> int:
 
 
 async def until_status(gateway: Running, key: str, wanted: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await status(gateway, key) != wanted:
             await asyncio.sleep(0.05)
 

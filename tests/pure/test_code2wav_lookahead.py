@@ -13,7 +13,7 @@ from services.code2wav.policy import ChunkPolicy, StepPlan
 from services.code2wav.stream import Event, Finished, Samples
 from tests.pure.test_code2wav_policy import FakeStream, playing
 
-GUARD_S = 30.0
+GUARD_S = 60.0
 LOOKAHEAD, GRANULARITY, SAMPLES = 5, 4, 3
 SPEC = DecoderSpec(
     sample_rate_hz=75,

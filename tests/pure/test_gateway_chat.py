@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import json
 
 import av
 import pytest
@@ -10,6 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.openai.connection import ClientGone, EventStream
 from services.common.rpc.errors import ContextTooLong, InvalidInput, QueueFull, RequestCancelled, Unavailable
+from tests.support.clock import put_forward
 from tests.support.gateway_stack import running
 from tests.support.scripted_stages import PCM16, PIECES, SAMPLE_RATE_HZ, VOICES
 
@@ -233,7 +235,8 @@ async def test_stage_errors_reach_the_client(gateway):
     assert (await gateway.refusal(SPEAK))[1]["param"] == "quartet.talker.top_k"
 
 
-async def test_the_root_error_wins(gateway):
+async def test_the_root_error_wins(gateway, monkeypatch):
+    monkeypatch.setattr("gateway.pipeline.run.ECHO_GRACE_S", 60)  # whichever of the three is the last to come
     gateway.scripts["talker"].error = RequestCancelled("the source was cancelled")
     gateway.scripts["code2wav"].error = Unavailable("the source is gone")
     gateway.scripts["thinker"].error = InvalidInput("messages[0].content[0]", "broken")
@@ -242,20 +245,27 @@ async def test_the_root_error_wins(gateway):
 
 
 async def test_an_error_in_mid_stream_is_an_event(gateway):
-    gateway.scripts["thinker"].error, gateway.scripts["thinker"].after = Unavailable("draining"), 2
-    events = await gateway.events(ASK)
-    assert events[1]["choices"][0]["delta"]["content"] == PIECES[0]
-    assert events[-1]["error"]["code"] == "stage_unavailable"
+    thinker = gateway.scripts["thinker"]
+    thinker.hold, thinker.error, thinker.after = True, Unavailable("draining"), 2
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=ASK | {"stream": True}) as response:
+        lines = response.aiter_lines()
+        while PIECES[0] not in await anext(lines):
+            pass
+        thinker.release.set()
+        (last,) = [line async for line in lines if line]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stage_unavailable"
 
 
 @pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
 async def test_a_lost_stage_ends_the_request_and_comes_back(gateway, stage):
     for script in gateway.scripts.values():
         script.hold, script.after = True, 1
-    asking = asyncio.create_task(gateway.events(SPEAK))
-    await gateway.held()
-    await gateway.stages.servers[stage].stop(grace=None)
-    assert (await asking)[-1]["error"]["code"] == "stage_unavailable"
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=SPEAK | {"stream": True}) as response:
+        assert response.status_code == 200  # the stream has begun
+        await gateway.held()
+        await gateway.stages.servers[stage].stop(grace=None)
+        *_, last = [line async for line in response.aiter_lines() if line]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stage_unavailable"
     others = [script for name, script in gateway.scripts.items() if name != stage]
     await gateway.until(lambda: all(script.ended == ["cancelled"] for script in others))
 
@@ -285,10 +295,13 @@ async def test_a_disconnect_cancels_every_stage(gateway, stream, after):
 
 
 async def test_deadline():
-    async with running(request_timeout_s=0.5) as gateway:
+    async with running(request_timeout_s=600) as gateway:
         gateway.scripts["thinker"].hold = True
-        status, error = await gateway.refusal(ASK)
-        assert (status, error["code"]) == (504, "deadline_exceeded")
+        asking = asyncio.create_task(gateway.chat(ASK, timeout=None))
+        await gateway.scripts["thinker"].holding.wait()
+        put_forward(600)
+        response = await asking
+        assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
         await gateway.until(lambda: gateway.scripts["thinker"].ended == ["cancelled"])
 
 

@@ -7,6 +7,7 @@ import sqlite3
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.stage import Stage
@@ -16,6 +17,7 @@ from gateway.video_store import StoreError, VideoStore
 from gateway.video_store import Video as StoredVideo
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import QueueFull, Unavailable
+from tests.support.clock import put_forward
 from tests.support.video_stack import (
     FPS,
     MODEL,
@@ -55,11 +57,23 @@ async def test_so_many_at_a_time_and_no_more_than_may_wait(stage, tmp_path):
 
 
 @pytest.mark.parametrize("error", [Unavailable("draining"), QueueFull("full", retry_after_s=1)])
-async def test_the_wait_for_a_stage_takes_nothing_from_a_video_s_time(stage, tmp_path, error):
+async def test_the_wait_for_a_stage_takes_nothing_from_a_video_s_time(stage, tmp_path, error, monkeypatch):
+    make, refused = VideoJobs._make, asyncio.Event()
+
+    async def making(*arguments) -> None:
+        try:
+            await make(*arguments)
+        finally:
+            refused.set()
+
+    monkeypatch.setattr(VideoJobs, "_make", making)
     stage.script.error = error
-    async with gateway_before(stage, tmp_path, video_timeout_s=1) as gateway:
+    async with gateway_before(stage, tmp_path, video_timeout_s=600) as gateway:
         video_id = await create(gateway)
-        await asyncio.sleep(1.2)
+        for _ in range(2):
+            refused.clear()
+            await refused.wait()
+            put_forward(600)  # while it waits
         assert (await gateway.video(video_id))["status"] == "queued"
         stage.script.error = None
         await gateway.reaches(video_id, "completed")
@@ -95,17 +109,23 @@ async def test_a_video_deleted_while_it_is_taken_on(tmp_path):
 
 async def test_a_video_that_takes_too_long(stage, tmp_path):
     stage.script.hold = True
-    async with gateway_before(stage, tmp_path, video_timeout_s=0.3) as gateway:
-        video = await gateway.reaches(await create(gateway), "failed")
+    async with gateway_before(stage, tmp_path, video_timeout_s=600) as gateway:
+        video_id = await create(gateway)
+        await stage.script.holding.wait()
+        put_forward(600)
+        video = await gateway.reaches(video_id, "failed")
         assert video["error"]["code"] == "deadline_exceeded"
         await gateway.until(lambda: stage.script.ended == ["cancelled"])
 
 
-async def test_what_has_expired_is_removed(stage, tmp_path):
-    async with gateway_before(stage, tmp_path, video_ttl_s=0.6) as gateway:
+async def test_what_has_expired_is_removed(stage, tmp_path, monkeypatch):
+    async with gateway_before(stage, tmp_path, video_ttl_s=3600) as gateway:
         video_id = await create(gateway)
         await gateway.reaches(video_id, "completed")
         assert len(list(tmp_path.glob("video_*"))) == 1
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 3600)
+        put_forward(60)  # it looks every minute
         await gateway.until(lambda: not list(tmp_path.glob("video_*")))
         assert (await gateway.http.get(f"{PATH}/{video_id}")).status_code == 404
         assert (await gateway.http.get(PATH)).json()["data"] == []
@@ -113,10 +133,17 @@ async def test_what_has_expired_is_removed(stage, tmp_path):
 
 async def test_stopping_finishes_what_runs(stage, tmp_path):
     stage.script.hold, stage.script.after = True, 2
-    async with gateway_before(stage, tmp_path, max_running_videos=1, drain_timeout_s=10) as gateway:
-        first, second = await create(gateway), await create(gateway)
-        await gateway.reaches(first, "in_progress")
-        asyncio.get_running_loop().call_later(0.5, stage.script.release.set)
+    with capture_logs() as logs:
+        async with gateway_before(stage, tmp_path, max_running_videos=1, drain_timeout_s=600) as gateway:
+            first, second = await create(gateway), await create(gateway)
+            await gateway.reaches(first, "in_progress")
+
+            async def go_on() -> None:
+                await gateway.until(lambda: any(line["event"] == "draining videos" for line in logs))
+                stage.script.release.set()
+
+            going_on = asyncio.create_task(go_on())
+        await going_on
     async with gateway_before(stage, tmp_path) as gateway:
         assert (await gateway.video(first))["status"] == "completed"
         assert (await gateway.video(second))["error"]["code"] == "interrupted"
@@ -128,7 +155,7 @@ async def test_what_runs_at_the_end_of_the_drain_is_cancelled(stage, tmp_path):
     async with gateway_before(stage, tmp_path, drain_timeout_s=1) as gateway:
         video_id = await create(gateway)
         await gateway.until(stage.script.holding.is_set)
-    assert stage.script.ended == ["cancelled"]
+    await gateway.until(lambda: stage.script.ended == ["cancelled"])
     async with gateway_before(stage, tmp_path) as gateway:
         assert (await gateway.video(video_id))["error"]["code"] == "interrupted"
         assert list(tmp_path.glob("video_*")) == []

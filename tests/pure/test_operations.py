@@ -11,7 +11,8 @@ from tests.support.health_command import healthy
 
 
 @pytest.fixture
-async def port():
+async def port(monkeypatch):
+    monkeypatch.setattr(metrics, "PATIENCE_S", 60)
     states = {"/health": "SERVING", "/ready": "NOT_SERVING"}
 
     async def health(path: str) -> str:
@@ -30,6 +31,7 @@ async def test_an_event_loop_that_hangs_is_not_healthy(port: int, monkeypatch):
     monkeypatch.setattr(metrics, "PATIENCE_S", 0.05)
     # not awaited: the loop stands still until the command has ended
     assert healthy(port, "/health") == (1, "/health: 503 the event loop has not answered for 0.05 s")
+    monkeypatch.setattr(metrics, "PATIENCE_S", 60)
     assert await asyncio.to_thread(healthy, port, "/health") == (0, "")
 
 

@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from services.common.rpc.probe import main
 
 SERVICE = "quartet.v1.TalkerService"
+PATIENT = ("--timeout", "60")
 
 
 @pytest.fixture
@@ -28,16 +29,16 @@ def stage():
 
 def test_liveness_and_readiness(stage, capsys):
     address, servicer = stage
-    assert main(["--address", address]) == 0
-    assert main(["--address", address, "--service", SERVICE]) == 1
+    assert main([*PATIENT, "--address", address]) == 0
+    assert main([*PATIENT, "--address", address, "--service", SERVICE]) == 1
     assert capsys.readouterr().err == f"{address}: NOT_SERVING\n"
     servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-    assert main(["--address", address, "--service", SERVICE]) == 0
+    assert main([*PATIENT, "--address", address, "--service", SERVICE]) == 0
 
 
 def test_unknown_service(stage, capsys):
     address, _ = stage
-    assert main(["--address", address, "--service", "quartet.v1.Nobody"]) == 1
+    assert main([*PATIENT, "--address", address, "--service", "quartet.v1.Nobody"]) == 1
     assert "NOT_FOUND" in capsys.readouterr().err
 
 
@@ -59,6 +60,6 @@ def test_gateway():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
-    assert main(["--url", f"{url}/ready"]) == 0
-    assert main(["--url", f"{url}/other"]) == 1
+    assert main([*PATIENT, "--url", f"{url}/ready"]) == 0
+    assert main([*PATIENT, "--url", f"{url}/other"]) == 1
     server.shutdown()

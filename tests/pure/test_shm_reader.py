@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quartet.v1 import stream_pb2, tensor_pb2
@@ -179,7 +179,7 @@ uint64s = st.integers(0, 2**64 - 1) | st.integers(0, 2 * MIB) | st.just(4 * ELEM
         st.none(),
     ),
 )
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=700, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_decoder_gives_a_tensor_or_names_a_field(arena, dtype, shape, payload):
     directory, made = arena
     fuzzed = tensor_pb2.Tensor(dtype=dtype, shape=shape)
@@ -198,7 +198,7 @@ def test_the_decoder_gives_a_tensor_or_names_a_field(arena, dtype, shape, payloa
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_decoder_stands_bytes_off_the_wire(arena, raw: bytes):
     fuzzed = tensor_pb2.Tensor()
     try:

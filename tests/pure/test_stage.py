@@ -52,7 +52,7 @@ async def serving(name: str, its: StageSettings) -> AsyncIterator[Stage]:
 
     running = asyncio.create_task(stage.serve(start))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not admits(stage):
                 await asyncio.wait({running}, timeout=0.01)
                 assert not running.done(), running.exception()
@@ -128,7 +128,7 @@ async def test_two_stages_in_one_process_have_their_own_identity_and_transports(
 async def health(channels: Channels, stage: Stage) -> str:
     stub = health_pb2_grpc.HealthStub(channels.channel(f"127.0.0.1:{stage.port}"))
     try:
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=5)  # pyright: ignore[reportAttributeAccessIssue]
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=60)  # pyright: ignore[reportAttributeAccessIssue]
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
     finally:

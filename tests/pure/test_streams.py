@@ -13,9 +13,13 @@ from services.common.rpc import channels
 from services.common.rpc.errors import AlreadyExists, InvalidInput, QueueFull, RequestCancelled, StageLost
 from services.common.stream.consumer import CREDITS
 from services.common.stream.hub import StreamHub, TensorStreamServicer
+from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.tensors import to_message, to_torch
+from tests.support.shm_support import until
 from tests.support.streaming import CHANNELS, subscribe
+
+GUARD_S = 60.0
 
 
 @contextlib.asynccontextmanager
@@ -61,14 +65,14 @@ async def test_rows_arrive_whole_in_pieces_and_only_those_asked_for():
     async with serving() as (hub, address, _), subscribe(source(address), "r", wanted) as messages:
         reading = asyncio.create_task(collect(messages))  # comes before the stream is opened
         with hub.open("s", ["token_ids", "hidden_states.0", "hidden_states.4"]) as stream:
-            assert [w.name for w in await stream.subscription(5)] == ["hidden_states.0", "token_ids"]
+            assert [w.name for w in await stream.subscription(GUARD_S)] == ["hidden_states.0", "token_ids"]
             stream.start(500)
             stream.put([Rows("hidden_states.0", 0, states), Rows("hidden_states.4", 0, states)])
             stream.put([Rows("token_ids", 0, ids[:500])])
             for i in range(500, 503):
                 stream.put([Rows("token_ids", i, ids[i : i + 1])])
             stream.finish(503)
-        prompt, by_name, end = await asyncio.wait_for(reading, 10)
+        prompt, by_name, end = await asyncio.wait_for(reading, GUARD_S)
         assert (prompt, end) == (500, 503)
         assert by_name["hidden_states.0"] == {i: row.tolist() for i, row in enumerate(states)}
         assert by_name["token_ids"] == {500: 500, 501: 501, 502: 502}
@@ -85,7 +89,7 @@ async def test_a_consumer_that_stops_reading_gets_no_more_than_its_credit():
         first.capabilities.max_chunk_bytes = 1024
         await call.write(stream_pb2.SubscribeRequest(subscription=first))
         with hub.open("s", ["codes"]) as stream:
-            await stream.subscription(5)
+            await stream.subscription(GUARD_S)
             stream.start(0)
             stream.put([Rows("codes", 0, torch.zeros(100, 256, dtype=torch.int32))])
             stream.finish(100)
@@ -104,14 +108,14 @@ async def test_rows_that_were_not_asked_for_need_no_credit():
         await call.write(stream_pb2.SubscribeRequest(subscription=first))
         await call.done_writing()  # as grpcurl does: no credit is to come
         with hub.open("s", ["token_ids", "hidden_states.0"]) as stream:
-            await stream.subscription(5)
+            await stream.subscription(GUARD_S)
             stream.start(2)
             stream.put([Rows("hidden_states.0", 0, torch.zeros(2, 8))])
-            received = [(await asyncio.wait_for(call.read(), 5)).WhichOneof("message") for _ in range(2)]
+            received = [(await asyncio.wait_for(call.read(), GUARD_S)).WhichOneof("message") for _ in range(2)]
             stream.put([Rows("token_ids", 0, torch.zeros(2, dtype=torch.int32))])
             stream.finish(2)
         assert received == ["header", "chunk"]
-        assert (await asyncio.wait_for(call.read(), 5)).HasField("end")
+        assert (await asyncio.wait_for(call.read(), GUARD_S)).HasField("end")
 
 
 async def test_a_grant_of_nothing_ends_even_a_finished_stream():
@@ -121,29 +125,29 @@ async def test_a_grant_of_nothing_ends_even_a_finished_stream():
         first.capabilities.max_chunk_bytes = 1024
         await call.write(stream_pb2.SubscribeRequest(subscription=first))
         with hub.open("s", ["codes"]) as stream:
-            await stream.subscription(5)
+            await stream.subscription(GUARD_S)
             stream.start(0)
             stream.put([Rows("codes", 0, torch.zeros(2, 256, dtype=torch.int32))])
             stream.finish(2)
         await call.write(stream_pb2.SubscribeRequest(credit=stream_pb2.Credit(chunks=0)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD_S):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 async for _ in call:
                     pass
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        await asyncio.wait_for(hub.drain(), 5)
+        await asyncio.wait_for(hub.drain(), GUARD_S)
 
 
 async def test_a_consumer_that_gives_up_waiting_leaves_the_next_one_waiting():
     hub, subscription = StreamHub(), stream_pb2.Subscription(stream_id="s", initial_credits=1)
-    first = asyncio.create_task(hub.claim(subscription, 5))
+    first = asyncio.create_task(hub.claim(subscription, GUARD_S))
     await asyncio.sleep(0)
-    second = asyncio.create_task(hub.claim(subscription, 5))
+    second = asyncio.create_task(hub.claim(subscription, GUARD_S))
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     with hub.open("s", ["codes"]) as stream:
-        assert await asyncio.wait_for(second, 1) is stream
+        assert await asyncio.wait_for(second, GUARD_S) is stream
 
 
 async def test_more_chunks_than_the_first_credit_flow_while_they_are_read():
@@ -153,7 +157,7 @@ async def test_more_chunks_than_the_first_credit_flow_while_they_are_read():
             stream.start(0)
             stream.put([Rows("codes", 0, torch.zeros(count, 16 * 1024, dtype=torch.int32))])  # a row a chunk
             stream.finish(count)
-        assert len((await asyncio.wait_for(collect(messages), 20))[1]["codes"]) == count
+        assert len((await asyncio.wait_for(collect(messages), GUARD_S))[1]["codes"]) == count
 
 
 async def test_a_producer_that_asks_for_room_waits_for_a_slow_consumer_and_for_no_other():
@@ -163,42 +167,47 @@ async def test_a_producer_that_asks_for_room_waits_for_a_slow_consumer_and_for_n
             stream.start(0)
             for i in range(CREDITS + 8):
                 stream.put([Rows("codes", i, frame)])
-            await asyncio.wait_for(stream.room(4), 1)  # nobody has come yet
+            await asyncio.wait_for(stream.room(4), GUARD_S)  # nobody has come yet
             async with subscribe(source(address), "r", []) as messages:
                 assert isinstance(await anext(messages), stream_pb2.StreamHeader)
                 waiting = asyncio.create_task(stream.room(4))
+                await until(lambda: stream.pending_positions <= 8)
                 await asyncio.sleep(0.1)
                 assert not waiting.done()
                 assert [each.pending_positions for each in hub.streams] == [stream.pending_positions] == [8]
                 for _ in range(CREDITS):
                     await anext(messages)
-                await asyncio.wait_for(waiting, 5)
+                await asyncio.wait_for(waiting, GUARD_S)
                 stream.put([Rows("codes", CREDITS + 8 + i, frame) for i in range(2 * CREDITS)])
                 waiting = asyncio.create_task(stream.room(1))
                 await asyncio.sleep(0.1)
                 assert not waiting.done()
-            await asyncio.wait_for(waiting, 5)  # the consumer has left
+            await asyncio.wait_for(waiting, GUARD_S)  # the consumer has left
 
 
-async def test_rows_are_gathered_after_the_first_positions_and_the_end_is_not_held_back():
+async def test_rows_are_gathered_after_the_first_positions_and_the_end_is_not_held_back(monkeypatch):
+    gather = OutputStream._gather
+    monkeypatch.setattr(
+        OutputStream, "_gather", lambda self, delay_s: gather(self, 3600 * delay_s)
+    )  # nothing comes by it
     frame, gathering = torch.zeros(1, 16, dtype=torch.int32), stream_pb2.Gathering(from_position=3, delay_ms=1000)
     async with serving() as (hub, address, _), subscribe(source(address), "r", [], gathering) as messages:
         with hub.open("s", ["codes"]) as stream:
             stream.start(0)
-            assert isinstance(await asyncio.wait_for(anext(messages), 5), stream_pb2.StreamHeader)
+            assert isinstance(await asyncio.wait_for(anext(messages), GUARD_S), stream_pb2.StreamHeader)
             for i in range(4):  # each leaves at once, the fourth is the first after which there is a wait
                 stream.put([Rows("codes", i, frame)])
-                chunk = await asyncio.wait_for(anext(messages), 0.5)
+                chunk = await asyncio.wait_for(anext(messages), GUARD_S)
                 assert isinstance(chunk, Chunk)
                 assert [row.first_position for row in chunk.rows] == [i]
             for i in range(4, 9):
                 stream.put([Rows("codes", i, frame)])
                 await asyncio.sleep(0.01)
             stream.finish(9)
-            chunk = await asyncio.wait_for(anext(messages), 0.5)
+            chunk = await asyncio.wait_for(anext(messages), GUARD_S)
             assert isinstance(chunk, Chunk)
             assert [row.first_position for row in chunk.rows] == [4, 5, 6, 7, 8]
-            assert isinstance(await asyncio.wait_for(anext(messages), 0.5), stream_pb2.StreamEnd)
+            assert isinstance(await asyncio.wait_for(anext(messages), GUARD_S), stream_pb2.StreamEnd)
 
 
 @pytest.mark.parametrize("error", [QueueFull("full", 7.0), InvalidInput("speaker", "no such voice")])
@@ -207,7 +216,7 @@ async def test_the_producers_error_reaches_the_consumer_as_it_was(error):
         with contextlib.suppress(type(error)), hub.open("s", ["codes"]):
             raise error
         with pytest.raises(type(error)) as caught:
-            await asyncio.wait_for(collect(messages), 5)
+            await asyncio.wait_for(collect(messages), GUARD_S)
         assert vars(caught.value) == vars(error)
         assert str(caught.value) == str(error)
 
@@ -217,22 +226,22 @@ async def test_an_abandoned_request_cancels_its_stream():
         with hub.open("s", ["codes"]) as stream:
             stream.start(0)
         with pytest.raises(RequestCancelled):
-            await asyncio.wait_for(collect(messages), 5)
+            await asyncio.wait_for(collect(messages), GUARD_S)
 
 
 async def test_a_producer_that_dies_or_was_never_there_is_named_as_lost(monkeypatch):
-    monkeypatch.setattr("services.common.stream.consumer.CONNECT_TIMEOUT_S", 0.3)
     async with serving() as (hub, address, server), subscribe(source(address), "r", [], producer="talker") as messages:
         with hub.open("s", ["codes"]) as stream:
             stream.start(0)
             reading = asyncio.create_task(collect(messages))
-            await stream.subscription(5)
+            await stream.subscription(GUARD_S)
             await server.stop(None)
             with pytest.raises(StageLost) as died:
-                await asyncio.wait_for(reading, 5)
+                await asyncio.wait_for(reading, GUARD_S)
+        monkeypatch.setattr("services.common.stream.consumer.CONNECT_TIMEOUT_S", 0.3)
         async with subscribe(source(address), "r", [], producer="talker") as messages:
             with pytest.raises(StageLost) as never_there:
-                await asyncio.wait_for(collect(messages), 5)
+                await asyncio.wait_for(collect(messages), GUARD_S)
     for lost in (died.value, never_there.value):
         assert (lost.origin, str(lost)) == ("talker", "the talker went away while it answered")
     assert address in never_there.value.detail
@@ -244,15 +253,15 @@ async def test_rows_that_are_not_offered_and_a_second_consumer_are_refused():
             selection = [stream_pb2.RowSelection(name="nonsense")]
             async with subscribe(source(address), "r", selection) as messages:
                 with pytest.raises(InvalidInput, match="nonsense"):
-                    await asyncio.wait_for(collect(messages), 5)
+                    await asyncio.wait_for(collect(messages), GUARD_S)
             async with subscribe(source(address), "r", []) as first, subscribe(source(address), "r", []) as second:
                 reading = asyncio.create_task(collect(first))
-                await stream.subscription(5)
+                await stream.subscription(GUARD_S)
                 with pytest.raises(AlreadyExists, match="consumer already"):
-                    await asyncio.wait_for(collect(second), 5)
+                    await asyncio.wait_for(collect(second), GUARD_S)
                 stream.start(0)
                 stream.finish(0)
-                assert (await asyncio.wait_for(reading, 5))[2] == 0
+                assert (await asyncio.wait_for(reading, GUARD_S))[2] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int16, torch.int32, torch.int64])

@@ -2,16 +2,17 @@
 
 import io
 import json
+import socket
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from rich.console import Console
 
+from cli import top
 from cli.scrape import Scrape, Window
 from cli.top import System, TopError, Watch
 from tests.support import gateway_stack
-from tests.support.stack import free_port
 
 
 class Page:
@@ -106,9 +107,16 @@ def text(watch: Watch) -> str:
     return console.export_text()
 
 
-async def test_a_running_gateway_and_a_stage_that_goes():
+async def test_a_running_gateway_and_a_stage_that_goes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(top, "TIMEOUT_S", 60)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody else listens there
+        await _look_at_a_running_gateway(f"127.0.0.1:{silent.getsockname()[1]}")
+
+
+async def _look_at_a_running_gateway(nobody: str) -> None:
     async with gateway_stack.running() as gateway:
-        watch = Watch(System.at(gateway.url, [f"talker=127.0.0.1:{free_port()}"]))
+        watch = Watch(System.at(gateway.url, [f"talker={nobody}"]))
         body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
         assert (await gateway.chat(body)).status_code == 200
         await watch.look()

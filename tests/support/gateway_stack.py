@@ -16,6 +16,8 @@ from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from tests.support.scripted_stages import scripted_stages
 
+HEALTH_TIMEOUT_S = 60.0  # a stage that is only late is not down
+KEEP_ALIVE_S = 24 * 3600  # no connection ends while a client is about to use it
 # Addresses, ports, and what gRPC and sockets say: for logs.
 NOT_FOR_CLIENTS = re.compile(
     r"\d+\.\d+\.\d+\.\d+|localhost|:\d{3,}|socket|recvmsg|removed|refused|reset|goaway|cancelled", re.IGNORECASE
@@ -54,15 +56,17 @@ class Running:
 
     async def held(self) -> None:
         """Returns when all stages stand still, as their scripts tell them to."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.gather(*(script.holding.wait() for script in self.scripts.values()))
 
     async def reset(self) -> None:
         """As it was when it had started: for the next test."""
+        gateway = self.app.state.gateway
+        for script in self.scripts.values():
+            script.go_on()
+        await self.until(lambda: gateway.admission.in_flight == 0)
         for script in self.scripts.values():
             await script.reset()
-        gateway = self.app.state.gateway
-        await self.until(lambda: gateway.admission.in_flight == 0)
         await self.until(lambda: gateway.pipeline.ready)
 
 
@@ -78,7 +82,8 @@ def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
 @contextlib.asynccontextmanager
 async def serving(app):
     """`app` on a port of this machine: its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none"))
+    options = {"log_config": None, "access_log": False, "ws": "none", "timeout_keep_alive": KEEP_ALIVE_S}
+    server = uvicorn.Server(uvicorn.Config(app, port=0, **options))
     server.capture_signals = contextlib.nullcontext  # signals are pytest's  # pyright: ignore[reportAttributeAccessIssue]
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -97,7 +102,7 @@ async def running(pipeline: Path = SPEECH, **settings):
     """A gateway of `pipeline` in this process, before scripted stages of the kinds it names."""
     kinds = [stage.kind for stage in load_pipeline(pipeline).stages.values()]
     async with scripted_stages(*kinds) as stages:
-        loaded = GatewaySettings(pipeline=pipeline, **settings)
+        loaded = GatewaySettings(pipeline=pipeline, **{"health_timeout_s": HEALTH_TIMEOUT_S, **settings})
         app = create_app(loaded, load_pipeline(pipeline, stages.addresses))
         async with serving(app) as url:
             gateway = Running(app, stages, url)

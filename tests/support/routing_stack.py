@@ -10,12 +10,13 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.run import Event, Job, run
 from gateway.pipeline.run import speech as spoken
 from quartet.v1 import talker_pb2, thinker_pb2
-from tests.support.gateway_stack import SPEECH
+from tests.support.gateway_stack import HEALTH_TIMEOUT_S, SPEECH
 from tests.support.scripted_stages import ScriptedStages, scripted_stages
 
 KINDS = ("thinker", "talker", "code2wav")
 INTERVAL_S = 0.05
 LONG_S = 3600.0  # an interval within which nothing is checked again
+TIME_S = 600.0  # of a request
 
 
 class Routed:
@@ -47,19 +48,25 @@ class Routed:
         """None stands still any more."""
         for group in self.groups:
             for script in group.scripts.values():
-                script.hold = False
-                script.release.set()
+                script.go_on()
 
     async def holder(self, kind: str) -> ScriptedStages:
         """The replica of `kind` that stands still in a request."""
         waits = [asyncio.create_task(group.scripts[kind].holding.wait()) for group in self.groups]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         for wait in waits:
             wait.cancel()
         return next(group for group in self.groups if group.scripts[kind].holding.is_set())
 
-    async def ask(self, text: str = "Hello", speech: bool = True, media: Sequence[bytes] = ()) -> list[Event]:
-        """The events of one answer."""
+    async def ask(
+        self,
+        text: str = "Hello",
+        speech: bool = True,
+        media: Sequence[bytes] = (),
+        heard: list[Event] | None = None,
+    ) -> list[Event]:
+        """The events of one answer; in `heard` as they come."""
+        heard = [] if heard is None else heard
         start = thinker_pb2.GenerateStart()
         message = start.messages.add(role="user")
         message.content.add(text=text)
@@ -67,13 +74,15 @@ class Routed:
             message.content.add().media.size_bytes = len(file)
         starts = {"thinker": start} | (spoken(talker_pb2.SpeakRequest()) if speech else {})
         job = Job(uuid.uuid4().hex, starts, list(media))
-        async with aclosing(run(self.stages, [job], 20)) as events:
-            return [event async for _, event in events]
+        async with aclosing(run(self.stages, [job], TIME_S)) as events:
+            async for _, event in events:
+                heard.append(event)
+        return heard
 
 
-async def until(condition, limit_s: float = 10.0) -> None:
+async def until(condition) -> None:
     """Returns when `condition()` is true."""
-    async with asyncio.timeout(limit_s):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -84,7 +93,7 @@ async def routed(count: int, interval_s: float = INTERVAL_S, **options) -> Async
     async with AsyncExitStack() as stack:
         groups = [await stack.enter_async_context(scripted_stages()) for _ in range(count)]
         addresses = {kind: [group.addresses[kind] for group in groups] for kind in KINDS}
-        stages = Pipeline(load_pipeline(SPEECH, addresses), interval_s, 1.0, **options)
+        stages = Pipeline(load_pipeline(SPEECH, addresses), interval_s, HEALTH_TIMEOUT_S, **options)
         await stack.enter_async_context(stages)
         every = [replica for kind in KINDS for replica in stages.by_name[kind].replicas.values()]
         await until(lambda: all(replica.serving for replica in every))

@@ -1,6 +1,7 @@
 """Stages that follow a script: real gRPC servers with the real services, but no model behind them."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from services.common.rpc import channels
 from services.common.rpc.errors import StageError
 from services.common.rpc.status import abort
 
+# An address of this process alone: a server that is started again finds its port as free as it left it.
+HOST = f"127.{os.getpid() // 65536 % 250 + 1}.{os.getpid() // 256 % 256}.{os.getpid() % 256}"
 SAMPLE_RATE_HZ = 16000
 SAMPLES_PER_FRAME = 1280
 PCM16 = np.arange(3 * SAMPLES_PER_FRAME, dtype="<i2").tobytes()
@@ -86,11 +89,15 @@ class Script:
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def reset(self) -> None:
-        """As new, once its calls have ended: those that stand still go on."""
+    def go_on(self) -> None:
+        """No call stands still any more."""
         self.hold = False
         self.release.set()
-        async with asyncio.timeout(10):
+
+    async def reset(self) -> None:
+        """As new, once its calls have ended: those that stand still go on."""
+        self.go_on()
+        async with asyncio.timeout(60):
             while self.running:
                 await asyncio.sleep(0.005)
         vars(self).update(vars(Script()))
@@ -315,7 +322,7 @@ class ScriptedStages:
         health_servicer = self.health[stage] = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
         await health_servicer.set(KINDS[stage].service, health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-        address = self.addresses.get(stage, "127.0.0.1:0")
+        address = self.addresses.get(stage, f"{HOST}:0")
         port = server.add_insecure_port(address)
         self.addresses[stage] = f"{address.rpartition(':')[0]}:{port}"
         await server.start()

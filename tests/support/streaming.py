@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.common.rpc.channels import Channels
+from services.common.stream import consumer
 from services.common.stream.consumer import ConsumerTransports, StreamConsumer
 from services.common.stream.ucx_worker import UcxWorker
 
+consumer.CONNECT_TIMEOUT_S = 60.0  # a producer in a test is there, however late it answers
 CHANNELS = Channels()
 CONSUMER = StreamConsumer(CHANNELS)
 subscribe = CONSUMER.subscribe

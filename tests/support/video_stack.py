@@ -20,7 +20,7 @@ from gateway.pipeline.kinds import KINDS
 from gateway.settings import GatewaySettings
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2, server_info_pb2_grpc, tensor_pb2
 from services.common.rpc import channels
-from tests.support.gateway_stack import clients, serving
+from tests.support.gateway_stack import HEALTH_TIMEOUT_S, clients, serving
 from tests.support.scripted_stages import TIMINGS, Script
 
 PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/dit.yaml"
@@ -162,16 +162,17 @@ class Client:
 
     async def reset(self) -> None:
         """As it was when it had started, without the videos that were made: for the next test."""
-        await self.script.reset()
-        self.stage.most = 0
+        self.script.go_on()
         for video in (await self.http.get("/v1/videos")).json().get("data", []):
             await self.http.delete(f"/v1/videos/{video['id']}")
+        await self.script.reset()
+        self.stage.most = 0
 
     async def close(self) -> None:
         await self.http.aclose()
         await self.openai.close()
 
-    async def until(self, condition, timeout_s: float = 10) -> None:
+    async def until(self, condition, timeout_s: float = 60) -> None:
         """Waits until `condition()`, a coroutine function's result or a plain one, is true."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -219,7 +220,7 @@ def decode_mp4(file: bytes) -> tuple[np.ndarray, float]:
 @asynccontextmanager
 async def gateway_before(stage: ScriptedDit, jobs_dir: Path, **settings) -> AsyncIterator[Client]:
     """A gateway in this process."""
-    settings = {"drain_timeout_s": 1, **settings}
+    settings = {"drain_timeout_s": 1, "health_timeout_s": HEALTH_TIMEOUT_S, **settings}
     loaded = GatewaySettings(pipeline=PIPELINE, jobs_dir=jobs_dir, **settings)
     app = create_app(loaded, load_pipeline(PIPELINE, {"dit": stage.address}))
     async with serving(app) as url:
@@ -259,7 +260,7 @@ async def gateway_process(
             return False
 
     try:
-        await client.until(ready, timeout_s=30)
+        await client.until(ready, timeout_s=120)
         yield client, process
     finally:
         await client.close()
