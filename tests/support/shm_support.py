@@ -29,7 +29,7 @@ from tests.support.streaming import CHANNELS, reading, subscribe
 MIB = 2**20
 BOTH = ("inline", "shared_memory")
 MIN_BYTES = 64 * 1024
-READY_S = 60
+READY_S = 120
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ async def read_all(messages: AsyncIterator[StreamMessage]) -> dict[str, torch.Te
     return {name: torch.cat(pieces) for name, pieces in parts.items()}
 
 
-async def until(condition: Callable[[], object], seconds: float = 10) -> None:
+async def until(condition: Callable[[], object], seconds: float = 120) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)

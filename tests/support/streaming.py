@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.common.rpc.channels import Channels
+from services.common.stream import consumer
 from services.common.stream.consumer import ConsumerTransports, StreamConsumer
 from services.common.stream.ucx_worker import UcxWorker
 
+# A test that asks what becomes of a producer that does not answer sets less.
+consumer.CONNECT_TIMEOUT_S = 60.0
 CHANNELS = Channels()
 CONSUMER = StreamConsumer(CHANNELS)
 subscribe = CONSUMER.subscribe
