@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -26,6 +25,7 @@ from services.thinker.environment import SCRATCH_PREFIX
 from tests.support.hub import Hub
 from tests.support.hub import serving as hub_serving
 from tests.support.media import png, wav
+from tests.support.stack import free_port
 from tests.support.streaming import subscribe
 
 # long: they start a thinker of their own; tests/system asks the shared one
@@ -94,9 +94,7 @@ async def serving(
     model: Path | str, environment: Mapping[str, str] | None = None, log: Path | None = None
 ) -> AsyncIterator[Client]:
     """A thinker's process, once it serves; with `environment` beside our own. `log` is where it writes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     flags = f"--model {model} --port {address.rpartition(':')[2]} --dtype float32 --block-size 32"
     flags += f" --kv-cache-bytes {48 << 20} --max-running-requests 8 --max-context-tokens 1024 --max-audio-s 5"
     with log.open("wb") if log else contextlib.nullcontext() as output:
