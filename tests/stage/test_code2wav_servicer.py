@@ -23,7 +23,7 @@ from services.common.stream.rows import Rows
 from services.common.stream.tensors import to_message, to_torch
 from tests.support.streaming import CHANNELS, CONSUMER
 
-GUARD_S = 30.0
+GUARD_S = 120.0
 TOLERANCE = 1e-4
 SAMPLE_RATE_HZ = 24000
 
@@ -149,7 +149,8 @@ async def test_samples_come_while_the_talker_still_speaks(decoder, service):
         while not (response := await call.read()).HasField("summary"):
             pieces.append(to_torch(response.audio.samples))
     assert (torch.cat(pieces) - whole(decoder, codes)).abs().max() <= TOLERANCE
-    assert 0 < response.summary.waited_for_frames_ms <= response.summary.timings.decode_ms
+    # for the end of the stream too, which is no output: it may come long after the last frame
+    assert 0 < response.summary.waited_for_frames_ms <= response.summary.timings.total_ms
 
 
 @pytest.mark.parametrize("inline", [True, False])

@@ -53,7 +53,7 @@ def test_top_of_nothing_is_an_error(tmp_path: Path):
 
 
 def test_doctor_of_this_machine(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    done = command.quartet("doctor", "--model", str(tiny_checkpoint), cwd=tmp_path, timeout_s=120)
+    done = command.quartet("doctor", "--model", str(tiny_checkpoint), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "thinker, talker, code2wav can start here" in done.stdout
 
@@ -79,7 +79,7 @@ def stage():
 
 def test_the_health_command(stage: str):
     command = [sys.executable, "-m", "services.common.rpc.probe"]
-    assert subprocess.run([*command, "--address", stage], check=False).returncode == 0
+    assert subprocess.run([*command, "--address", stage, "--timeout=60"], check=False).returncode == 0
     neither = subprocess.run(command, capture_output=True, text=True, check=False)
     assert neither.returncode == 2
     assert "--address" in neither.stderr

@@ -15,7 +15,7 @@ from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InternalError, InvalidInput
 from services.dit.output import Done, Event, Failed, Preview, Progress, Started
 from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.dit_engine import Bench, bench, fresh, reference
+from tests.support.dit_engine import TIMEOUT_S, Bench, Watched, bench, fresh, reference
 
 
 @pytest.fixture(scope="module")
@@ -32,20 +32,48 @@ def start(prompt: str = "a red fox", **fields: Any) -> dit_pb2.DitStart:
     return dit_pb2.DitStart(**{"prompt": prompt, "seed": 0, "num_inference_steps": 4, **fields})
 
 
-def live_tensor_bytes() -> int:
-    time.sleep(0.2)  # the engine's thread has said Done, and leaves its functions
+def live_tensor_bytes(dit: Bench) -> int:
+    dit.settle()
     return sum(t.untyped_storage().nbytes() for t in gc.get_objects() if isinstance(t, torch.Tensor))
 
 
-def test_a_small_request_starts_within_two_steps_of_a_large_one(wan: Path) -> None:
+class WorkClock:
+    """The engine's, which goes on by what is computed: a stall of the machine would count as an output's own time."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def watch(self, dit: Bench) -> None:
+        run = dit.engine.models.run
+
+        def timed(point: Any, arguments: dict[str, Any], loras: Any) -> Any:
+            self._now_s += sum(value.numel() for value in arguments.values() if isinstance(value, torch.Tensor)) / 1e6
+            return run(point, arguments, loras)
+
+        dit.engine.models.run = timed  # type: ignore[method-assign]
+
+
+def test_a_small_request_starts_within_two_steps_of_a_large_one(wan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = WorkClock()
+    monkeypatch.setattr("services.dit.engine.time", clock)
     with bench(wan) as dit:
+        clock.watch(dit)
         (large,) = dit.orders(start(num_frames=33, num_inference_steps=12, width=128, height=128))
         (small,) = dit.orders(start(num_frames=1, num_inference_steps=12, width=32, height=32))
-        video = dit.submit(large)
-        dit.wait(lambda: len(video.batches) >= 2)
-        before = len(video.batches)
-        image = dit.submit(small)
-        dit.finish([video, image])
+        before = 2
+        joined: list[Watched] = []
+
+        def join(event: Event) -> None:
+            if isinstance(event, Progress) and event.step == before:
+                joined.append(dit.submit(small))
+
+        video = dit.submit(large, join)
+        dit.finish([video])
+        (image,) = joined
+        dit.finish([image])
         order = [(w is image, type(event)) for w, event in dit.log]
         steps_before_start = order[: order.index((True, Started))].count((False, Progress))
         assert steps_before_start - before <= 2
@@ -59,18 +87,22 @@ def test_outputs_join_and_leave_between_steps(flux: Path) -> None:
     with bench(flux) as dit:
         (long,) = dit.orders(start(num_inference_steps=12))
         (short,) = dit.orders(start("x", num_inference_steps=3, seed=4))
-        first = dit.submit(long)
-        dit.wait(lambda: len(first.batches) >= 3)
-        second = dit.submit(short)
-        dit.finish([first, second])
-        assert second.batches == [2, 2, 2]
-        assert first.batches[:2] == [1, 1]
-        assert first.batches.count(2) == 3
+        joined: list[Watched] = []
+
+        def join(event: Event) -> None:
+            if isinstance(event, Progress) and event.step == 3:
+                joined.append(dit.submit(short))
+
+        first = dit.submit(long, join)
+        dit.finish([first])
+        dit.finish(joined)
+        assert [second.batches for second in joined] == [[2, 2, 2]]
+        assert first.batches == [1] * 3 + [2] * 3 + [1] * 6
 
 
 def test_no_step_is_shared_beyond_max_batch(flux: Path) -> None:
     with bench(flux, max_batch=2) as dit:
-        watched = [dit.submit(order) for order in dit.orders(start(count=5))]
+        watched = dit.submit_together(dit.orders(start(count=5)))
         dit.finish(watched)
         assert max(max(w.batches) for w in watched) == 2
 
@@ -78,13 +110,16 @@ def test_no_step_is_shared_beyond_max_batch(flux: Path) -> None:
 def test_a_cancelled_output_makes_way_at_the_next_step(flux: Path) -> None:
     with bench(flux, max_running_outputs=1) as dit:
         (order,) = dit.orders(start(num_inference_steps=50))
+        both = threading.Event()
 
         def cancel_at_step_3(event: Event) -> None:
             if isinstance(event, Progress) and event.step == 3:
+                both.wait(TIMEOUT_S)
                 dit.engine.cancel(running.output)
 
         running = dit.submit(order, cancel_at_step_3)
         queued = dit.submit(dit.orders(start())[0])
+        both.set()
         dit.finish([queued])
         assert len(running.batches) == 3
         heard = [(w is queued, type(event)) for w, event in dit.log]
@@ -108,25 +143,28 @@ def test_cancels_leave_nothing_behind(flux: Path) -> None:
         gc.collect()
         gc.disable()  # what is freed is freed at once, not when the collector comes round
         try:
-            level = live_tensor_bytes()
+            level = live_tensor_bytes(dit)
             for _ in range(30):
                 cancel_at_step_3()
             dit.make(dit.orders(start()))
             dit.log.clear()
             one_output_bytes = 1_000_000  # the last one's may still wait for the collector
-            assert live_tensor_bytes() < level + one_output_bytes
+            assert live_tensor_bytes(dit) < level + one_output_bytes
         finally:
             gc.enable()
         gc.collect()
-        assert live_tensor_bytes() <= level
+        assert live_tensor_bytes(dit) <= level
 
 
 def test_waiting_outputs_can_be_cancelled(flux: Path) -> None:
     with bench(flux, max_running_outputs=1) as dit:
-        running = dit.submit(dit.orders(start(num_inference_steps=10))[0])
+        cancelled = threading.Event()
+        running = dit.submit(dit.orders(start())[0], lambda event: cancelled.wait(TIMEOUT_S))
         waiting = dit.submit(dit.orders(start())[0])
         dit.engine.cancel(waiting.output)
+        cancelled.set()
         dit.finish([running])
+        dit.settle()
         assert waiting.events == []
 
 
@@ -156,7 +194,7 @@ def test_a_shared_step_that_fails_is_done_one_by_one(flux: Path) -> None:
         orders = dit.orders(start(count=2))
         (bad,) = dit.orders(start(seed=9))
         bad.arguments["latents"] = torch.full((1, 16, 64), 1000.0)  # type: ignore[index]
-        watched = [dit.submit(order) for order in [*orders, bad]]
+        watched = dit.submit_together([*orders, bad])
         pictures = dit.finish(watched[:2])
         pipeline = fresh(flux)
         for picture, order in zip(pictures, orders, strict=True):
@@ -184,7 +222,12 @@ def test_previews_come_closer_to_the_picture(flux: Path) -> None:
 
 def test_the_engine_stops_while_outputs_wait(flux: Path) -> None:
     with bench(flux) as dit:
-        watched = dit.submit(dit.orders(start(num_inference_steps=150))[0])
+
+        def hold(event: Event) -> None:
+            while isinstance(event, Progress) and not dit.engine._stopping:
+                time.sleep(0.001)
+
+        watched = dit.submit(dit.orders(start())[0], hold)
         dit.wait(lambda: bool(watched.batches))
     assert isinstance(watched.events[-1], Failed)
 
@@ -216,7 +259,7 @@ def test_adapters_are_chosen_by_request(flux: Path, tmp_path: Path) -> None:
             dit.orders(start(seed=i, loras=[{"name": n, "weight": w} for n, w in choice.items()]))[0]
             for i, choice in enumerate(choices)
         ]
-        watched = [dit.submit(order) for order in orders]
+        watched = dit.submit_together(orders)
         pictures = dit.finish(watched)
         for picture, order, choice in zip(pictures, orders, choices, strict=True):
             if choice:

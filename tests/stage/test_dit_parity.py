@@ -72,7 +72,7 @@ def test_alone_and_among_others(dit: Bench, family: str, checkpoint: Path) -> No
     for mine, theirs in zip(alone, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
 
-    watched = [dit.submit(order) for order in wanted_orders]
+    watched = dit.submit_together(wanted_orders)
     for mine, theirs in zip(dit.finish(watched), wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
     assert max(max(w.batches) for w in watched) >= 2, "no step was shared"

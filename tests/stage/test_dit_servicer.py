@@ -26,7 +26,7 @@ from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.dit_engine import Bench, bench
 from tests.support.streaming import CHANNELS, CONSUMER
 
-GUARD_S = 60.0
+GUARD_S = 120.0
 Response = dit_pb2.DitServiceGenerateResponse
 
 
@@ -119,6 +119,7 @@ def media(data: bytes = b"", **fields: Any) -> media_pb2.Media:
 
 
 async def test_the_course_of_a_request(service: Service, dit: Bench) -> None:
+    dit.begin_with(2)
     responses = await service.responses(count=2, previews=1)
     kinds = [response.WhichOneof("message") for response in responses]
     assert kinds[0] == "started"
@@ -250,16 +251,27 @@ async def test_a_client_that_leaves_frees_its_place(
     assert outputs(await service.responses())[0].shape == (64, 64, 3)
 
 
-async def test_the_timeout_of_a_call_ends_it(service: Service) -> None:
-    stub = dit_pb2_grpc.DitServiceStub(CHANNELS.channel(service.address))
-    call = stub.Generate(timeout=0.5)
-    start = dit_pb2.DitStart(request_id="r", prompt="x", num_inference_steps=200, width=256, height=256)
-    await call.write(dit_pb2.DitServiceGenerateRequest(start=start))
+async def test_the_timeout_of_a_call_ends_it(service: Service, dit: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, run, calls = threading.Event(), dit.engine.models.run, []
+
+    def held(*arguments: Any) -> Any:
+        calls.append(arguments)
+        ended.wait(GUARD_S)
+        return run(*arguments)
+
+    async def requests() -> AsyncIterator[dit_pb2.DitServiceGenerateRequest]:
+        yield dit_pb2.DitServiceGenerateRequest(start=dit_pb2.DitStart(request_id="r", prompt="x"))
+
+    monkeypatch.setattr(dit.engine.models, "run", held)
+    call = dit_pb2_grpc.DitServiceStub(CHANNELS.channel(service.address)).Generate(requests(), timeout=0.5)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in call:
             pass
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await service.idle()
+    ended.set()
     await until(nothing_runs)
+    assert len(calls) <= 1  # none, if it ended before it began
 
 
 def test_masks_of_every_kind() -> None:

@@ -62,7 +62,7 @@ async def test_a_stage_of_ones_own_joins_a_pipeline() -> None:
         app = create_app(GatewaySettings.model_validate({"pipeline": DIT}), pipeline)
         async with serving(app) as url:
             http, client = clients(url)
-            async with http, client, asyncio.timeout(20):
+            async with http, client, asyncio.timeout(60):
                 while not app.state.gateway.pipeline.ready:
                     await asyncio.sleep(0.005)
                 answer = await client.images.generate(prompt="x", n=2, size="128x64", extra_body={"seed": 5})  # pyright: ignore

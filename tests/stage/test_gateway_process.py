@@ -21,14 +21,14 @@ COMMAND = [sys.executable, "-m", "gateway", f"--pipeline={SPEECH}"]
 
 def refused(*flags: str) -> str:
     """What a gateway says that does not start."""
-    ended = subprocess.run([*COMMAND, "--port=0", *flags], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([*COMMAND, "--port=0", *flags], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
     return ended.stderr
 
 
 def test_the_gateway_needs_no_engine():
     code = "import sys, gateway.app; print(*sorted({'torch', 'vllm', 'transformers', 'openai'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == ""
 
 
@@ -44,7 +44,7 @@ async def test_with_keys_it_listens_for_others(tmp_path: Path):
     port = free_port()
     process = subprocess.Popen([*COMMAND, f"--port={port}", "--host=0.0.0.0", f"--api-keys-file={file}"])
     try:
-        async with asyncio.timeout(60), httpx.AsyncClient() as client:
+        async with asyncio.timeout(120), httpx.AsyncClient() as client:
             while True:
                 assert process.poll() is None
                 try:

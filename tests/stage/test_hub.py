@@ -42,7 +42,7 @@ def starts(published_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
     with serving(MODEL, published_checkpoint) as hub:
         command = [sys.executable, "-m", hub_starts.__name__, MODEL, str(cache / "got")]
         environment = {**os.environ, **hub.environment(cache)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
         assert done.returncode == 0, done.stderr
         return Starts(cache, _by_start(hub), pickle.loads((cache / "got").read_bytes()))
 

@@ -25,7 +25,7 @@ def _by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
 
 def rendered_alike(directory: Path) -> bool:
     command = ["kubectl", "kustomize", str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return _by_name(build(directory)) == _by_name(list(yaml.safe_load_all(done.stdout)))
 

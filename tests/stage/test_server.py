@@ -32,7 +32,8 @@ from tests.support.stack import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SERVICE = "quartet.v1.Code2WavService"
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 150
+GUARD_S = 60
 
 
 def command(checkpoint: Path, port: int, *flags: str) -> list[str]:
@@ -83,7 +84,7 @@ async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(tiny_checkp
         frame = torch.zeros(1, info.code2wav.num_code_groups, dtype=torch.int32)
         with hub.open("frames", ["codes"]) as stream:
             decoding = aiter(stub.Decode(code2wav_pb2.DecodeRequest(request_id="r", source=source)))
-            await stream.subscription(10)
+            await stream.subscription(GUARD_S)
             stream.start(0)
             stream.put([Rows("codes", 0, frame)])
             first = await anext(decoding)
@@ -94,7 +95,7 @@ async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(tiny_checkp
             assert info.checkpoint_digest
 
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(GUARD_S):
                 while await health(channel, SERVICE) != "NOT_SERVING":
                     await asyncio.sleep(0.02)
             assert await health(channel, "") == "SERVING"
@@ -109,7 +110,7 @@ async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(tiny_checkp
             stream.finish(2)
             messages = [message async for message in decoding]
         assert messages[-1].summary.frames == 2
-        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert await asyncio.to_thread(process.wait, GUARD_S) == 0
 
 
 @pytest.mark.long
@@ -125,13 +126,13 @@ async def test_an_arena_goes_with_its_process_or_with_the_next_one(tiny_checkpoi
             (arena,) = directory.iterdir()  # the other one was removed
             assert arena.stat().st_size == 8 * 2**20
             process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(process.wait, 20) == 0
+            assert await asyncio.to_thread(process.wait, GUARD_S) == 0
         loading = subprocess.Popen(command(tiny_checkpoint, free_port(), *flags), stderr=subprocess.DEVNULL)
         async with asyncio.timeout(START_TIMEOUT_S):
             while not list(directory.iterdir()):
                 await asyncio.sleep(0.005)
         loading.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(loading.wait, 20) == 0
+        assert await asyncio.to_thread(loading.wait, GUARD_S) == 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -34,6 +34,8 @@ from tests.support.shm_support import (
 )
 from tests.support.streaming import CHANNELS, subscribe
 
+GUARD_S = 120
+
 
 @pytest.fixture
 def directory():
@@ -55,7 +57,7 @@ async def test_every_transport_carries_the_same_bits(directory: Path, reads: tup
             stream.start(0)
             stream.put([Rows(name, 0, tensor) for name, tensor in sent.items()])
             stream.finish(0)
-            async with asyncio.timeout(10), subscribe(source(address), "r", []) as messages:
+            async with asyncio.timeout(GUARD_S), subscribe(source(address), "r", []) as messages:
                 got = await read_all(messages)
         assert got.keys() == sent.keys()
         assert all(same(got[name], tensor) for name, tensor in sent.items())
@@ -73,7 +75,7 @@ async def test_a_tensor_is_read_in_place_until_it_is_garbage(directory: Path):
             stream.put([Rows("big", 0, first), Rows("big", 16, second)])
             stream.finish(32)
             held = []
-            async with asyncio.timeout(10), subscribe(source(address), "r", []) as messages:
+            async with asyncio.timeout(GUARD_S), subscribe(source(address), "r", []) as messages:
                 async for message in messages:
                     if isinstance(message, Chunk):
                         held += [rows.tensor for rows in message.rows]
@@ -101,7 +103,7 @@ async def test_a_full_arena_falls_back_to_messages_with_the_same_values(director
             stream.put([Rows("big", 16 * i, tensor.view(torch.uint8)) for i, tensor in enumerate(sent)])
             stream.finish(16 * len(sent))
             held: list[Rows] = []
-            async with asyncio.timeout(10), subscribe(source(address), "r", []) as messages:
+            async with asyncio.timeout(GUARD_S), subscribe(source(address), "r", []) as messages:
                 async for message in messages:
                     if isinstance(message, Chunk):
                         held += message.rows
@@ -140,7 +142,7 @@ async def test_released_memory_is_used_again_by_the_same_stream(directory: Path)
     async with edge(directory, size_bytes=MIB) as (hub, transport, address):
         with hub.open("s", ["big"]) as stream:
             stream.start(0)
-            async with asyncio.timeout(30), subscribe(source(address), "r", []) as messages:
+            async with asyncio.timeout(GUARD_S), subscribe(source(address), "r", []) as messages:
                 await anext(messages)
                 for i in range(100):
                     tensor = torch.full((1, MIB // 2), i % 256, dtype=torch.uint8)
@@ -301,7 +303,8 @@ async def test_descriptors_mappings_and_memory_stay_flat(directory: Path):
             await one(hub, address, i)
         await until(lambda: transport.arena.used_bytes == 0)
         await hub.drain()
-        assert counts() == before
+        # until: what ran before this test may close its files still
+        await until(lambda: all(now <= then for now, then in zip(counts(), before, strict=True)))
         assert before[2] == 1
         assert process.memory_info().rss - memory < 32 * MIB
-        assert not [task for task in asyncio.all_tasks() if "CreditWriter" in repr(task)]
+        await until(lambda: not [task for task in asyncio.all_tasks() if "CreditWriter" in repr(task)])

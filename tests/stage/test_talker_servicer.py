@@ -34,12 +34,14 @@ from tests.support.streaming import CONSUMER, reading, subscribe
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MAX_TOKENS, MAX_FRAMES = 8, 10
+GUARD_S = 120.0
 
 
 @dataclass
 class Service:
     """A talker behind gRPC, whose hub also plays the thinker's."""
 
+    admission: Admission
     address: str
     stub: talker_pb2_grpc.TalkerServiceStub
     engine: TalkerEngine
@@ -75,7 +77,7 @@ class Service:
     async def speak(self, request: talker_pb2.SpeakRequest) -> tuple[np.ndarray, talker_pb2.SpeakSummary]:
         parts, summary = [], None
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(GUARD_S):
                 async for response in self.stub.Speak(request):
                     if response.HasField("frames"):
                         parts.append(to_torch(response.frames.tensor).numpy())
@@ -112,7 +114,8 @@ async def service(tiny_checkpoint: Path):
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
-        yield Service(address, talker_pb2_grpc.TalkerServiceStub(channel), engine, hub, answer, prompt_spec)
+        stub = talker_pb2_grpc.TalkerServiceStub(channel)
+        yield Service(admission, address, stub, engine, hub, answer, prompt_spec)
     await server.stop(0.5)
     engine.stop()
 
@@ -137,7 +140,7 @@ async def test_a_streamed_answer_comes_back_on_the_output_stream(service: Servic
             _put(thinker, _rows("token_ids", i, ids[i : i + 1]))
         source = stream_pb2.StreamSource(address=service.address, stream_id="speech")
         frames, end = [], None
-        async with asyncio.timeout(60), subscribe(source, "speech", []) as messages:
+        async with asyncio.timeout(GUARD_S), subscribe(source, "speech", []) as messages:
             thinker.finish(len(ids))
             async for message in messages:
                 if isinstance(message, Chunk):
@@ -258,28 +261,32 @@ async def test_a_failed_thinker_ends_the_call_and_its_output_with_that_error(ser
 
 
 async def test_cancelled_calls_free_their_slots_and_excess_is_refused(service: Service) -> None:
-    calls = [service.stub.Speak(service.sourced(f"never {i}")) for i in range(3)]
-    await asyncio.sleep(0.2)
-    with pytest.raises(QueueFull):
-        await service.speak(service.inline())
-    for call in calls:
-        call.cancel()
-    await _all_free(service)
+    names, rows = [f"silent {i}" for i in range(3)], ["token_ids", "rope_positions", service.rows()[-1].name]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(service.hub.open(name, rows))
+        calls = [service.stub.Speak(service.sourced(name)) for name in names]
+        await _until(lambda: service.admission.in_flight == 3)
+        with pytest.raises(QueueFull):
+            await service.speak(service.inline())
+        for call in calls:
+            call.cancel()
+        await _all_free(service)
     codes, _ = await service.speak(service.inline())
     np.testing.assert_array_equal(codes, service.answer.codes)
 
 
 async def _all_free(service: Service) -> None:
-    await _until(lambda: service.engine.free_slots == 2)
+    await _until(lambda: service.engine.free_slots == 2 and not service.admission.in_flight)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD_S):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 async def _drain(source: stream_pb2.StreamSource) -> None:
-    async with asyncio.timeout(10), subscribe(source, "x", []) as messages:
+    async with asyncio.timeout(GUARD_S), subscribe(source, "x", []) as messages:
         async for _ in messages:
             pass

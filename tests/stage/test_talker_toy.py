@@ -66,7 +66,7 @@ class Toy:
     async def call(self, request: talker_pb2.SpeakRequest) -> tuple[list[int], talker_pb2.SpeakSummary]:
         codes, summary = [], talker_pb2.SpeakSummary()
         try:
-            async with grpc.aio.insecure_channel(self.address) as channel, asyncio.timeout(60):
+            async with grpc.aio.insecure_channel(self.address) as channel, asyncio.timeout(120):
                 async for response in talker_pb2_grpc.TalkerServiceStub(channel).Speak(request):
                     if response.HasField("frames"):
                         frames = to_torch(response.frames.tensor)

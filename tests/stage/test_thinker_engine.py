@@ -24,6 +24,7 @@ from tests.support.thinker_engine import Answer, Reference
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KV_BLOCK_TOKENS = 32
 EVERYTHING = [(0, 2**40)]
+GUARD_S = 120.0
 
 
 @dataclass
@@ -243,8 +244,11 @@ async def test_rows_from_cuda_graphs_equal_eager_ones(tiny_checkpoint: Path, thi
 
 async def test_an_aborted_request_leaves_nothing_behind(thinker: Thinker) -> None:
     cases = list(conversations().values())
-    tasks = [asyncio.create_task(thinker.run(cases[i % 4], f"a{i}", max_tokens=500)) for i in range(50)]
-    await asyncio.sleep(0.7)
+    # half a minute of steps for each
+    tasks = [asyncio.create_task(thinker.run(cases[i % 4], f"a{i}", max_tokens=3500)) for i in range(50)]
+    async with asyncio.timeout(GUARD_S):
+        while vllm_metric("vllm:num_requests_running") < 8:
+            await asyncio.sleep(0.01)
     for task in tasks:
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -269,7 +273,14 @@ async def test_a_preempted_request_loses_and_repeats_no_row(tiny_checkpoint: Pat
     )
     try:
         cases = [Conversation([Message("user", [f"{word} the world"])]) for word in ("one", "two", "three", "four")]
-        results = await asyncio.gather(*(small.run(c, f"p{i}", max_tokens=90) for i, c in enumerate(cases)))
+        vllm = small.engine._llm
+        await vllm.pause_generation(mode="keep")  # until all four are there
+        running = [asyncio.create_task(small.run(c, f"p{i}", max_tokens=90)) for i, c in enumerate(cases)]
+        async with asyncio.timeout(GUARD_S):
+            while vllm.output_processor.get_num_unfinished_requests() < len(cases):
+                await asyncio.sleep(0.01)
+        await vllm.resume_generation()
+        results = await asyncio.gather(*running)
         assert vllm_metric("vllm:num_preemptions_total") > 0
         for conversation, result in zip(cases, results, strict=True):
             small.assert_equal(result, small.expected(conversation, 90))

@@ -30,6 +30,7 @@ from tests.support.streaming import CHANNELS, reading, subscribe
 from tests.support.ucx_support import ARENAS, connected, edge, working
 
 pytestmark = pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'")
+GUARD_S = 120
 
 
 def sent_bytes(transport: str) -> float:
@@ -114,7 +115,7 @@ async def test_a_consumer_that_dies_frees_what_was_on_its_way():
         stream.put(eight())
         assert process.stdout
         assert json.loads(await asyncio.to_thread(process.stdout.readline)) == {"got": MIB}
-        assert worker.under_way > 0
+        await until(lambda: worker.under_way == 7)  # of the eight: it takes no other
         process.kill()
         await until(lambda: stream.consumer_gone and not worker.under_way)
         await hub.drain()
@@ -141,7 +142,7 @@ async def test_a_producer_that_dies_is_a_typed_error_at_once():
                 process.kill()
                 # by the connection's end: UCX itself would not notice
                 with pytest.raises(Unavailable):
-                    async with asyncio.timeout(30):
+                    async with asyncio.timeout(GUARD_S):
                         await read_all(messages)
         await CHANNELS.close_all()
         await until(lambda: not worker.under_way)
@@ -161,7 +162,7 @@ async def test_a_lost_connection_breaks_the_stream_and_the_next_one_connects_aga
                 stream.finish(48)
                 broken = False
                 try:
-                    await asyncio.wait_for(read_all(messages), 5)
+                    await asyncio.wait_for(read_all(messages), GUARD_S)
                 except StageError as error:
                     broken = isinstance(error, Unavailable)
                     assert broken
@@ -239,7 +240,7 @@ async def test_descriptors_and_memory_stay_flat():
         await e.hub.drain()
         await until(lambda: not e.producer.under_way and not e.consumer.under_way)
         gc.collect()
-        assert process.num_fds() == before
+        await until(lambda: process.num_fds() <= before)  # what ran before this test may close its files still
         assert process.memory_info().rss - memory < 32 * MIB
 
 
@@ -248,11 +249,11 @@ def test_a_closed_worker_says_so():
         peer_of = worker.peer(other.address)
         worker.close()
         with pytest.raises(Unavailable):
-            worker.send(peer_of, np.zeros(4, np.uint8), 2**30).result(1)
+            worker.send(peer_of, np.zeros(4, np.uint8), 2**30).result(GUARD_S)
         tag = worker.open_tags()
         worker.close_tags(tag)
         with pytest.raises(Unavailable):
-            worker.receive(tag, 4).result(1)
+            worker.receive(tag, 4).result(GUARD_S)
 
 
 async def test_a_stream_waits_for_what_is_on_its_way():

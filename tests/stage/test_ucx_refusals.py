@@ -45,7 +45,7 @@ class Liar(stream_pb2_grpc.TensorStreamServiceServicer):
             self._worker.send(self._worker.peer(inbox.worker_address), np.zeros(4, np.uint8), inbox.tag + 5)
         yield stream_pb2.SubscribeResponse(header=stream_pb2.StreamHeader())
         yield stream_pb2.SubscribeResponse(chunk=stream_pb2.StreamChunk(rows=[rows]))
-        await asyncio.sleep(5)
+        await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 
-def quartet(*arguments: str, cwd: Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+def quartet(*arguments: str, cwd: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """Runs it to its end; its output goes to pipes."""
     return subprocess.run(_command(arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False)
 

@@ -1,6 +1,7 @@
 """Drives the dit's engine in this process, and diffusers beside it."""
 
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class Bench:
         self.engine, self.info = engine, engine.models.info
         self.log: list[tuple[Watched, Event]] = []
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._least = 0
+        self._admit, engine._admit = engine._admit, self._admit_together
 
     def orders(self, start: dit_pb2.DitStart, images: Sequence[Any] = (), mask: Any = None) -> list[OutputSpec]:
         """Those of a request, for floats."""
@@ -63,14 +66,32 @@ class Bench:
         check(start, self.info)
         return resolve(start, images, mask, self.engine.models, self.info)
 
+    def begin_with(self, outputs: int) -> None:
+        """The engine, which has nothing to do, begins again when so many wait: then they share its first step."""
+        self._least = outputs
+
+    def _admit_together(self) -> None:
+        """In the engine's thread."""
+        engine = self.engine
+        if engine._waiting:
+            while len(engine._waiting) < self._least and not engine._stopping:
+                engine._take_in(block=True)
+            self._least = 0
+        self._admit()
+
+    def submit_together(self, orders: Sequence[OutputSpec]) -> list[Watched]:
+        """To an engine that has nothing to do: none of them begins before all are there."""
+        self.begin_with(len(orders))
+        return [self.submit(order) for order in orders]
+
     def submit(self, order: OutputSpec, hear: Callable[[Event], object] = lambda event: None) -> Watched:
         """`hear` is called in the engine's thread."""
 
         def emit(event: Event) -> None:
             watched.events.append(event)
             self.log.append((watched, event))
-            hear(event)
             self._changed.put(None)
+            hear(event)
 
         watched = Watched(None)  # type: ignore[arg-type]  # events may come before submit returns
         watched.output = self.engine.submit(order, emit)
@@ -89,6 +110,14 @@ class Bench:
     def make(self, orders: Sequence[OutputSpec]) -> list[torch.Tensor]:
         """All of them at once."""
         return self.finish([self.submit(order) for order in orders])
+
+    def settle(self) -> None:
+        """Returns when the engine, which has nothing to do, has left what it did: it says Done before that."""
+        self.engine._inbox.put(None)
+        end = time.monotonic() + TIMEOUT_S
+        while not self.engine._inbox.empty():
+            assert time.monotonic() < end
+            time.sleep(0.001)
 
 
 @contextmanager

@@ -25,7 +25,9 @@ class Hub:
 
     def environment(self, cache: Path) -> dict[str, str]:
         """Variables of a process that is to use this hub, and keep in `cache` what it fetches."""
-        return {"HF_ENDPOINT": self.url, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0"}
+        # its client asks again after 10 s without an answer
+        patience = {"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"}
+        return {"HF_ENDPOINT": self.url, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0", **patience}
 
     def about_model(self, log: list[tuple[str, str]]) -> Counter[tuple[str, str]]:
         """How often `log` has each request; less those of the hub's client about itself."""

@@ -124,7 +124,7 @@ async def read_all(messages: AsyncIterator[StreamMessage]) -> dict[str, torch.Te
     return {name: torch.cat(pieces) for name, pieces in parts.items()}
 
 
-async def until(condition: Callable[[], object], seconds: float = 60) -> None:
+async def until(condition: Callable[[], object], seconds: float = 120) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)

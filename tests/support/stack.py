@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from tests.support.streaming import CHANNELS
 START_TIMEOUT_S = 600  # a guard, as is the next: a start takes a minute of two free cores
 HANG_GUARD_S = 120
 IDENTITY = "all"  # of every process of a system, and of the tests that ask its stages
+KERNEL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 KV_BLOCK_TOKENS = 32  # vLLM's least on a CPU, so that short prompts have whole blocks to find in the prefix cache
 
 
@@ -155,9 +157,13 @@ def until(condition: Callable[[], object], what: str = "") -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One below those that the kernel gives to who asks for any port: so it stays free until it is used."""
+    least, first_of_kernel = 10_000, int(KERNEL_PORTS.read_text().split()[0])
+    while True:
+        port = least + secrets.randbelow(first_of_kernel - least) if first_of_kernel > least else 0
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
