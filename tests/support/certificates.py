@@ -43,7 +43,7 @@ def shown(address: str, directory: Path, process: str) -> int:
     context.load_cert_chain(directory / process / "tls.crt", directory / process / "tls.key")
     host, _, port = address.rpartition(":")
     with (
-        socket.create_connection((host, int(port)), timeout=5) as connection,
+        socket.create_connection((host, int(port)), timeout=60) as connection,
         context.wrap_socket(connection, server_hostname=host) as secure,
     ):
         return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"").serial_number
