@@ -125,13 +125,13 @@ async def test_an_arena_goes_with_its_process_or_with_the_next_one(tiny_checkpoi
             (arena,) = directory.iterdir()  # the other one was removed
             assert arena.stat().st_size == 8 * 2**20
             process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(process.wait, 20) == 0
+            assert await asyncio.to_thread(process.wait, 120) == 0
         loading = subprocess.Popen(command(tiny_checkpoint, free_port(), *flags), stderr=subprocess.DEVNULL)
         async with asyncio.timeout(START_TIMEOUT_S):
             while not list(directory.iterdir()):
                 await asyncio.sleep(0.005)
         loading.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(loading.wait, 20) == 0
+        assert await asyncio.to_thread(loading.wait, 120) == 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -25,7 +25,8 @@ class Hub:
 
     def environment(self, cache: Path) -> dict[str, str]:
         """Variables of a process that is to use this hub, and keep in `cache` what it fetches."""
-        return {"HF_ENDPOINT": self.url, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0"}
+        patience = {f"HF_HUB_{what}_TIMEOUT": "600" for what in ("ETAG", "DOWNLOAD")}  # else it asks again after 10 s
+        return {"HF_ENDPOINT": self.url, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0", **patience}
 
     def about_model(self, log: list[tuple[str, str]]) -> Counter[tuple[str, str]]:
         """How often `log` has each request; less those of the hub's client about itself."""

@@ -40,7 +40,7 @@ class _Shell:
         with self.hub.open(stream_id, [name]) as output:
             output.start(prompt_positions=0)
             output.put([Rows(name, 0, torch.zeros(3, 4, dtype=torch.int32))])
-            await output.subscription(5)
+            await output.subscription(60)
             output.finish(3)
 
     async def consume(self, source: stream_pb2.StreamSource, request_id: str) -> int:

@@ -171,7 +171,7 @@ class Client:
         await self.http.aclose()
         await self.openai.close()
 
-    async def until(self, condition, timeout_s: float = 10) -> None:
+    async def until(self, condition, timeout_s: float = 60) -> None:
         """Waits until `condition()`, a coroutine function's result or a plain one, is true."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -259,7 +259,7 @@ async def gateway_process(
             return False
 
     try:
-        await client.until(ready, timeout_s=30)
+        await client.until(ready, timeout_s=120)
         yield client, process
     finally:
         await client.close()
