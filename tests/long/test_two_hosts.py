@@ -18,8 +18,8 @@ import pytest
 from player import AUDIBLE_GAP_MS, longest_gap_ms
 
 from tests.support import media
-from tests.support.speech import LONG_SPEECH, events, speech
-from tests.support.stack import until
+from tests.support.speech import events, speech
+from tests.support.stack import HANG_GUARD_S, until
 from tests.support.two_hosts import missing, two_hosts
 from tests.support.two_hosts_stack import TwoHostsStack, running
 
@@ -31,7 +31,6 @@ CLIENTS = 4
 NOTICED_S = 60
 ONE_WAY_S, RATE_BPS = 0.05, 20e6
 DESCRIPTORS_MORE = 2  # at most: connections that are made anew while others of before time out
-LONG = {"temperature": 1, "seed": 6, "max_frames": 2000}  # on the tiny checkpoint: more than a thousand frames
 # What requests hold, by metric.
 HELD = ("quartet_stream_credits_outstanding", "quartet_stream_positions_pending", "quartet_kv_cache_used_ratio")
 BYTES_A_MS = 24_000 * 2 / 1000  # the checkpoint's rate, 16 bits a sample
@@ -101,7 +100,7 @@ def picture_in_speech(model: str) -> dict:
     picture = f"data:image/png;base64,{base64.b64encode(media.png(112, 84)).decode()}"
     content = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": picture}}]
     messages = [{"role": "user", "content": content}]
-    talker = LONG_SPEECH | {"max_frames": 60}
+    talker = {"temperature": 1, "seed": 3, "max_frames": 60}
     return speech(model, messages=messages, max_tokens=40, quartet={"talker": talker})
 
 
@@ -115,7 +114,7 @@ def assert_same(heard: Heard, reference: Heard) -> None:
 
 
 def model_of(url: str) -> str:
-    return httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    return httpx.get(f"{url}/v1/models", timeout=60).json()["data"][0]["id"]
 
 
 @contextlib.contextmanager
@@ -167,8 +166,8 @@ def test_a_cut_link_is_a_typed_error_in_time_and_leaves_nothing_behind(system, r
     until(system.ready, "ready before the test")
     assert_same(listen(url, picture_in_speech(model_of(url))), reference)  # now every connection is there
     descriptors = system.descriptors()
-    speaking = threading.Barrier(CLIENTS + 1, timeout=30)
-    long = speech(model_of(url), quartet={"talker": LONG})
+    speaking = threading.Barrier(CLIENTS + 1, timeout=HANG_GUARD_S)
+    long = speech(model_of(url))
     with idle_stream(system) as idle, ThreadPoolExecutor(CLIENTS) as clients:
         asked = [clients.submit(listen, url, long, speaking.wait) for _ in range(CLIENTS)]
         speaking.wait()
@@ -186,7 +185,7 @@ def test_a_cut_link_is_a_typed_error_in_time_and_leaves_nothing_behind(system, r
             refused = httpx.post(f"{url}/v1/chat/completions", json=long, timeout=NOTICED_S)
             assert refused.status_code == 503
             for held in HELD:
-                assert not any(system.totals(held).values()), held
+                until(lambda held=held: not any(system.totals(held).values()), held)
             code, noticed_s = idle.communicate(timeout=NOTICED_S)[0].split()
             assert code == "UNAVAILABLE"
             assert float(noticed_s) < NOTICED_S
@@ -201,7 +200,7 @@ def test_a_long_and_slow_link_plays_without_a_gap(system, reference):
     with system.hosts.far(ONE_WAY_S, RATE_BPS):
         assert system.round_trip_s() >= 2 * ONE_WAY_S
         system.start_gateway()  # connects over it
-        while len(gaps_ms) < 10 and min(gaps_ms, default=math.inf) > AUDIBLE_GAP_MS:
+        while len(gaps_ms) < 40 and min(gaps_ms, default=math.inf) > AUDIBLE_GAP_MS:
             # a link that is too slow holds up all of them, a busy machine one or the other
             heard = listen(system.url, picture_in_speech(model_of(system.url)))
             assert_same(heard, reference)

@@ -1,5 +1,6 @@
 """Context parallelism: two processes give what one gives, and none is left behind, however it ends."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
@@ -18,12 +20,13 @@ from peft.utils import get_peft_model_state_dict
 
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InternalError, InvalidInput
+from services.diffusion.request import OutputSpec
 from services.dit.__main__ import start_engine
 from services.dit.config import DitSettings
-from services.dit.output import Done, Failed
+from services.dit.output import Done, Event, Failed, Progress
 from services.dit.parallel_group import GroupFailed
 from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.dit_engine import Bench, bench, fresh, reference
+from tests.support.dit_engine import Bench, Watched, bench, fresh, reference
 
 FAMILIES = ("flux", "qwen-image")  # wan and flux2-klein pass too: each is seconds of starting processes
 TIMEOUT_S = 120.0
@@ -68,6 +71,25 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@contextlib.contextmanager
+def held_in_a_step(dit: Bench, order: OutputSpec) -> Iterator[Watched]:
+    """An output in the engine, which stands still in the block after some steps of it."""
+    steps, go_on = 0, threading.Event()
+
+    def hold(event: Event) -> None:
+        nonlocal steps
+        steps += isinstance(event, Progress)
+        if steps == 2:
+            go_on.wait(TIMEOUT_S)
+
+    watched = dit.submit(order, hold)
+    try:
+        wait_until(lambda: steps == 2, "the second step")
+        yield watched
+    finally:
+        go_on.set()
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -219,7 +241,7 @@ def test_no_process_is_left(how: str, make: Callable[[str], Path]) -> None:
             seen = stage.stderr.readline()
             assert seen, "the stage ended"
         reader.start()
-        children = descendants(stage.pid)
+        children = [child.pid for child in psutil.Process(stage.pid).children(recursive=True)]
         (worker,) = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(worker if how.endswith("worker") else stage.pid, getattr(signal, how.split()[0]))
         status = stage.wait(TIMEOUT_S)
@@ -233,13 +255,6 @@ def test_no_process_is_left(how: str, make: Callable[[str], Path]) -> None:
     elif how != "SIGKILL":
         assert status == 1
         assert any("rank 1 ended with exit status -9" in line for line in lines), lines
-
-
-def descendants(pid: int) -> list[int]:
-    found = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return found + [grandchild for child in found for grandchild in descendants(child)]
 
 
 @pytest.mark.parametrize(

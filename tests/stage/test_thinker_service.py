@@ -80,6 +80,10 @@ class Client:
             raise from_rpc_error(error) from None
         return answer
 
+    async def load(self) -> server_info_pb2.GetLoadResponse:
+        info = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
+        return await info.GetLoad(server_info_pb2.GetLoadRequest())
+
 
 def text(value: str) -> thinker_pb2.ContentPart:
     return thinker_pb2.ContentPart(text=value)
@@ -292,13 +296,13 @@ async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
         asyncio.create_task(client.generate(client.start("go", sampling={"max_tokens": 900, "ignore_eos": True})))
         for _ in range(30)
     ]
-    await asyncio.sleep(0.5)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    info = server_info_pb2_grpc.ServerInfoServiceStub(client.channel)
-    async with asyncio.timeout(60):
-        while (load := await info.GetLoad(server_info_pb2.GetLoadRequest())).running or load.queued:
+    async with asyncio.timeout(HANG_GUARD_S):
+        while not (await client.load()).queued:
+            await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while (load := await client.load()).running or load.queued:
             await asyncio.sleep(0.02)
     assert (await client.generate(client.start("hello", sampling={"max_tokens": 2}))).token_ids
 

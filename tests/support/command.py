@@ -2,9 +2,14 @@
 
 import os
 import pty
+import select
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+from tests.support.stack import HANG_GUARD_S
 
 
 def quartet(*arguments: str, cwd: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
@@ -17,22 +22,27 @@ def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(_command(arguments), cwd=cwd, stderr=subprocess.PIPE, text=True)
 
 
-def on_terminal(*arguments: str, cwd: Path) -> tuple[int, str]:
-    """Runs it with a terminal as its stderr. (exit status, what the terminal got)."""
+def on_terminal(*arguments: str, cwd: Path, until: tuple[str, ...]) -> str:
+    """Runs it with a terminal as its stderr, and interrupts it when that got all of `until`. What the terminal got."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         _command(arguments), cwd=cwd, stderr=theirs, stdout=subprocess.DEVNULL, env={**os.environ, "TERM": "xterm"}
     )
     os.close(theirs)
-    told = b""
+    told, end, waits = b"", time.monotonic() + HANG_GUARD_S, True
     try:
-        while block := os.read(ours, 65536):
-            told += block
+        while (left_s := end - time.monotonic()) > 0 and select.select([ours], [], [], left_s)[0]:
+            told += os.read(ours, 65536)
+            if waits and all(word.encode() in told for word in until):
+                process.send_signal(signal.SIGINT)
+                waits = False
     except OSError:  # the way Linux says that the other end is closed
         pass
     finally:
         os.close(ours)
-    return process.wait(), told.decode()
+        process.kill()
+        process.wait()
+    return told.decode(errors="replace")
 
 
 def _command(arguments: tuple[str, ...]) -> list[str]:

@@ -26,7 +26,7 @@ def main(model: str, out: Path) -> None:
     for stage, read in READERS.items():
         shutil.rmtree(constants.HF_HUB_CACHE, ignore_errors=True)
         for cache in ("cold", "warm"):
-            httpx.get(f"{constants.ENDPOINT}/start/{stage}/{cache}")
+            httpx.get(f"{constants.ENDPOINT}/start/{stage}/{cache}", timeout=240)
             got[stage] = read(model)
             assert checkpoint_digest(model)
     out.write_bytes(pickle.dumps(got))

@@ -6,11 +6,13 @@ from typing import Any
 import httpx
 import sse
 
-LONG_SPEECH = {"temperature": 1, "seed": 3, "max_frames": 2000}  # on the tiny checkpoint: more than a hundred frames
+# What was said once is said again and again, and never that it is the end: minutes of work, unless it is given up.
+ENDLESS_SPEECH = {"temperature": 1, "seed": 3, "repetition_penalty": 0.01, "max_frames": 4000}
+ENDLESS_TOKENS = 10_000
 
 
 def speech(model: str, **change: Any) -> dict[str, Any]:
-    """The body of a streamed request for a long spoken answer, with members changed."""
+    """The body of a streamed request for a spoken answer that somebody has to end, with members changed."""
     return {
         "model": model,
         "messages": [{"role": "user", "content": "Tell me a long story."}],
@@ -18,9 +20,9 @@ def speech(model: str, **change: Any) -> dict[str, Any]:
         "audio": {"format": "pcm16"},
         "stream": True,
         "temperature": 0,
-        "max_tokens": 2000,
+        "max_tokens": ENDLESS_TOKENS,
         "ignore_eos": True,
-        "quartet": {"talker": LONG_SPEECH},
+        "quartet": {"talker": ENDLESS_SPEECH},
         **change,
     }
 

@@ -8,10 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 import httpx
 import psutil
@@ -23,8 +25,9 @@ from services.common.rpc.tls import Credentials
 from tests.support import certificates
 from tests.support.streaming import CHANNELS
 
-START_TIMEOUT_S = 600  # a guard, as is the next: a start takes a minute of two free cores
+START_TIMEOUT_S = 600  # a guard, as are the next two: a start takes a minute of two free cores
 HANG_GUARD_S = 120
+ANSWER_GUARD_S = 60  # of one answer
 IDENTITY = "all"  # of every process of a system, and of the tests that ask its stages
 KERNEL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 KV_BLOCK_TOKENS = 32  # vLLM's least on a CPU, so that short prompts have whole blocks to find in the prefix cache
@@ -61,12 +64,21 @@ class Access:
 
 
 class Stack:
-    """A running system. `access`: None, if it is open to all."""
+    """A running system. `access`: None, if it is open to all. `output`: a file that `quartet up` writes to."""
 
-    def __init__(self, process: subprocess.Popen, run_directory: Path, access: Access | None = None) -> None:
+    def __init__(
+        self, process: subprocess.Popen, run_directory: Path, output: IO[bytes], access: Access | None = None
+    ) -> None:
         self.process = process
         self.run_directory = run_directory
         self.access = access
+        self._output = output
+
+    @property
+    def output(self) -> str:
+        """What `quartet up` has said so far."""
+        file = self._output.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode()
 
     @property
     def state(self) -> dict:
@@ -86,7 +98,7 @@ class Stack:
         """Asks the gateway, with the key. For any thread."""
         limits = httpx.Limits(max_keepalive_connections=0)  # a connection of its own for each, as of a new client
         headers = {"authorization": f"Bearer {self.key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60, limits=limits)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=HANG_GUARD_S, limits=limits)
 
     @cached_property
     def model(self) -> str:
@@ -113,7 +125,11 @@ class Stack:
         return self.state["processes"][name]["pid"]
 
     def ready(self) -> bool:
-        return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+        return httpx.get(f"{self.url}/ready", timeout=ANSWER_GUARD_S).status_code == 200
+
+    def held_up(self) -> contextlib.AbstractContextManager[None]:
+        """In the block, what dies stays down: `quartet up` stands still."""
+        return stopped(self.process.pid)
 
     def in_flight(self) -> dict[str, int]:
         """Requests that each stage runs or queues, from its metrics."""
@@ -122,7 +138,7 @@ class Stack:
     def metric(self, name: str, metric: str, **labels: str) -> float:
         """Sum of the series of `metric` that have `labels`, of process `name`."""
         address = self.state["processes"][name]["metrics_address"]
-        page = Scrape.parse(httpx.get(f"http://{address}/metrics", timeout=5).text)
+        page = Scrape.parse(httpx.get(f"http://{address}/metrics", timeout=ANSWER_GUARD_S).text)
         return page.total(metric, **labels) or 0.0
 
     def cancelled(self, name: str) -> int:
@@ -167,39 +183,52 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process stands still in the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
 def running(checkpoint: Path, run_directory: Path, *flags: str, access: Access | None = None) -> Iterator[Stack]:
     """Runs `quartet up` around a block, and checks that it leaves nothing behind."""
     command = [sys.executable, "-m", "cli.main", "up", "--model", str(checkpoint), "--port", str(free_port())]
     config = checkpoint / "config.json"
     if config.exists() and "thinker_config" in json.loads(config.read_text()):  # else there is no thinker
         command.append(f"--thinker-arg=--block-size={KV_BLOCK_TOKENS}")
-    process = subprocess.Popen(
-        [*command, "--run-dir", str(run_directory), *(access.flags if access else ()), *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    stack = Stack(process, run_directory, access)
-    of_run: set[str] = set()
-    try:
-        wait_until_ready(stack)
-        of_run = set(shared_memory_of(run_directory))
-        yield stack
-        of_run |= set(shared_memory_of(run_directory))
-    finally:
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
-    assert not list(processes_of(run_directory)), output
-    assert not [file for file in of_run if Path(file).exists()]
+    # A stage that stands still for seconds on a busy machine is not down; one that died refuses connections at once.
+    command.append(f"--gateway-arg=--health-timeout-s={HANG_GUARD_S}")
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [*command, "--run-dir", str(run_directory), *(access.flags if access else ()), *flags],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        stack = Stack(process, run_directory, output, access)
+        of_run: set[str] = set()
+        try:
+            wait_until_ready(stack)
+            of_run = set(shared_memory_of(run_directory))
+            yield stack
+            of_run |= set(shared_memory_of(run_directory))
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(HANG_GUARD_S)
+        assert process.returncode == 0, stack.output
+        assert not list(processes_of(run_directory)), stack.output
+        assert not [file for file in of_run if Path(file).exists()]
 
 
 def wait_until_ready(stack: Stack) -> None:
+    """Returns when the gateway is ready and `quartet up` has seen that: to it a death before is a failed start."""
     end = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end:
-        assert stack.process.poll() is None, stack.process.communicate()[0]
+        assert stack.process.poll() is None, stack.output
         with contextlib.suppress(OSError, httpx.HTTPError):
-            if stack.ready():
+            if stack.ready() and "ready after" in stack.output:
                 return
         time.sleep(0.2)
     raise AssertionError(f"not ready within {START_TIMEOUT_S} s")

@@ -74,7 +74,7 @@ class TwoHostsStack:
         """How long it takes to connect to one host from the other."""
         code = (
             "import socket, sys, time; begun = time.monotonic(); "
-            "socket.create_connection((sys.argv[1], sys.argv[2]), 5); print(time.monotonic() - begun)"
+            "socket.create_connection((sys.argv[1], sys.argv[2]), 60); print(time.monotonic() - begun)"
         )
         host, _, port = self.address("talker").rpartition(":")
         connect = self.hosts.a.command(sys.executable, "-c", code, host, port)
@@ -82,7 +82,7 @@ class TwoHostsStack:
 
     def totals(self, metric: str, **labels: str) -> dict[str, float]:
         """Each stage's sum of a metric's series that have `labels`."""
-        pages = {stage: httpx.get(f"{self._url(stage, _METRICS_PORTS)}/metrics", timeout=5).text for stage in STAGES}
+        pages = {stage: httpx.get(f"{self._url(stage, _METRICS_PORTS)}/metrics", timeout=60).text for stage in STAGES}
         return {stage: Scrape.parse(page).total(metric, **labels) or 0.0 for stage, page in pages.items()}
 
     def descriptors(self) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.support.command import quartet
-from tests.support.stack import free_port
+from tests.support.stack import START_TIMEOUT_S, free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -55,9 +55,9 @@ def test_chat_says_what_the_server_says(stack, tmp_path: Path):
 
 
 @pytest.mark.long  # it starts two systems
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(2 * START_TIMEOUT_S)
 def test_demo(tmp_path: Path):
-    done = quartet("demo", "--port", str(free_port()), cwd=tmp_path, timeout_s=200)
+    done = quartet("demo", "--port", str(free_port()), cwd=tmp_path, timeout_s=2 * START_TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("thinker", "talker", "code2wav", "dit", "TTFA"):
         assert word in done.stdout

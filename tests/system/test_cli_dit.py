@@ -5,14 +5,13 @@ import signal
 from pathlib import Path
 
 import av
-import httpx
 import numpy as np
 import pytest
 import soundfile
 from PIL import Image
 
 from tests.support.command import on_terminal, quartet, start
-from tests.support.stack import HANG_GUARD_S, Stack, free_port, until
+from tests.support.stack import HANG_GUARD_S, Stack, free_port, until, wait_until_ready
 
 pytestmark = pytest.mark.e2e
 
@@ -88,12 +87,10 @@ def test_image_starts_from_a_picture_and_keeps_what_the_mask_covers(painter: Sta
 
 
 def test_image_shows_its_steps_on_a_terminal(painter: Stack, tmp_path: Path):
-    options = ["--url", painter.url, "--steps", "150", "--size", "128x128"]
-    status, told = on_terminal("image", "a ball", "--out", "a.png", *options, cwd=tmp_path)
-    assert status == 0, told
-    assert "step " in told
-    assert " of 150" in told
-    assert "%" in told
+    words = ("step ", " of 200", "%")
+    told = on_terminal("image", "a ball", "--out", "a.png", "--url", painter.url, *SLOW, cwd=tmp_path, until=words)
+    assert all(word in told for word in words), told
+    until(lambda: painter.in_flight()["dit"] == 0)
 
 
 def test_image_says_what_is_wrong(painter: Stack, tmp_path: Path):
@@ -146,11 +143,10 @@ def test_video_follows_its_job_and_fetches_the_file(film_maker: Stack, tmp_path:
 
 @pytest.mark.long
 def test_video_shows_its_progress_on_a_terminal(film_maker: Stack, tmp_path: Path):
-    options = ["--url", film_maker.url, "--size", "128x128", "--steps", "50", "--frames", "17"]
-    status, told = on_terminal("video", "a ball", "--out", "a.mp4", *options, cwd=tmp_path)
-    assert status == 0, told
-    assert "making the video" in told
-    assert "%" in told
+    words = ("making the video", "%")
+    told = on_terminal("video", "a ball", "--out", "a.mp4", "--url", film_maker.url, *SLOW, cwd=tmp_path, until=words)
+    assert all(word in told for word in words), told
+    until(lambda: film_maker.in_flight()["dit"] == 0)
 
 
 @pytest.mark.long
@@ -180,7 +176,7 @@ def test_ctrl_c_deletes_a_video(film_maker: Stack, tmp_path: Path):
     _, errors = process.communicate(timeout=HANG_GUARD_S)
     assert process.returncode > 0
     assert "Traceback" not in errors
-    videos = httpx.get(f"{film_maker.url}/v1/videos").json()["data"]
+    videos = film_maker.http.get("/v1/videos").json()["data"]
     assert "never" not in [video["prompt"] for video in videos]
     until(lambda: film_maker.in_flight()["dit"] == 0)
     assert not list(tmp_path.iterdir())
@@ -196,6 +192,7 @@ def test_a_video_that_the_server_lost_has_failed(film_maker: Stack, tmp_path: Pa
     assert process.returncode == 1
     assert "the server stopped before the video was finished" in errors
     assert not list(tmp_path.iterdir())
+    wait_until_ready(film_maker)
 
 
 @pytest.mark.long

@@ -86,7 +86,7 @@ async def test_the_gateways_pipeline_receives_no_hidden_state_and_no_codec_tenso
     speak = talker_pb2.SpeakRequest(sampling=talker_pb2.TalkerSampling(seed=3, max_frames=16))
     job = Job(uuid.uuid4().hex, {"thinker": start, **speech(speak)})
     samples, finished = 0, None
-    async with Pipeline(load_pipeline(PIPELINE, stack.addresses), 0.1, 5, channels=gateways) as stages:
+    async with Pipeline(load_pipeline(PIPELINE, stack.addresses), 0.1, 60, channels=gateways) as stages:
         while not stages.ready:
             await asyncio.sleep(0.05)
         async with aclosing(run(stages, [job], 60)) as events:
@@ -108,7 +108,7 @@ async def test_the_gateways_pipeline_receives_no_hidden_state_and_no_codec_tenso
     assert all(tensor.dtype == tensor_pb2.DATA_TYPE_INT16 and len(tensor.shape) == 1 for tensor in seen)
     # ... while between the stages tensors did flow.
     for stage, consumer, rows in (("thinker", "talker", "token_ids"), ("talker", "code2wav", "codes")):
-        page = httpx.get(f"http://{stack.state['processes'][stage]['metrics_address']}/metrics").text
+        page = httpx.get(f"http://{stack.state['processes'][stage]['metrics_address']}/metrics", timeout=60).text
         labels = f'consumer="{consumer}",rows="{rows}",stage="{stage}",transport="inline"'
         sent = re.search(rf"^quartet_stream_bytes_total{{{labels}}} (\S+)", page, re.MULTILINE)
         assert sent

@@ -54,7 +54,7 @@ def test_python_runs(stack: Stack, tiny_checkpoint: Path, tmp_path: Path, where:
     code = PYTHON[where].replace(URL, stack.url).replace(MODEL, str(tiny_checkpoint))
     code = code.replace('api_key="none"', f'api_key="{stack.key}"')
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

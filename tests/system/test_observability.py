@@ -9,10 +9,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.monitoring import expressions, metrics_in, scraped_metrics
-from tests.support.stack import Stack
+from tests.support.stack import ANSWER_GUARD_S, Stack, until
 
 pytestmark = pytest.mark.e2e
 
+STAGES = ("thinker", "talker", "code2wav")
 SPOKEN = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "What is the sea?"}],
@@ -25,7 +26,8 @@ SPOKEN = {
 
 def families(stack: Stack, name: str) -> set[str]:
     """Names of the samples a process's page has or, of a family without any yet, could have."""
-    page = httpx.get(f"http://{stack.state['processes'][name]['metrics_address']}/metrics", timeout=5).text
+    address = stack.state["processes"][name]["metrics_address"]
+    page = httpx.get(f"http://{address}/metrics", timeout=ANSWER_GUARD_S).text
     names = set()
     for family in text_string_to_metric_families(page):
         ending = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
@@ -38,11 +40,20 @@ def used(stack: Stack) -> Stack:
     """A system that has spoken."""
     response = stack.http.post("/v1/chat/completions", json=SPOKEN | {"model": stack.model})
     assert response.status_code == 200, response.text
+    until(lambda: all(idle(stack, name) for name in STAGES), "a stage counts a request just after its last word")
     return stack
 
 
+def idle(stack: Stack, stage: str) -> bool:
+    """Whether it has counted a request to its end, and holds nothing of any."""
+    held = ("requests_in_flight", "requests_running", "requests_queued", "stream_credits_outstanding")
+    counted = stack.metric(stage, "quartet_first_output_seconds_count", stage=stage)
+    holds = [stack.metric(stage, f"quartet_{name}", stage=stage) for name in (*held, "kv_cache_used_ratio")]
+    return counted >= 1 and not any(holds)
+
+
 def test_every_metric_of_board_and_rules_is_in_a_scrape(used: Stack):
-    scraped = set().union(*(families(used, name) for name in (*("thinker", "talker", "code2wav"), "gateway")))
+    scraped = set().union(*(families(used, name) for name in (*STAGES, "gateway")))
     asked: set[str] = set()
     for _, expression in expressions():
         asked |= {name for name, _ in metrics_in(expression) if ":" not in name} | scraped_metrics(expression)
@@ -51,10 +62,10 @@ def test_every_metric_of_board_and_rules_is_in_a_scrape(used: Stack):
 
 
 def test_a_spoken_request_left_its_numbers_everywhere(used: Stack):
-    pages = {name: used.state["processes"][name]["metrics_address"] for name in ("thinker", "talker", "code2wav")}
+    pages = {name: used.state["processes"][name]["metrics_address"] for name in STAGES}
     samples: dict[str, dict] = {}
     for stage, address in pages.items():
-        page = httpx.get(f"http://{address}/metrics", timeout=5).text
+        page = httpx.get(f"http://{address}/metrics", timeout=ANSWER_GUARD_S).text
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 if sample.labels.get("stage") == stage:
@@ -76,13 +87,21 @@ def test_a_spoken_request_left_its_numbers_everywhere(used: Stack):
 def test_top_shows_the_stages(used: Stack):
     command = [sys.executable, "-m", "cli.main", "top", "--once", "--run-dir", str(used.run_directory)]
     environment = {**os.environ, "COLUMNS": "160"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("SERVING") == len(("thinker", "talker", "code2wav"))
-    for stage in ("thinker", "talker", "code2wav"):
-        (row,) = [line for line in done.stdout.splitlines() if f" {stage} " in line]
-        cells = [cell.strip() for cell in row.strip("│").split("│")]
-        name, state, running, queued, _, step_ms, batch, _, first_ms = cells
+    rows: dict[str, list[str]] = {}
+    shown = ""
+
+    def reached() -> bool:
+        """Whether everyone has answered it in the 2 s that it waits."""
+        nonlocal rows, shown
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        table = [line.strip("│").split("│") for line in done.stdout.splitlines() if line.startswith("│")]
+        rows, shown = {row[0].strip(): [cell.strip() for cell in row] for row in table}, done.stdout
+        return shown.count("SERVING") == len(STAGES) and all("-" not in rows[stage][:6] for stage in STAGES)
+
+    until(reached, "a table with every stage")
+    for stage in STAGES:
+        name, state, running, queued, _, step_ms, batch, _, first_ms = rows[stage]
         assert (name, state, running, queued) == (stage, "SERVING", "0", "0")
         assert min(float(step_ms), float(batch), float(first_ms)) > 0
-    assert "TTFA p50" in done.stdout
+    assert "TTFA p50" in shown

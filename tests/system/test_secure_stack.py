@@ -12,7 +12,7 @@ from gateway.api_keys import new_key
 from services.common.rpc import channels
 from tests.support.certificates import credentials, make, serial, shown
 from tests.support.health_command import healthy
-from tests.support.stack import IDENTITY, Stack, until
+from tests.support.stack import ANSWER_GUARD_S, IDENTITY, Stack, until
 
 pytestmark = pytest.mark.e2e
 
@@ -55,15 +55,17 @@ async def test_nobody_reaches_a_stage_without_a_certificate_of_the_ca(stack, tmp
     for address in stack.addresses.values():
         for identity in (None, credentials(tmp_path, "stranger").identity):
             async with channels.new_channel(address, identity) as channel:
+                check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)  # pyright: ignore[reportAttributeAccessIssue]
+                    await check(health_pb2.HealthCheckRequest(), timeout=ANSWER_GUARD_S)
                 assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
 def test_the_images_health_command_needs_no_certificate(stack):
     for process in stack.state["processes"].values():
         port = int(process["metrics_address"].rpartition(":")[2])
-        assert [healthy(port, path) for path in ("/health", "/ready")] == [(0, ""), (0, "")]
+        for path in ("/health", "/ready"):
+            until(lambda port=port, path=path: healthy(port, path) == (0, ""), f"{path} within the command's 5 s")
 
 
 def test_without_the_key_nobody_is_answered(stack):
