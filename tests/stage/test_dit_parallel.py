@@ -1,6 +1,5 @@
 """Context parallelism: two processes give what one gives, and none is left behind, however it ends."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -20,13 +19,12 @@ from peft.utils import get_peft_model_state_dict
 
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import InternalError, InvalidInput
-from services.diffusion.request import OutputSpec
 from services.dit.__main__ import start_engine
 from services.dit.config import DitSettings
-from services.dit.output import Done, Event, Failed, Progress
+from services.dit.output import Done, Failed
 from services.dit.parallel_group import GroupFailed
 from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.dit_engine import Bench, Watched, bench, fresh, reference
+from tests.support.dit_engine import Bench, bench, fresh, reference
 
 FAMILIES = ("flux", "qwen-image")  # wan and flux2-klein pass too: each is seconds of starting processes
 TIMEOUT_S = 120.0
@@ -71,25 +69,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-@contextlib.contextmanager
-def held_in_a_step(dit: Bench, order: OutputSpec) -> Iterator[Watched]:
-    """An output in the engine, which stands still in the block after some steps of it."""
-    steps, go_on = 0, threading.Event()
-
-    def hold(event: Event) -> None:
-        nonlocal steps
-        steps += isinstance(event, Progress)
-        if steps == 2:
-            go_on.wait(TIMEOUT_S)
-
-    watched = dit.submit(order, hold)
-    try:
-        wait_until(lambda: steps == 2, "the second step")
-        yield watched
-    finally:
-        go_on.set()
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
