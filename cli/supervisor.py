@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -115,9 +116,8 @@ class Supervisor:
     def _is_ready(self, name: str) -> bool:
         if name == GATEWAY:
             return probe.http_state(f"{self.url}/ready", PROBE_S) == "SERVING"
-        service, server_name = KINDS[self._stages[name].kind].service, self._tls.tls_server_name or HOST
-        state = probe.grpc_state(self._places[name]["address"], service, PROBE_S, self._tls.files, server_name)
-        return state == "SERVING"
+        at, service = self._places[name]["address"], KINDS[self._stages[name].kind].service
+        return probe.grpc_state(at, service, PROBE_S, self._tls.files, self._tls.tls_server_name or HOST) == "SERVING"
 
     async def _keep_running(self, child: ChildProcess) -> None:
         loop, failures = asyncio.get_running_loop(), 0
@@ -159,9 +159,13 @@ def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now. All are held until all are found, so that they differ."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports that are free now, from a random place on. They are below those that Linux gives to connections: a stage
+    binds its own seconds later, and again when it is restarted, and no connection has taken it by then."""
+    begin = random.randrange(10_000, 29_000)
+    return [port for port in range(begin, begin + 50 * count) if _is_free(port)][:count]
+
+
+def _is_free(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket() as probing:
+        return probing.bind((HOST, port)) is None
+    return False

@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,7 @@ import psutil
 
 from cli.plan import PIPELINE
 from cli.scrape import Scrape
+from cli.supervisor import free_ports
 from gateway.api_keys import digest, new_key
 from services.common.rpc.tls import Credentials
 from tests.support import certificates
@@ -29,7 +28,6 @@ START_TIMEOUT_S = 600  # a guard, as are the next two: a start takes a minute of
 HANG_GUARD_S = 120
 ANSWER_GUARD_S = 60  # of one answer
 IDENTITY = "all"  # of every process of a system, and of the tests that ask its stages
-KERNEL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 KV_BLOCK_TOKENS = 32  # vLLM's least on a CPU, so that short prompts have whole blocks to find in the prefix cache
 
 
@@ -173,13 +171,8 @@ def until(condition: Callable[[], object], what: str = "") -> None:
 
 
 def free_port() -> int:
-    """One below those that the kernel gives to who asks for any port: so it stays free until it is used."""
-    least, first_of_kernel = 10_000, int(KERNEL_PORTS.read_text().split()[0])
-    while True:
-        port = least + secrets.randbelow(first_of_kernel - least) if first_of_kernel > least else 0
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return probe.getsockname()[1]
+    """One that stays free until it is used."""
+    return free_ports(1)[0]
 
 
 @contextlib.contextmanager

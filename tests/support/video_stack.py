@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ import httpx
 import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from cli.supervisor import free_ports
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.kinds import KINDS
@@ -237,9 +237,7 @@ async def gateway_process(
     stage: ScriptedDit, jobs_dir: Path, **settings
 ) -> AsyncIterator[tuple[Client, asyncio.subprocess.Process]]:
     """A gateway in a process of its own. Raises RuntimeError, with its output, if it ends before it listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     flags = {"pipeline": PIPELINE, "stage": f"dit={stage.address}", "port": port, "jobs-dir": jobs_dir, **settings}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway"),

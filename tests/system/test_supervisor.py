@@ -24,6 +24,7 @@ import pytest
 from cli import check
 from cli import process as processes
 from cli.plan import Options, StartError, stages_to_start
+from cli.supervisor import free_ports
 from tests.support.stack import HANG_GUARD_S, until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -99,9 +100,7 @@ class Run:
 
     def __init__(self, directory: Path, model: str = "any/model", *more: str) -> None:
         self.run_directory = directory / "run"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        (self.port,) = free_ports(1)
         flags = ["--model", model, "--port", str(self.port), "--run-dir", str(self.run_directory), *more]
         self._errors = directory / "stderr.txt"
         with self._errors.open("wb") as errors:
@@ -256,6 +255,18 @@ def test_a_diffusers_directory_is_served_by_a_dit_alone(stages: Path) -> None:
         assert f"dit {checkpoint} --metrics-port" in run.log("dit")
         assert "--max-batch=3" in run.log("dit")
         assert f"--stage dit={run.state()['dit']['address']}" in run.log("gateway")
+
+
+def test_ports_of_stages_are_none_that_a_connection_may_get():
+    """It would have one before the stage binds it."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    with contextlib.ExitStack() as taken:
+        ports = free_ports(8)
+        assert len(set(ports)) == 8
+        assert max(ports) < max(first, 32_768)
+        for port in ports:
+            taken.enter_context(socket.socket()).bind(("127.0.0.1", port))
+        assert not set(ports) & {port for _ in range(200) for port in free_ports(100)}
 
 
 def test_a_pipeline_file_says_which_stages_are_started(stages: Path) -> None:
