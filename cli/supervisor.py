@@ -161,8 +161,8 @@ def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
 def free_ports(count: int) -> list[int]:
     """Ports that are free now, from a random place on. They are below those that Linux gives to connections: a stage
     binds its own seconds later, and again when it is restarted, and no connection has taken it by then."""
-    begin = random.randrange(10_000, 29_000)
-    return [port for port in range(begin, begin + 50 * count) if _is_free(port)][:count]
+    free = filter(_is_free, range(random.randrange(10_000, 29_000), 32_768))
+    return [next(free) for _ in range(count)]
 
 
 def _is_free(port: int) -> bool:
