@@ -16,7 +16,7 @@ from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.tensors import to_message, to_torch
-from tests.support.shm_support import until
+from tests.support.clock import until
 from tests.support.streaming import CHANNELS, subscribe
 
 GUARD_S = 60.0

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -21,6 +21,7 @@ from services.common.rpc.status import from_rpc_error
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Rows
 from services.common.stream.tensors import to_message, to_torch
+from tests.support.clock import until
 from tests.support.streaming import CHANNELS, CONSUMER
 
 GUARD_S = 120.0
@@ -31,12 +32,6 @@ SAMPLE_RATE_HZ = 24000
 @pytest.fixture(scope="module")
 def decoder(tiny_checkpoint) -> Decoder:
     return load_decoder(str(tiny_checkpoint), device="cpu")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(GUARD_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 class Service:

@@ -36,9 +36,10 @@ from services.encoder.__main__ import EncoderServicer
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 from tests.support.checkpoints import diffusion_checkpoint
+from tests.support.clock import until
 from tests.support.dit_engine import Bench, bench
 from tests.support.families import SYSTEMS
-from tests.support.shm_support import MIB, arena_directory, until
+from tests.support.shm_support import MIB, arena_directory
 from tests.support.streaming import CHANNELS, CONSUMER, reading
 
 GUARD_S = 300.0

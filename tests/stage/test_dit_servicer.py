@@ -3,7 +3,7 @@
 import asyncio
 import io
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -23,6 +23,7 @@ from services.dit.config import DitSettings
 from services.dit.output import Output
 from services.dit.servicer import DitServicer
 from tests.support.checkpoints import diffusion_checkpoint
+from tests.support.clock import until
 from tests.support.dit_engine import Bench, bench
 from tests.support.streaming import CHANNELS, CONSUMER
 
@@ -70,12 +71,6 @@ class Service:
 def nothing_runs() -> bool:
     """By what the engine tells Prometheus."""
     return REGISTRY.get_sample_value("quartet_dit_outputs_running") == 0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(GUARD_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

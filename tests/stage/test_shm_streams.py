@@ -18,6 +18,7 @@ from services.common.rpc.status import from_rpc_error
 from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.shared_memory import host_facts
+from tests.support.clock import until
 from tests.support.shm_support import (
     BOTH,
     MIB,
@@ -30,7 +31,6 @@ from tests.support.shm_support import (
     same,
     source,
     tensors,
-    until,
 )
 from tests.support.streaming import CHANNELS, subscribe
 

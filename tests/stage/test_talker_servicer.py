@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from services.talker.engine import TalkerEngine
 from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer
+from tests.support.clock import until
 from tests.support.conversations import CONVERSATIONS, read_prompt_spec
 from tests.support.reference import Reference, ReferenceAnswer
 from tests.support.shm_support import arena_directory
@@ -171,15 +171,15 @@ async def test_states_are_read_in_place_and_given_back_once_the_prompt_is_embedd
         states_bytes = sum(aligned(len(row.tensor.inline)) for row in others[1:])
         assert states_bytes
         # Nothing can be spoken yet: the talker holds on to the states, and to nothing else.
-        await _until(lambda: not thinker.pending_positions and transport.arena.used_bytes == states_bytes)
+        await until(lambda: not thinker.pending_positions and transport.arena.used_bytes == states_bytes)
         _put(thinker, _rows("token_ids", prompt_positions, ids[prompt_positions : prompt_positions + 1]))
-        await _until(lambda: not transport.arena.used_bytes)
+        await until(lambda: not transport.arena.used_bytes)
         assert not speaking.done()  # it waits for more text
         _put(thinker, _rows("token_ids", prompt_positions + 1, ids[prompt_positions + 1 :]))
         thinker.finish(len(ids))
         codes, _ = await speaking
         np.testing.assert_array_equal(codes, service.answer.codes)
-        await _until(lambda: not transport.arena.used_bytes)
+        await until(lambda: not transport.arena.used_bytes)
 
 
 async def test_an_empty_answer_has_no_frames(service: Service) -> None:
@@ -266,7 +266,7 @@ async def test_cancelled_calls_free_their_slots_and_excess_is_refused(service: S
         for name in names:
             stack.enter_context(service.hub.open(name, rows))
         calls = [service.stub.Speak(service.sourced(name)) for name in names]
-        await _until(lambda: service.admission.in_flight == 3)
+        await until(lambda: service.admission.in_flight == 3)
         with pytest.raises(QueueFull):
             await service.speak(service.inline())
         for call in calls:
@@ -277,13 +277,7 @@ async def test_cancelled_calls_free_their_slots_and_excess_is_refused(service: S
 
 
 async def _all_free(service: Service) -> None:
-    await _until(lambda: service.engine.free_slots == 2 and not service.admission.in_flight)
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(GUARD_S):
-        while not condition():
-            await asyncio.sleep(0.01)
+    await until(lambda: service.engine.free_slots == 2 and not service.admission.in_flight)
 
 
 async def _drain(source: stream_pb2.StreamSource) -> None:

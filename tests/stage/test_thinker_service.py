@@ -335,9 +335,8 @@ async def test_a_dead_engine_is_reported_at_once_and_ends_the_process(tiny_check
         engine = next(child for child in children if "EngineCore" in child.name() + " ".join(child.cmdline()))
         os.kill(engine.pid, signal.SIGSTOP)  # so that it does not end the request before
         running = asyncio.create_task(client.generate(client.start("go")))
-        info = server_info_pb2_grpc.ServerInfoServiceStub(client.channel)
         async with asyncio.timeout(GUARD_S):
-            while not (await info.GetLoad(server_info_pb2.GetLoadRequest())).running:
+            while not (await client.load()).running:
                 await asyncio.sleep(0.02)
         os.kill(engine.pid, signal.SIGKILL)
         async with asyncio.timeout(GUARD_S):  # else never

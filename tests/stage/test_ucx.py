@@ -25,7 +25,8 @@ from services.common.stream.rows import Chunk, Rows
 from services.common.stream.ucx import UcxTransport, open_ucx_worker
 from services.common.stream.ucx_worker import UcxWorker
 from services.talker.config import TalkerSettings
-from tests.support.shm_support import MIB, MIN_BYTES, metric, peer, read_all, same, serving, source, tensors, until
+from tests.support.clock import until
+from tests.support.shm_support import MIB, MIN_BYTES, metric, peer, read_all, same, serving, source, tensors
 from tests.support.streaming import CHANNELS, reading, subscribe
 from tests.support.ucx_support import ARENAS, connected, edge, working
 

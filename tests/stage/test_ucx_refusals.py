@@ -14,7 +14,8 @@ from quartet.v1 import stream_pb2, stream_pb2_grpc, tensor_pb2
 from services.common.rpc.errors import InvalidInput, Unavailable
 from services.common.stream.chunk_reader import ChunkReader
 from services.common.stream.ucx import UcxReceiver
-from tests.support.shm_support import read_all, source, until
+from tests.support.clock import until
+from tests.support.shm_support import read_all, source
 from tests.support.streaming import CHANNELS, reading, subscribe
 from tests.support.ucx_support import ARENAS, edge, working
 

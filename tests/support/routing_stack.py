@@ -10,6 +10,7 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.run import Event, Job, run
 from gateway.pipeline.run import speech as spoken
 from quartet.v1 import talker_pb2, thinker_pb2
+from tests.support.clock import until
 from tests.support.gateway_stack import HEALTH_TIMEOUT_S, SPEECH
 from tests.support.scripted_stages import ScriptedStages, scripted_stages
 
@@ -78,13 +79,6 @@ class Routed:
             async for _, event in events:
                 heard.append(event)
         return heard
-
-
-async def until(condition) -> None:
-    """Returns when `condition()` is true."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -122,12 +122,6 @@ async def read_all(messages: AsyncIterator[StreamMessage]) -> dict[str, torch.Te
             for rows in message.rows:
                 parts.setdefault(rows.name, []).append(rows.tensor.clone())
     return {name: torch.cat(pieces) for name, pieces in parts.items()}
-
-
-async def until(condition: Callable[[], object], seconds: float = 120) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def metric(name: str, **labels: str) -> float:

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from cli.plan import DIT_PIPELINE as PIPELINE
 from cli.supervisor import free_ports
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
@@ -23,7 +24,6 @@ from services.common.rpc import channels
 from tests.support.gateway_stack import HEALTH_TIMEOUT_S, clients, serving
 from tests.support.scripted_stages import TIMINGS, Script
 
-PIPELINE = Path(__file__).parents[2] / "gateway/pipelines/dit.yaml"
 MODEL = "scripted-video"
 STEPS = 5
 FPS = 16.0

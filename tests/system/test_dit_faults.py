@@ -5,13 +5,13 @@ import io
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from PIL import Image
 
+from gateway.pipelines import SHIPPED
 from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.stack import Stack, running, until, wait_until_ready
 
@@ -120,7 +120,7 @@ def test_a_dit_with_an_encoder(tmp_path_factory: pytest.TempPathFactory) -> None
     """GLM-Image in two processes, from the shipped pipeline file."""
     checkpoint = diffusion_checkpoint("glm-image")
     run_directory = tmp_path_factory.mktemp("run")
-    pipeline = Path(__file__).parents[2] / "gateway" / "pipelines" / "glm-image.yaml"
+    pipeline = SHIPPED / "glm-image.yaml"
     fields = {"prompt": "a red fox", "seed": 3, "num_inference_steps": 3, "size": "64x64"}
     answers = []
     for flags in ([], ["--pipeline", str(pipeline)]):

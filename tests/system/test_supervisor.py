@@ -25,6 +25,7 @@ from cli import check
 from cli import process as processes
 from cli.plan import Options, StartError, stages_to_start
 from cli.supervisor import free_ports
+from gateway.pipelines import SHIPPED
 from tests.support.stack import HANG_GUARD_S, until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -83,7 +84,6 @@ ThreadingHTTPServer((arguments.host, arguments.port), Ready).serve_forever()
 
 OTHERS = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)"  # of the package, elsewhere on sys.path
 DIFFUSERS_FILE = "model_index.json"
-PIPELINES = REPOSITORY / "gateway" / "pipelines"
 
 
 QUARTET = [sys.executable, "-P", "-m", "cli.main"]  # as the command `quartet`: without the working directory
@@ -231,7 +231,7 @@ def test_a_stage_that_cannot_start_is_named_with_its_log(stages: Path) -> None:
 @pytest.mark.long
 def test_a_stage_that_dies_while_others_start_is_named(stages: Path) -> None:
     pipeline = stages / "never.yaml"  # the gateway waits for the stage
-    pipeline.write_text((PIPELINES / "qwen3-omni.yaml").read_text())
+    pipeline.write_text((SHIPPED / "qwen3-omni.yaml").read_text())
     dying = Run(stages, "dies/model", "--pipeline", str(pipeline))
     assert dying.process.wait(HANG_GUARD_S) == 1
     assert "talker ended with status 7" in dying.errors()
@@ -279,7 +279,7 @@ def test_a_pipeline_file_says_which_stages_are_started(stages: Path) -> None:
 
 
 def test_a_dit_beside_other_stages_has_a_checkpoint_of_its_own(stages: Path) -> None:
-    four = str(PIPELINES / "qwen3-omni-dit.yaml")
+    four = str(SHIPPED / "qwen3-omni-dit.yaml")
     with started(stages, "omni/model", "--pipeline", four, "--dit-model", "diffusion/model") as run:
         assert "starting thinker, talker, code2wav, dit and gateway;" in run.errors()
         assert run.log("dit").startswith("dit diffusion")
@@ -289,7 +289,7 @@ def test_a_dit_beside_other_stages_has_a_checkpoint_of_its_own(stages: Path) -> 
 
 def test_an_encoder_and_its_dit_share_a_checkpoint(stages: Path) -> None:
     with started(
-        stages, "glm/model", "--pipeline", str(PIPELINES / "glm-image.yaml"), "--encoder-arg=--threads=2"
+        stages, "glm/model", "--pipeline", str(SHIPPED / "glm-image.yaml"), "--encoder-arg=--threads=2"
     ) as run:
         assert set(run.state()) == {"encoder", "dit", "gateway"}
         assert run.log("encoder").startswith("encoder glm")
@@ -325,7 +325,7 @@ outputs: {image: gateway}
 def test_what_does_not_fit_the_pipeline_is_refused_before_anything_starts(
     stages: Path, pipeline: str, flags: list[str], told: str
 ) -> None:
-    file = PIPELINES / pipeline
+    file = SHIPPED / pipeline
     if "\n" in pipeline:
         file = stages / "given.yaml"
         file.write_text(pipeline)
@@ -377,7 +377,7 @@ def test_weights_larger_than_the_memory_are_refused(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_stays_in_the_temporary_folder(stages: Path, number: signal.Signals) -> None:
     pipeline = stages / "never.yaml"
-    pipeline.write_text((PIPELINES / "qwen3-omni.yaml").read_text())
+    pipeline.write_text((SHIPPED / "qwen3-omni.yaml").read_text())
     temporary = stages / "temporary"
     command = [*QUARTET, "up", "--model", "any/model", "--port", "0", "--pipeline", str(pipeline)]
     loading = subprocess.Popen(command, env=environment(stages), stderr=subprocess.DEVNULL)
