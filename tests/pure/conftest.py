@@ -59,6 +59,13 @@ async def picture_gateway(module_picture_gateway: Running) -> AsyncIterator[Runn
     await module_picture_gateway.reset()
 
 
+@pytest.fixture
+def refusing(picture_gateway: Running) -> Iterator[Running]:
+    """For requests that must not reach the stage that makes pictures."""
+    yield picture_gateway
+    assert picture_gateway.scripts["dit"].requests == []
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def module_video_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
     async with scripted_dit(VIDEO_INFO) as stage, gateway_before(stage, tmp_path_factory.mktemp("jobs")) as client:

@@ -1,65 +1,21 @@
-"""Pictures over HTTP, with a scripted stage and OpenAI's own client."""
+"""`POST /v1/images/generations` and `/v1/images/edits` over HTTP, with a scripted stage and OpenAI's own client."""
 
 import asyncio
-import base64
-import io
 import json
-import struct
-import zlib
 
 import numpy as np
 import openai
 import pytest
-import pytest_asyncio
-from PIL import Image
 
+from cli.plan import DIT_PIPELINE as DIT
 from quartet.v1 import server_info_pb2
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, Unavailable
-from tests.support.gateway_stack import SPEECH, running
-from tests.support.scripted_stages import DIT_STEPS, DRAWN_SEED, PICTURES, PIECES, picture_of
+from tests.support.gateway_stack import running
+from tests.support.pictures import ASK, EDIT, GENERATE, MODEL, bomb, noise, pixels, png, said, same, shown, spoken
+from tests.support.scripted_stages import DIT_STEPS, DRAWN_SEED, PICTURES, picture_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-DIT = SPEECH.with_name("dit.yaml")
-MODEL = "scripted-dit"
-GENERATE, EDIT, CHAT = "/v1/images/generations", "/v1/images/edits", "/v1/chat/completions"
-ASK = {"prompt": "a boat", "model": MODEL}
-TEXT = "".join(PIECES)
-BOTH = """\
-stages:
-  thinker: {kind: thinker, address: 'h:1'}
-  dit: {kind: dit, address: 'h:2'}
-outputs: {text: thinker, image: dit}
-"""
-
-
-def png(seed: int = 0, width: int = 32, height: int = 32) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(picture_of(seed, width, height)).save(file, "PNG")
-    return file.getvalue()
-
-
-def noise(seed: int) -> bytes:
-    """A PNG of 3 MB."""
-    file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (1000, 1000, 3), np.uint8)).save(file, "PNG")
-    return file.getvalue()
-
-
-def bomb(side: int = 20_000) -> bytes:
-    """A PNG of 50 kB that unpacks to 400 million pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
-    pixels = zlib.compress(bytes((side // 8 + 1) * side), 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-
-
-def pixels(b64_json: str, file_format: str = "PNG") -> np.ndarray:
-    with Image.open(io.BytesIO(base64.b64decode(b64_json))) as image:
-        assert image.format == file_format
-        return np.asarray(image.convert("RGB"))
+CHAT = "/v1/chat/completions"
 
 
 def events(text: str) -> list[dict]:
@@ -72,29 +28,9 @@ def events(text: str) -> list[dict]:
     return found
 
 
-def same(picture: np.ndarray, seed: int, width: int = 64, height: int = 48) -> None:
-    np.testing.assert_array_equal(picture, picture_of(seed, width, height))
-
-
 @pytest.fixture
 def gateway(picture_gateway):
     return picture_gateway
-
-
-@pytest.fixture
-def refusing(gateway):
-    """For requests that must not reach the stage."""
-    yield gateway
-    assert gateway.scripts["dit"].requests == []
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def both(tmp_path):
-    """A thinker and a dit behind one gateway."""
-    file = tmp_path / "both.yaml"
-    file.write_text(BOTH)
-    async with running(file) as started:
-        yield started
 
 
 async def test_a_picture(gateway):
@@ -499,131 +435,6 @@ async def test_limits_of_the_gateway(tmp_path):
         assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_media")
         response = await gateway.http.post(EDIT, data=ASK, files={"image": noise(1)})
         assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
-
-
-def said(*content, role: str = "user") -> dict:
-    return {"role": role, "content": list(content)}
-
-
-def shown(file: bytes) -> dict:
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(file).decode()}"}}
-
-
-def spoken(text: str) -> dict:
-    return {"type": "text", "text": text}
-
-
-async def test_chat_answers_with_a_picture(gateway):
-    body = await gateway.openai.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "system", "content": "x"}, said(spoken("a boat"), spoken("at sea"))],
-        seed=4,
-        n=2,
-        temperature=0.5,
-        extra_body={"quartet": {"dit": {"size": "32x32", "num_inference_steps": 6, "lora": "ink"}}},
-    )
-    for i, choice in enumerate(body.choices):
-        (part,) = choice.message.content
-        assert part["type"] == "image_url"
-        same(pixels(part["image_url"]["url"].removeprefix("data:image/png;base64,")), 4 + i, 32, 32)
-        assert choice.finish_reason == "stop"
-    assert len(body.choices) == 2
-    assert body.model_extra["quartet"]["seed"] == 4
-    (start,) = gateway.scripts["dit"].requests
-    assert (start.prompt, start.num_inference_steps, start.loras[0].name) == ("a boat\nat sea", 6, "ink")
-
-
-async def test_chat_edits_the_pictures_of_the_last_message(gateway):
-    earlier = [said(spoken("a boat")), said(shown(png(7)), role="assistant")]
-    stream = await gateway.openai.chat.completions.create(
-        model=MODEL,
-        modalities=["image"],
-        messages=[*earlier, said(spoken("in red"), shown(png(1)), shown(png(2)))],
-        stream=True,
-        extra_body={"quartet": {"dit": {"output_format": "webp"}}},
-    )
-    first, last = [chunk async for chunk in stream]
-    (part,) = first.choices[0].delta.content
-    assert part["image_url"]["url"].startswith("data:image/webp;base64,")
-    assert last.choices[0].finish_reason == "stop"
-    assert last.model_extra["quartet"]["seed"] == DRAWN_SEED
-    (start,) = gateway.scripts["dit"].requests
-    assert [image.field for image in start.images] == ["messages[2].content[1]", "messages[2].content[2]"]
-    assert bytes(gateway.scripts["dit"].media) == png(1) + png(2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
-        ({"messages": [said(shown(png()))]}, "messages[0].content"),
-        ({"messages": [said(spoken("x"), shown(b"nonsense"))]}, "messages[0].content[1]"),
-        ({"messages": [said(spoken("x"), shown(bomb()))]}, "messages[0].content[1]"),
-        ({"messages": [said(spoken("x"), *[shown(png())] * 4)]}, "messages[0].content[4]"),
-        (
-            {"messages": [said(spoken("x"), {"type": "audio_url", "audio_url": {"url": "data:,x"}})]},
-            "messages[0].content[1]",
-        ),
-        ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logprobs": True}, "logprobs"),
-        ({"n": 5}, "n"),
-        ({"seed": -1}, "seed"),
-        ({"quartet": {"dit": {"size": "7x7"}}}, "quartet.dit.size"),
-        ({"quartet": {"dit": {"size": "x"}}}, "quartet.dit.size"),
-        ({"quartet": {"dit": {"num_inference_steps": 99}}}, "quartet.dit.num_inference_steps"),
-        ({"quartet": {"dit": {"foo": 1}}}, "quartet.dit.foo"),
-    ],
-)
-async def test_bad_chats_name_the_field(refusing, changes, param):
-    ask = {"model": MODEL, "messages": [{"role": "user", "content": "a boat"}]}
-    status, error = await refusing.refusal(ask | changes)
-    assert (status, error["param"]) == (400, param)
-    assert error["message"].startswith(f"{param}: ")
-
-
-async def test_stage_errors_of_a_chat(gateway):
-    ask = {"model": MODEL, "messages": [{"role": "user", "content": "a boat"}]}
-    gateway.scripts["dit"].error = InvalidInput("prompt", "is too long")
-    assert (await gateway.refusal(ask))[1]["param"] == "messages[0].content"
-    gateway.scripts["dit"].error = InvalidInput("width", "is too much")
-    assert (await gateway.refusal(ask))[1]["param"] == "quartet.dit.size"
-    gateway.scripts["dit"].error = QueueFull("full")
-    assert (await gateway.refusal(ask))[0] == 429
-
-
-async def test_a_thinker_and_a_dit_have_a_name_each(both):
-    chat = {"messages": [{"role": "user", "content": "hi"}]}
-    assert (await both.chat(chat | {"model": "scripted"})).json()["choices"][0]["message"]["content"] == TEXT
-    (part,) = (await both.chat(chat | {"model": MODEL})).json()["choices"][0]["message"]["content"]
-    assert part["type"] == "image_url"
-    assert (await both.refusal(chat | {"model": "other"}))[0] == 404
-    response = await both.http.post(GENERATE, json=ASK | {"model": "scripted"})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
-    for refused in ({"modalities": ["image"]}, {"quartet": {"dit": {}}}):
-        status, error = await both.refusal(chat | refused | {"model": "scripted"})
-        assert (status, error["param"]) == (400, "quartet.dit" if "quartet" in refused else "modalities")
-    history = [said(spoken("x")), said(shown(png()), role="assistant"), said(spoken("y"))]
-    status, error = await both.refusal({"model": "scripted", "messages": history})
-    assert (status, error["param"]) == (400, "messages[1].content[0]")
-    assert [model.id for model in (await both.openai.models.list()).data] == ["scripted", MODEL]
-
-
-async def test_models(gateway, both):
-    (model,) = (await gateway.http.get("/v1/models")).json()["data"]
-    assert model["id"] == MODEL
-    facts = model["quartet"]
-    assert facts["tasks"] == ["text_to_image", "image_edit"]
-    assert (facts["input_modalities"], facts["output_modalities"]) == (["text", "image"], ["image"])
-    assert (facts["default_width"], facts["default_height"], facts["size_multiple"]) == (64, 48, 16)
-    assert (facts["max_pixels"], facts["default_inference_steps"], facts["loras"]) == (65536, DIT_STEPS, ["ink", "oil"])
-    assert (facts["mask"], facts["default_guidance_scale"]) == (True, 4)
-    assert "sample_rate_hz" not in facts
-    assert (await gateway.http.get(f"/v1/models/{MODEL}")).json() == model
-    assert (await gateway.http.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
-    thinker, dit = (await both.http.get("/v1/models")).json()["data"]
-    assert thinker["quartet"]["output_modalities"] == ["text"]
-    assert dit["quartet"] == facts
 
 
 async def test_what_the_server_does_not_make(tmp_path):

@@ -1,0 +1,145 @@
+"""Chats that are answered with pictures, and what clients are told of the models that make them."""
+
+import pytest
+import pytest_asyncio
+
+from services.common.rpc.errors import InvalidInput, QueueFull
+from tests.support.gateway_stack import running
+from tests.support.pictures import ASK, GENERATE, MODEL, bomb, pixels, png, said, same, shown, spoken
+from tests.support.scripted_stages import DIT_STEPS, DRAWN_SEED, PIECES
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+TEXT = "".join(PIECES)
+BOTH = """\
+stages:
+  thinker: {kind: thinker, address: 'h:1'}
+  dit: {kind: dit, address: 'h:2'}
+outputs: {text: thinker, image: dit}
+"""
+
+
+@pytest.fixture
+def gateway(picture_gateway):
+    return picture_gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def both(tmp_path):
+    """A thinker and a dit behind one gateway."""
+    file = tmp_path / "both.yaml"
+    file.write_text(BOTH)
+    async with running(file) as started:
+        yield started
+
+
+async def test_chat_answers_with_a_picture(gateway):
+    body = await gateway.openai.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "system", "content": "x"}, said(spoken("a boat"), spoken("at sea"))],
+        seed=4,
+        n=2,
+        temperature=0.5,
+        extra_body={"quartet": {"dit": {"size": "32x32", "num_inference_steps": 6, "lora": "ink"}}},
+    )
+    for i, choice in enumerate(body.choices):
+        (part,) = choice.message.content
+        assert part["type"] == "image_url"
+        same(pixels(part["image_url"]["url"].removeprefix("data:image/png;base64,")), 4 + i, 32, 32)
+        assert choice.finish_reason == "stop"
+    assert len(body.choices) == 2
+    assert body.model_extra["quartet"]["seed"] == 4
+    (start,) = gateway.scripts["dit"].requests
+    assert (start.prompt, start.num_inference_steps, start.loras[0].name) == ("a boat\nat sea", 6, "ink")
+
+
+async def test_chat_edits_the_pictures_of_the_last_message(gateway):
+    earlier = [said(spoken("a boat")), said(shown(png(7)), role="assistant")]
+    stream = await gateway.openai.chat.completions.create(
+        model=MODEL,
+        modalities=["image"],
+        messages=[*earlier, said(spoken("in red"), shown(png(1)), shown(png(2)))],
+        stream=True,
+        extra_body={"quartet": {"dit": {"output_format": "webp"}}},
+    )
+    first, last = [chunk async for chunk in stream]
+    (part,) = first.choices[0].delta.content
+    assert part["image_url"]["url"].startswith("data:image/webp;base64,")
+    assert last.choices[0].finish_reason == "stop"
+    assert last.model_extra["quartet"]["seed"] == DRAWN_SEED
+    (start,) = gateway.scripts["dit"].requests
+    assert [image.field for image in start.images] == ["messages[2].content[1]", "messages[2].content[2]"]
+    assert bytes(gateway.scripts["dit"].media) == png(1) + png(2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
+        ({"messages": [said(shown(png()))]}, "messages[0].content"),
+        ({"messages": [said(spoken("x"), shown(b"nonsense"))]}, "messages[0].content[1]"),
+        ({"messages": [said(spoken("x"), shown(bomb()))]}, "messages[0].content[1]"),
+        ({"messages": [said(spoken("x"), *[shown(png())] * 4)]}, "messages[0].content[4]"),
+        (
+            {"messages": [said(spoken("x"), {"type": "audio_url", "audio_url": {"url": "data:,x"}})]},
+            "messages[0].content[1]",
+        ),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True}, "logprobs"),
+        ({"n": 5}, "n"),
+        ({"seed": -1}, "seed"),
+        ({"quartet": {"dit": {"size": "7x7"}}}, "quartet.dit.size"),
+        ({"quartet": {"dit": {"size": "x"}}}, "quartet.dit.size"),
+        ({"quartet": {"dit": {"num_inference_steps": 99}}}, "quartet.dit.num_inference_steps"),
+        ({"quartet": {"dit": {"foo": 1}}}, "quartet.dit.foo"),
+    ],
+)
+async def test_bad_chats_name_the_field(refusing, changes, param):
+    ask = {"model": MODEL, "messages": [{"role": "user", "content": "a boat"}]}
+    status, error = await refusing.refusal(ask | changes)
+    assert (status, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param}: ")
+
+
+async def test_stage_errors_of_a_chat(gateway):
+    ask = {"model": MODEL, "messages": [{"role": "user", "content": "a boat"}]}
+    gateway.scripts["dit"].error = InvalidInput("prompt", "is too long")
+    assert (await gateway.refusal(ask))[1]["param"] == "messages[0].content"
+    gateway.scripts["dit"].error = InvalidInput("width", "is too much")
+    assert (await gateway.refusal(ask))[1]["param"] == "quartet.dit.size"
+    gateway.scripts["dit"].error = QueueFull("full")
+    assert (await gateway.refusal(ask))[0] == 429
+
+
+async def test_a_thinker_and_a_dit_have_a_name_each(both):
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    assert (await both.chat(chat | {"model": "scripted"})).json()["choices"][0]["message"]["content"] == TEXT
+    (part,) = (await both.chat(chat | {"model": MODEL})).json()["choices"][0]["message"]["content"]
+    assert part["type"] == "image_url"
+    assert (await both.refusal(chat | {"model": "other"}))[0] == 404
+    response = await both.http.post(GENERATE, json=ASK | {"model": "scripted"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
+    for refused in ({"modalities": ["image"]}, {"quartet": {"dit": {}}}):
+        status, error = await both.refusal(chat | refused | {"model": "scripted"})
+        assert (status, error["param"]) == (400, "quartet.dit" if "quartet" in refused else "modalities")
+    history = [said(spoken("x")), said(shown(png()), role="assistant"), said(spoken("y"))]
+    status, error = await both.refusal({"model": "scripted", "messages": history})
+    assert (status, error["param"]) == (400, "messages[1].content[0]")
+    assert [model.id for model in (await both.openai.models.list()).data] == ["scripted", MODEL]
+
+
+async def test_models(gateway, both):
+    (model,) = (await gateway.http.get("/v1/models")).json()["data"]
+    assert model["id"] == MODEL
+    facts = model["quartet"]
+    assert facts["tasks"] == ["text_to_image", "image_edit"]
+    assert (facts["input_modalities"], facts["output_modalities"]) == (["text", "image"], ["image"])
+    assert (facts["default_width"], facts["default_height"], facts["size_multiple"]) == (64, 48, 16)
+    assert (facts["max_pixels"], facts["default_inference_steps"], facts["loras"]) == (65536, DIT_STEPS, ["ink", "oil"])
+    assert (facts["mask"], facts["default_guidance_scale"]) == (True, 4)
+    assert "sample_rate_hz" not in facts
+    assert (await gateway.http.get(f"/v1/models/{MODEL}")).json() == model
+    assert (await gateway.http.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
+    thinker, dit = (await both.http.get("/v1/models")).json()["data"]
+    assert thinker["quartet"]["output_modalities"] == ["text"]
+    assert dit["quartet"] == facts
