@@ -1,9 +1,10 @@
 """The model families that are made of stages: one folder and one row each.
 
 A folder has a module for each part that the family has: `thinker`, `talker`, `code2wav` (what the stage of that name
-asks of a family: its `family.py`), `tiny` (a small random checkpoint) and `budget` (what a checkpoint needs of a GPU).
-A part that a family lacks has no module. Modules are imported when they are asked for, so that a stage imports no
-other stage's libraries. `services/diffusion/families.py` is the table of diffusion pipelines.
+asks of a family: its `family.py`), `tiny` (small random checkpoints: its `ARCHS` has by name what writes one into a
+folder, of a size) and `budget` (what a checkpoint needs of a GPU). A part that a family lacks has no module. Modules
+are imported when they are asked for, so that a stage imports no other stage's libraries.
+`services/diffusion/families.py` is the table of diffusion pipelines.
 
 A package of somebody else adds a row by an entry point of the group `quartet.families` that is a `Family`:
 
@@ -53,14 +54,18 @@ class Family:
             ValueError: the family has no such part.
         """
         if not self.has(part):
-            raise ValueError(f"{self.name} models have no {part}")
+            served = f": give --pipeline {Path(self.pipeline).stem} to quartet up" if self.pipeline else ""
+            raise ValueError(f"{self.name} models have no {part}{served if part in STAGES else ''}")
         return importlib.import_module(self._module(part))
 
     def _module(self, part: str) -> str:
         return f"{self.package or f'{__name__}.{self.name}'}.{part}"
 
 
-FAMILIES = (Family("qwen3_omni", ("qwen3_omni_moe",), "qwen3-omni.yaml"),)
+FAMILIES = (
+    Family("qwen3_omni", ("qwen3_omni_moe",), "qwen3-omni.yaml"),
+    Family("qwen3_tts", ("qwen3_tts",), "speech.yaml"),
+)
 
 
 def families() -> tuple[Family, ...]:
@@ -77,7 +82,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text())
     except FileNotFoundError:
-        raise ValueError(f"{folder} has no config.json: it is not a checkpoint of a family of stages") from None
+        raise ValueError(
+            f"{folder} has no config.json: it is no checkpoint of a family of stages, or not whole"
+        ) from None
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'} is not JSON: {error}") from None
     if not isinstance(config, dict):

@@ -11,12 +11,15 @@ from services.common.stage import Stage, main
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
 from services.talker.execution import decide
-from services.talker.family import Prompt, TalkerFamily, Text
+from services.talker.family import TalkerFamily
+from services.talker.inputs import Prompt, Text
 from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
-from services.talker.servicer import CODES, TalkerServicer, talker_info
+from services.talker.servicer import TalkerServicer, talker_info
+from services.talker.session import CODES
 from services.talker.speech import SpeechRequest
+from services.talker.voices import load_voices
 
 SERVICE = "quartet.v1.TalkerService"
 _WARM_UP_ROWS = 11  # no more than the least `max_context_positions` less a frame
@@ -31,9 +34,10 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
         family, engine = await stage.load(start_engine(settings, stage.fatal))
         stage.resources.callback(engine.stop)
         await warm_up(engine)
-        servicer.engine, servicer.family = engine, family
         model = engine.runner.model
-        rows, info = [server_info_pb2.RowsInfo(name=CODES)], talker_info(model.spec, engine.runner.positions)
+        voices = await stage.load(asyncio.to_thread(load_voices, family, model))
+        servicer.engine, servicer.family, servicer.voices = engine, family, voices
+        rows, info = [server_info_pb2.RowsInfo(name=CODES)], talker_info(family, voices, engine.runner.positions)
         return stage.describe(str(model.dtype), str(model.device), rows=rows, talker=info)
 
     await stage.serve(start)

@@ -76,7 +76,8 @@ class TalkerEngine(ThreadedEngine):
             InvalidInput: it has no text, or does not fit a slot.
             Unavailable: the engine failed or is stopped.
         """
-        speech = Speech(self.changed, request, self._most_frames(request), self.spec.after_text)
+        after_text = request.prompt.after_text or self.spec.after_text
+        speech = Speech(self.changed, request, self._most_frames(request), after_text)
         with self.changed:
             self._check_running()
             self._waiting.append(speech)

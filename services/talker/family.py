@@ -1,19 +1,17 @@
 """What the talker asks of a model family.
 
 A family that has one has a module `talker` (see `services.families`) with the function of `TalkerModule`. What it tells
-is data: `TalkerSpec`, `WeightNames`, and for each request a `Prompt` and `Text`, which it makes of a thinker's rows
-(`ThinkerInput`) or of a text.
+is data: `TalkerSpec`, `WeightNames`, and for each request what `services.talker.inputs` has.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from quartet.v1 import stream_pb2
-from services.common.stream.rows import Rows
+from services.talker.inputs import Delivery, SampleReader, TextInput, ThinkerInput
 
 TEXT_EMBEDDINGS = "text_embeddings"
 """What `WeightNames` calls the embeddings of text ids: (text_vocab, width), width as `text_projection` takes it."""
@@ -90,7 +88,7 @@ class TalkerSpec:
         num_code_groups: codes of a frame.
         max_positions: longest prompt plus frames that the rope was made for.
         text_vocab: ids of text.
-        speakers: names of the voices, the default first.
+        speakers: names of the voices, the default first; empty: a voice comes from a sample, or from instructions.
         after_text: text ids of the steps after the last text: one a step, the last one for all that follow.
         end_codes: codes that end speech.
         suppressed_codes: codes that are never sampled.
@@ -141,96 +139,10 @@ class WeightNames:
                 return own + tensor.removeprefix(published)
         return None
 
-
-@dataclass(frozen=True)
-class States:
-    """Rows of a thinker that are part of a prompt.
-
-    Attributes:
-        name: their kind, as in `Rows.name`.
-        pieces: (n, width) each, on the CPU; may be the thinker's memory.
-        picked: (states,) int64, which rows of all pieces.
-        places: (states,) int64, all different: the prompt's rows that they are part of.
-    """
-
-    name: str
-    pieces: Sequence[torch.Tensor]
-    picked: torch.Tensor
-    places: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What the talker reads before its first frame. A row is the sum of a text, a code and a state, those that it has.
-
-    Attributes:
-        text_ids: (rows,) int64 on the CPU, -1 where a row has no text.
-        codes: (rows,) int64 on the CPU, -1 where it has none.
-        positions: (rows, 3) int64 on the CPU, in the rope: time, height, width.
-        states: what rows have of the thinker's.
-    """
-
-    text_ids: torch.Tensor
-    codes: torch.Tensor
-    positions: torch.Tensor
-    states: States | None = None
-
-    def __len__(self) -> int:
-        return len(self.text_ids)
-
-
-class Text(NamedTuple):
-    """Text of an answer, one id a frame. `states` (ids, width) where the spec says `text_has_states`."""
-
-    ids: Sequence[int]
-    states: torch.Tensor | None = None
-
-
-class ThinkerInput(Protocol):
-    """Collects one answer from what a thinker sends, in whatever order its kinds of rows arrive."""
-
-    @property
-    def wanted(self) -> Sequence[stream_pb2.RowSelection]:
-        """The rows to subscribe to; in this order kinds are added where all is there at once."""
-        ...
-
-    def begin(self, prompt_positions: int) -> None:
-        """The stream's header.
-
-        Raises:
-            InvalidInput: there is no prompt.
-        """
-        ...
-
-    def add(self, rows: Rows) -> None:
-        """Takes rows, which come in the order of their positions.
-
-        Raises:
-            InvalidInput: an unknown kind, a wrong shape or dtype, rows out of order, or values out of range.
-        """
-        ...
-
-    @property
-    def ready(self) -> bool:
-        """Whether speech can start: `take_prompt` has all it needs."""
-        ...
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all that came is a prompt without an answer."""
-        ...
-
-    def take_prompt(self) -> Prompt:
-        """The prompt, once `ready`. Keeps none of the thinker's memory.
-
-        Raises:
-            InvalidInput: the rows do not fit together.
-        """
-        ...
-
-    def take_text(self) -> Text:
-        """Text that came since the last call. The prompt's last row takes the first of it."""
-        ...
+    def tensor_of(self, parameter: str) -> str:
+        """Published name of what `parameter_of` calls so."""
+        published, own = next(names for names in self.prefixes.items() if parameter.startswith(names[1]))
+        return published + parameter.removeprefix(own)
 
 
 @dataclass(frozen=True)
@@ -239,14 +151,22 @@ class TalkerFamily:
 
     Attributes:
         thinker_input: a collector of what is to be said with the voice of that name. None: it reads no thinker.
-        text_input: the prompt and all text for (what is to be said, voice); no ids: there is nothing to say. Raises
-            InvalidInput. None: it reads no text.
+        text_input: a collector of a text that is to be said so. Raises InvalidInput, which names a field of
+            `SpokenText`. None: it reads no text.
+        languages: that a text can be said to have.
+        takes_instructions: whether a text can come with instructions.
+        sample_reader: loads what hears voices in samples to a device, in a dtype. None: it imitates none.
+        sample_tensors: (subfolder, beginning of names) of what `sample_reader` reads: it is in the folder by then.
     """
 
     spec: TalkerSpec
     weights: WeightNames
     thinker_input: Callable[[str], ThinkerInput] | None = None
-    text_input: Callable[[str, str], tuple[Prompt, Text]] | None = None
+    text_input: Callable[[Delivery], TextInput] | None = None
+    languages: tuple[str, ...] = ()
+    takes_instructions: bool = False
+    sample_reader: Callable[[torch.device, torch.dtype], SampleReader] | None = None
+    sample_tensors: tuple[tuple[str, str], ...] = ()
 
 
 class TalkerModule(Protocol):

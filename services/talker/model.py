@@ -6,9 +6,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from services.common.engine.device import Staging
-from services.common.engine.weights import Checkpoint
+from services.common.engine.weights import CONFIG_FILES, TOKENIZER_FILES, Checkpoint
 from services.families import family_of, read_config
-from services.talker.family import TEXT_EMBEDDINGS, Prompt, TalkerFamily, TalkerModule, TalkerSpec
+from services.talker.family import TEXT_EMBEDDINGS, TalkerFamily, TalkerModule, TalkerSpec
+from services.talker.inputs import Prompt
 from services.talker.layers import Attend, Attention, DecoderLayer, Rope, projection
 from services.talker.moe import Experts, Mlp, RunExperts
 from services.talker.predictor import CodePredictor
@@ -89,11 +90,23 @@ class TalkerModel(nn.Module):
         if prompt.states is not None:
             picked = torch.cat(list(prompt.states.pieces))[prompt.states.picked]
             rows[prompt.states.places.to(self.device)] += self.project_states(staging.to_device(picked))
+        for row, vector in prompt.vectors:
+            rows[row] += vector.to(rows)
+        if prompt.frames is not None:
+            rows[prompt.frames_at : prompt.frames_at + len(prompt.frames)] += self._embed_frames(prompt.frames)
         return rows
 
     def embed_codes(self, codes: torch.Tensor) -> torch.Tensor:
         """Embeddings (rows, hidden) of `codes` (rows,) of group 0."""
         return F.embedding(codes, self.model.codec_embedding.weight)
+
+    def _embed_frames(self, frames: torch.Tensor) -> torch.Tensor:
+        """(frames, hidden): the sums of the embeddings of all codes of `frames` (frames, groups)."""
+        first, *others = frames.to(self.device).T
+        rows = self.embed_codes(first)
+        for codes, embedding in zip(others, self.code_predictor.embeddings if self.code_predictor else (), strict=True):
+            rows = rows + F.embedding(codes, embedding)
+        return rows
 
     def project_states(self, states: torch.Tensor) -> torch.Tensor:
         """(rows, hidden) of a thinker's states (rows, width) of any floating dtype."""
@@ -113,14 +126,16 @@ def load_talker(model: str, device: torch.device, dtype: torch.dtype | None = No
     Raises:
         ValueError: no family has such a checkpoint, or tensors are missing, unexpected or of the wrong shape.
     """
-    checkpoint = Checkpoint(model)
+    checkpoint = Checkpoint(model, (*CONFIG_FILES, *TOKENIZER_FILES))
     config = read_config(checkpoint.folder)
     module: TalkerModule = family_of(config).part("talker")  # pyright: ignore[reportAssignmentType]
     family = module.read_talker(config, checkpoint.folder)
     weights = family.weights
     checkpoint.select(lambda name: weights.parameter_of(name) is not None)
+    for subfolder, prefix in family.sample_tensors:
+        checkpoint.fetch(lambda name, prefix=prefix: name.startswith(prefix), subfolder)
     talker = empty_model(family.spec, device, dtype or checkpoint.stored_dtype(weights.stored_dtype_of))
-    places = _published(talker)
+    places = published_parameters(talker)
     embeddings = None
     for name, tensor in checkpoint.tensors():
         own = weights.parameter_of(name)
@@ -162,7 +177,7 @@ def empty_model(spec: TalkerSpec, device: torch.device, dtype: torch.dtype) -> T
     return talker.requires_grad_(False).eval()
 
 
-def _published(talker: TalkerModel) -> dict[str, torch.Tensor]:
+def published_parameters(talker: TalkerModel) -> dict[str, torch.Tensor]:
     """Name of everything there is to load, as `WeightNames.parameter_of` gives it -> its place in the parameters.
 
     Checkpoints have queries, keys and values apart, gates and up projections apart, and each expert by itself.

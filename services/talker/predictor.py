@@ -57,7 +57,7 @@ class CodePredictor(nn.Module):
         self._passes: list[Pass] = []
         self._layers: list[DecoderLayer] = []
         self._heads: list[torch.Tensor] = []
-        self._embeddings: list[torch.Tensor] = []
+        self.embeddings: list[torch.Tensor] = []
 
     def precompute(self) -> None:
         """To be called once the parameters are loaded."""
@@ -66,7 +66,7 @@ class CodePredictor(nn.Module):
         cos, sin = self.model.rope(places.unsqueeze(-1), weight.dtype)
         self._layers = [layer for layer in self.model.layers if isinstance(layer, DecoderLayer)]
         self._heads = list(self.lm_head.parameters())
-        self._embeddings = list(self.model.codec_embedding.parameters())
+        self.embeddings = list(self.model.codec_embedding.parameters())
         self._passes = [
             Pass(places[i : i + 1], (cos[i], sin[i]), (places <= i)[None, None, None]) for i in range(self.groups)
         ]
@@ -105,7 +105,7 @@ class CodePredictor(nn.Module):
             x = self._run_layers(row, cache, self._passes[group])
             logits = F.linear(self.model.norm(x), self._heads[group - 1]).float()
             codes.append(draw(logits, rules, None if noise is None else noise[group]))
-            row = F.embedding(codes[-1], self._embeddings[group - 1])
+            row = F.embedding(codes[-1], self.embeddings[group - 1])
             total = total + row
         return torch.stack(codes, dim=1), total
 

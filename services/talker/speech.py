@@ -10,7 +10,7 @@ import torch
 
 from services.common.engine.thread import WaitClock
 from services.common.rpc.call import Stopwatch
-from services.talker.family import Prompt, Text
+from services.talker.inputs import Prompt, Text
 from services.talker.sampling import Sampling
 
 End = Literal["stop", "length"]

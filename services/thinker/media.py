@@ -126,14 +126,14 @@ def _sound(file: MediaFile, container: Any, sample_rate_hz: int, max_s: float) -
 
     stream = container.streams.audio[0]
     _refuse_longer(file, container, stream, max_s)
-    to_float = av.AudioResampler(format="fltp")
+    to_float = av.AudioResampler(format="flt")  # not fltp: PyAV crashes on more than 7 planes
     blocks: list[np.ndarray] = []
     samples, rate = 0, stream.rate
     for frame in container.decode(stream):
         for converted in to_float.resample(frame):
-            block = converted.to_ndarray()  # (channels, samples)
-            blocks.append(block.mean(axis=0, dtype=np.float32))
-            samples += block.shape[1]
+            block = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
+            blocks.append(block.mean(axis=1, dtype=np.float32))
+            samples += len(block)
         if samples > (max_s + CODEC_SLACK_S) * rate:
             raise InvalidInput(file.field, f"lasts longer than the {max_s:g} s that are taken")
     if not samples:
@@ -160,5 +160,5 @@ def _opened(file: MediaFile) -> Iterator[Any]:
     try:
         with av.open(io.BytesIO(file.data), metadata_errors="ignore") as container:
             yield container
-    except (FFmpegError, ValueError, MemoryError) as error:
+    except (FFmpegError, ValueError, MemoryError, AttributeError) as error:
         raise InvalidInput(file.field, f"cannot be decoded as {file.kind}: {error}") from None

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import wave
 
 import numpy as np
 import pytest
@@ -51,6 +52,19 @@ def test_audio_is_resampled(rate_hz: int) -> None:
     assert abs(len(samples) - 1.5 * RATE_HZ) <= 2
     spectrum = np.abs(np.fft.rfft(samples))
     assert abs(spectrum.argmax() / 1.5 - 330) < 1  # the tone kept its pitch
+
+
+@pytest.mark.parametrize("channels", [2, 8, 64])
+def test_channels_are_mixed(channels: int) -> None:
+    mono = decode_audio(file(wav(1.0), "audio"), RATE_HZ, LIMITS)
+    with wave.open(io.BytesIO(wav(1.0))) as one:
+        samples, rate_hz = np.frombuffer(one.readframes(one.getnframes()), "<i2"), one.getframerate()
+    out = io.BytesIO()
+    with wave.open(out, "wb") as many:
+        many.setparams((channels, 2, rate_hz, 0, "NONE", ""))
+        many.writeframes(np.repeat(samples, channels).tobytes())
+    mixed = decode_audio(file(out.getvalue(), "audio"), RATE_HZ, LIMITS)
+    np.testing.assert_allclose(mixed, mono, atol=1e-5)
 
 
 def three_hours() -> bytes:

@@ -15,7 +15,7 @@ from services.common.engine.device import CapturedRun, Capturer, CudaGraphs, eng
 from services.common.rpc.errors import InvalidInput, StageError
 from services.families.qwen3_omni.talker_prompt import PromptSpec, ThinkerPrompt, is_media, talker_prompt
 from services.talker.engine import TalkerEngine
-from services.talker.family import Prompt, Text
+from services.talker.inputs import Prompt, Text
 from services.talker.model import TalkerModel, empty_model, load_talker
 from services.talker.moe import grouped_experts, static_experts
 from services.talker.predictor import CodePredictor

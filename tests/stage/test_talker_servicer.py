@@ -31,6 +31,7 @@ from tests.support.conversations import CONVERSATIONS, read_prompt_spec
 from tests.support.reference import Reference, ReferenceAnswer
 from tests.support.shm_support import arena_directory
 from tests.support.streaming import CONSUMER, reading, subscribe
+from tests.support.talker import requests
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MAX_TOKENS, MAX_FRAMES = 8, 10
@@ -59,26 +60,26 @@ class Service:
         positions = torch.nonzero(is_media(prompt, spec)).flatten().tolist()
         return rows + [_rows(spec.states, position, states[position : position + 1]) for position in positions]
 
-    def inline(self, **fields) -> talker_pb2.SpeakRequest:
+    def inline(self, **fields) -> talker_pb2.SpeakStart:
         header = stream_pb2.StreamHeader(prompt_positions=len(self.answer.prompt_ids))
-        request = talker_pb2.SpeakRequest(
+        request = talker_pb2.SpeakStart(
             request_id=uuid.uuid4().hex,
             inline=talker_pb2.InlineThinkerOutput(header=header, rows=self.rows()),
             sampling=talker_pb2.TalkerSampling(temperature=0, max_frames=MAX_FRAMES),
         )
-        request.MergeFrom(talker_pb2.SpeakRequest(**fields))
+        request.MergeFrom(talker_pb2.SpeakStart(**fields))
         return request
 
-    def sourced(self, stream_id: str, **fields) -> talker_pb2.SpeakRequest:
+    def sourced(self, stream_id: str, **fields) -> talker_pb2.SpeakStart:
         source = stream_pb2.StreamSource(address=self.address, stream_id=stream_id)
         sampling = talker_pb2.TalkerSampling(temperature=0, max_frames=MAX_FRAMES)
-        return talker_pb2.SpeakRequest(request_id=stream_id, source=source, sampling=sampling, **fields)
+        return talker_pb2.SpeakStart(request_id=stream_id, source=source, sampling=sampling, **fields)
 
-    async def speak(self, request: talker_pb2.SpeakRequest) -> tuple[np.ndarray, talker_pb2.SpeakSummary]:
+    async def speak(self, start: talker_pb2.SpeakStart) -> tuple[np.ndarray, talker_pb2.SpeakSummary]:
         parts, summary = [], None
         try:
             async with asyncio.timeout(GUARD_S):
-                async for response in self.stub.Speak(request):
+                async for response in self.stub.Speak(requests(start)):
                     if response.HasField("frames"):
                         parts.append(to_torch(response.frames.tensor).numpy())
                     elif response.HasField("summary"):
@@ -265,7 +266,7 @@ async def test_cancelled_calls_free_their_slots_and_excess_is_refused(service: S
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(service.hub.open(name, rows))
-        calls = [service.stub.Speak(service.sourced(name)) for name in names]
+        calls = [service.stub.Speak(requests(service.sourced(name))) for name in names]
         await until(lambda: service.admission.in_flight == 3)
         with pytest.raises(QueueFull):
             await service.speak(service.inline())

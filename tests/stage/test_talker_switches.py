@@ -8,7 +8,8 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniRotaryEmbedding, apply_rotary_pos_emb
 
 from services.talker.engine import TalkerEngine
-from services.talker.family import ProjectionSpec, Prompt, SamplingDefaults, States, TalkerSpec, Text, TransformerSpec
+from services.talker.family import ProjectionSpec, SamplingDefaults, TalkerSpec, TransformerSpec
+from services.talker.inputs import Prompt, States, Text
 from services.talker.layers import Rope, rotate
 from services.talker.model import TalkerModel, empty_model
 from services.talker.runner import TalkerRunner

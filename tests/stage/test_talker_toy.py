@@ -4,23 +4,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-import torch
 
-from quartet.v1 import stream_pb2, talker_pb2, talker_pb2_grpc
-from services.common.rpc.call import Admission
+from quartet.v1 import stream_pb2, talker_pb2
 from services.common.rpc.errors import InvalidInput
-from services.common.rpc.status import from_rpc_error
-from services.common.stream.hub import StreamHub
-from services.common.stream.tensors import to_torch
 from services.families import FAMILIES, family_of
-from services.talker.engine import TalkerEngine
-from services.talker.model import load_talker
-from services.talker.runner import TalkerRunner
-from services.talker.servicer import TalkerServicer, talker_info
+from services.talker.servicer import talker_info
 from tests.support.replay import ReplayedOps
-from tests.support.streaming import CONSUMER
+from tests.support.talker import ServedTalker
 from tests.support.toy_family import install
 from tests.support.toy_family.reference import reference_codes
 from tests.support.toy_family.tiny import CONFIG, write
@@ -36,47 +27,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory):
         yield write(tmp_path_factory.mktemp("toy"))
 
 
-class Toy:
-    """The toy's talker behind gRPC, with `capturer` for its steps."""
-
-    def __init__(self, checkpoint: Path, capturer: ReplayedOps | None = None) -> None:
-        self.family, model = load_talker(str(checkpoint), torch.device("cpu"))
-        self.engine = TalkerEngine(TalkerRunner(model, 4, 300, capturer))
-        self.server, admission = grpc.aio.server(), Admission(max_running=4, max_queued=0)
-        servicer = TalkerServicer(admission, StreamHub(), CONSUMER)
-        servicer.engine, servicer.family = self.engine, self.family
-        admission.open()
-        talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, self.server)
-        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-
-    async def __aenter__(self) -> "Toy":
-        await self.server.start()
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        await self.server.stop(0.5)
-        self.engine.stop()
+class Toy(ServedTalker):
+    """The toy's talker."""
 
     async def speak(self, text: str, speaker: str = "", **sampling: float) -> tuple[list[int], talker_pb2.SpeakSummary]:
         """Codes of `text`, greedily unless `sampling` says else."""
         rules = talker_pb2.TalkerSampling(**{"temperature": 0, "max_frames": FRAMES, **sampling})
-        name = f"say {text}"
-        return await self.call(talker_pb2.SpeakRequest(request_id=name, text=text, speaker=speaker, sampling=rules))
-
-    async def call(self, request: talker_pb2.SpeakRequest) -> tuple[list[int], talker_pb2.SpeakSummary]:
-        codes, summary = [], talker_pb2.SpeakSummary()
-        try:
-            async with grpc.aio.insecure_channel(self.address) as channel, asyncio.timeout(120):
-                async for response in talker_pb2_grpc.TalkerServiceStub(channel).Speak(request):
-                    if response.HasField("frames"):
-                        frames = to_torch(response.frames.tensor)
-                        assert frames.shape[1] == 1
-                        codes += frames.flatten().tolist()
-                    elif response.HasField("summary"):
-                        summary = response.summary
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
-        return codes, summary
+        said = talker_pb2.SpokenText(text=text)
+        start = talker_pb2.SpeakStart(request_id=f"say {text}", text=said, speaker=speaker, sampling=rules)
+        codes, summary = await self.call(start)
+        assert codes.shape[1] == 1
+        return codes.flatten().tolist(), summary
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -105,22 +66,25 @@ async def test_both_ends_of_speech_end_it_but_not_before_the_least_frames(checkp
 async def test_what_it_lacks_is_refused_by_name(checkpoint: Path) -> None:
     async with Toy(checkpoint) as toy:
         wrong = {
-            "source": talker_pb2.SpeakRequest(source=stream_pb2.StreamSource(address="x", stream_id="y")),
-            "inline": talker_pb2.SpeakRequest(inline=talker_pb2.InlineThinkerOutput()),
-            "input": talker_pb2.SpeakRequest(),
-            "sampling.predictor_top_k": talker_pb2.SpeakRequest(
-                text="a", sampling=talker_pb2.TalkerSampling(predictor_top_k=3)
+            "source": talker_pb2.SpeakStart(source=stream_pb2.StreamSource(address="x", stream_id="y")),
+            "inline": talker_pb2.SpeakStart(inline=talker_pb2.InlineThinkerOutput()),
+            "input": talker_pb2.SpeakStart(),
+            "text.instructions": talker_pb2.SpeakStart(text={"text": "a", "instructions": "Whisper."}),
+            "text.language": talker_pb2.SpeakStart(text={"text": "a", "language": "english"}),
+            "text.voice_sample": talker_pb2.SpeakStart(text={"text": "a", "voice_sample": {"text": "b"}}),
+            "sampling.predictor_top_k": talker_pb2.SpeakStart(
+                text={"text": "a"}, sampling=talker_pb2.TalkerSampling(predictor_top_k=3)
             ),
         }
-        for field, request in wrong.items():
-            request.request_id = field
+        for field, start in wrong.items():
+            start.request_id = field
             with pytest.raises(InvalidInput) as error:
-                await toy.call(request)
+                await toy.call(start)
             assert error.value.field == field
         codes, summary = await toy.speak("")
         assert not codes
         assert summary.end == talker_pb2.SPEECH_END_EMPTY
-        info = talker_info(toy.family.spec, 300)
+        info = talker_info(toy.family, None, 300)
     assert (info.num_code_groups, list(info.speakers)) == (1, ["low", "high"])
 
 

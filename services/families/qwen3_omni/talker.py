@@ -8,7 +8,9 @@ from typing import Any
 from transformers import Qwen3OmniMoeConfig
 
 from services.families.qwen3_omni.talker_prompt import AnswerInput, PromptSpec
+from services.families.qwen3_omni.talker_text import TextTurn
 from services.talker import family
+from services.talker.text import TextTokenizer
 
 # The reference never samples the last 1,024 ids of the codec vocabulary (but its end-of-speech): they are control ids.
 # Source: transformers' Qwen3OmniMoeForConditionalGeneration.generate.
@@ -34,7 +36,13 @@ def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
     if not whole.talker_config.speaker_id:
         raise ValueError("talker_config.speaker_id names no voice")
     spec, prompt = _talker_spec(whole, _sampling_defaults(folder)), PromptSpec(whole)
-    return family.TalkerFamily(spec, WEIGHTS, thinker_input=partial(AnswerInput, prompt, spec.text_vocab))
+    return family.TalkerFamily(
+        spec,
+        WEIGHTS,
+        thinker_input=partial(AnswerInput, prompt, spec.text_vocab),
+        text_input=partial(TextTurn, prompt, TextTokenizer(folder)),
+        takes_instructions=True,
+    )
 
 
 def _talker_spec(config: Any, defaults: family.SamplingDefaults) -> family.TalkerSpec:

@@ -10,7 +10,7 @@ import torch
 from quartet.v1 import stream_pb2
 from services.common.rpc.errors import InvalidInput
 from services.common.stream.rows import Rows
-from services.talker.family import Prompt, States, Text
+from services.talker.inputs import Prompt, States, Text
 
 TOKEN_IDS = "token_ids"
 ROPE_POSITIONS = "rope_positions"
@@ -41,6 +41,7 @@ class PromptSpec:
         self.states = f"hidden_states.{self.state_layer}"
         self.state_width: int = talker.thinker_hidden_size
         self.im_start_id: int = config.im_start_token_id
+        self.im_end_id: int = config.im_end_token_id
         self.user_id: int = config.user_token_id
         self.assistant_id: int = config.assistant_token_id
         self.vision_ids: frozenset[int] = frozenset({thinker.image_token_id, thinker.video_token_id})
@@ -179,7 +180,7 @@ def talker_prompt(prompt: ThinkerPrompt, first_text_id: int, speaker: str, spec:
 
 
 class AnswerInput:
-    """A `services.talker.family.ThinkerInput`. Token ids must come before the states of their positions.
+    """A `services.talker.inputs.ThinkerInput`. Token ids must come before the states of their positions.
 
     Args:
         spec: of the checkpoint.
@@ -274,6 +275,11 @@ class AnswerInput:
     def is_empty(self) -> bool:
         """Whether the prompt is complete and nothing was answered to it."""
         return self._next[TOKEN_IDS] == self._prompt_positions
+
+    @property
+    def tokens(self) -> int:
+        """Ids of the answer so far, without those that the prompt put at its beginning."""
+        return self._next[TOKEN_IDS] - len(self._prompt)
 
     def _has_vision(self) -> bool:
         return not self._spec.vision_ids.isdisjoint(self._prompt)

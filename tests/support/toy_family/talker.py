@@ -8,14 +8,13 @@ import torch
 
 from services.talker.family import (
     TEXT_EMBEDDINGS,
-    Prompt,
     SamplingDefaults,
     TalkerFamily,
     TalkerSpec,
-    Text,
     TransformerSpec,
     WeightNames,
 )
+from services.talker.inputs import Delivery, Prompt, Text
 
 LETTERS = 256  # a letter is a byte; two more ids follow
 END_OF_TEXT, SILENCE = LETTERS, LETTERS + 1
@@ -61,15 +60,35 @@ def read_talker(config: dict[str, Any], folder: Path) -> TalkerFamily:
         min_frames=config["shortest"],
         defaults=SamplingDefaults(temperature=0.8, top_k=20, top_p=1.0, repetition_penalty=1.3, max_frames=500),
     )
-    return TalkerFamily(spec, WEIGHTS, text_input=partial(_prompt, voices, config["begin"]))
+    return TalkerFamily(spec, WEIGHTS, text_input=partial(Letters, voices, config["begin"]))
 
 
-def _prompt(voices: dict[str, int], begin: int, text: str, voice: str) -> tuple[Prompt, Text]:
-    """A row of the voice, then one of the sign that begins and the first letter."""
-    letters = list(text.encode())
-    prompt = Prompt(
-        text_ids=torch.tensor([-1, *letters[:1]]),
-        codes=torch.tensor([voices[voice], begin][: 1 + len(letters[:1])]),
-        positions=torch.arange(1 + len(letters[:1]))[:, None].expand(-1, 3),
-    )
-    return prompt, Text(letters)
+class Letters:
+    """A `services.talker.inputs.TextInput`: a row of the voice, then the sign that begins and the first letter."""
+
+    def __init__(self, voices: dict[str, int], begin: int, delivery: Delivery) -> None:
+        self._codes = [voices[delivery.speaker], begin]
+        self._letters: list[int] = []
+        self.is_empty, self.tokens = False, 0
+
+    def add(self, text: str) -> None:
+        self._letters += text.encode()
+        self.tokens += len(text.encode())
+
+    def finish(self) -> None:
+        self.is_empty = not self._letters
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._letters)
+
+    def take_prompt(self) -> Prompt:
+        return Prompt(
+            text_ids=torch.tensor([-1, self._letters[0]]),
+            codes=torch.tensor(self._codes),
+            positions=torch.arange(2)[:, None].expand(-1, 3),
+        )
+
+    def take_text(self) -> Text:
+        letters, self._letters = self._letters, []
+        return Text(letters)

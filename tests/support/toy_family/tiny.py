@@ -54,3 +54,10 @@ def write(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def _write_checkpoint(out: Path, size: str) -> None:
+    write(out)
+
+
+ARCHS = {"toy": _write_checkpoint}

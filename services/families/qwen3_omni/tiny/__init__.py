@@ -97,3 +97,6 @@ def write_checkpoint(out: Path, size: str) -> None:
     tokenizer = make_tokenizer(sizes.merges)
     write_model(out, sizes, tokenizer)
     save_processor(out, tokenizer)
+
+
+ARCHS = {"qwen3-omni": write_checkpoint}

@@ -1,0 +1,39 @@
+"""What the talker reads of a text that no thinker wrote: the prompt that a thinker would have been given, and the ids
+of the text as its words come."""
+
+import torch
+
+from services.families.qwen3_omni.talker_prompt import PromptSpec, ThinkerPrompt, talker_prompt
+from services.talker.inputs import Delivery, Prompt
+from services.talker.text import GrowingText, TextTokenizer
+
+# What a user has said where a request has no instructions: the talker has always learnt with a user's turn before it.
+DEFAULT_INSTRUCTIONS = "Read this text aloud."
+
+
+class TextTurn(GrowingText):
+    """A `services.talker.inputs.TextInput`: the prompt ends with an assistant's turn that says the text.
+
+    Args:
+        spec: of the checkpoint.
+        tokenizer: of the checkpoint.
+        delivery: its instructions are what a user has said before; none: DEFAULT_INSTRUCTIONS.
+    """
+
+    def __init__(self, spec: PromptSpec, tokenizer: TextTokenizer, delivery: Delivery) -> None:
+        super().__init__(tokenizer)
+        self._spec, self._delivery = spec, delivery
+        newline = tokenizer.encode("\n")
+        asked = tokenizer.encode(delivery.instructions.strip() or DEFAULT_INSTRUCTIONS)
+        user = [spec.im_start_id, spec.user_id, *newline, *asked, spec.im_end_id, *newline]
+        self._prompt = [*user, spec.im_start_id, spec.assistant_id, *newline]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the first id is known, or all of them where they are to be."""
+        return bool(self.ids) and (self.finished or not self._delivery.whole_text_first)
+
+    def take_prompt(self) -> Prompt:
+        """A user's turn and the head of the assistant's, once `ready`."""
+        prompt = ThinkerPrompt(torch.tensor(self._prompt), (), None)
+        return talker_prompt(prompt, self.ids[0], self._delivery.speaker, self._spec)

@@ -1,0 +1,98 @@
+"""How a text is to be said: what a call asks for, held against what the talker can do."""
+
+import torch
+
+from quartet.v1 import talker_pb2
+from services.common.rpc.errors import InvalidInput
+from services.common.stream.tensors import to_torch
+from services.talker.family import TalkerFamily
+from services.talker.inputs import Delivery, Voice
+from services.talker.sampling import Sampling, resolve
+from services.talker.voices import Voices
+
+SHORTEST_SAMPLE_S, LONGEST_SAMPLE_S = 1, 30
+
+
+def sampling_of(family: TalkerFamily, start: talker_pb2.SpeakStart) -> Sampling:
+    """How to sample codec frames.
+
+    Raises:
+        InvalidInput: a value out of range, or for a code predictor that there is not.
+    """
+    asked = {field.name: value for field, value in start.sampling.ListFields()}
+    for name in asked if family.spec.predictor is None else ():
+        if name.startswith("predictor_"):
+            raise InvalidInput(f"sampling.{name}", "must be unset: this talker has no code predictor")
+    return resolve(family.spec.defaults, **asked)
+
+
+def speaker_of(family: TalkerFamily, start: talker_pb2.SpeakStart) -> str:
+    """Name of the voice as the checkpoint writes it; "" where a sample or instructions give the voice.
+
+    Raises:
+        InvalidInput: there is no such voice, or no voice at all.
+    """
+    asked, speakers = start.speaker, family.spec.speakers
+    if start.text.HasField("voice_sample"):
+        if asked:
+            raise InvalidInput("speaker", "must be unset beside text.voice_sample, whose voice it is")
+        return ""
+    if not speakers:
+        if asked:
+            raise InvalidInput("speaker", "must be unset: this talker has no voices of its own")
+        if family.sample_reader:
+            raise InvalidInput("text.voice_sample", "is required: this talker has no voices of its own")
+        return ""
+    found = [name for name in speakers if not asked or name.lower() == asked.lower()]
+    if not found:
+        raise InvalidInput("speaker", f"there is no voice '{asked}'; the voices are {', '.join(speakers)}")
+    return found[0]
+
+
+async def delivery_of(
+    family: TalkerFamily, voices: Voices | None, speaker: str, text: talker_pb2.SpokenText
+) -> Delivery:
+    """How `text` is to be said.
+
+    Args:
+        family: of the talker.
+        voices: hears voice samples; None: it imitates none.
+        speaker: as `speaker_of` gives it.
+        text: the start of it.
+
+    Raises:
+        InvalidInput: the talker cannot do so.
+    """
+    if text.instructions and not family.takes_instructions:
+        raise InvalidInput("text.instructions", "must be unset: this talker takes none")
+    language = next((name for name in family.languages if name.lower() == text.language.lower()), "")
+    if text.language and not language:
+        known = f"the languages are {', '.join(family.languages)}" if family.languages else "this talker has no choice"
+        raise InvalidInput("text.language", f"'{text.language}' is not known; {known}")
+    return Delivery(
+        speaker=speaker,
+        instructions=text.instructions,
+        language=language,
+        whole_text_first=text.whole_text_first if text.HasField("whole_text_first") else None,
+        voice=await _voice_of(family, voices, text) if text.HasField("voice_sample") else None,
+        sample_text=text.voice_sample.text.strip(),
+    )
+
+
+async def _voice_of(family: TalkerFamily, voices: Voices | None, text: talker_pb2.SpokenText) -> Voice:
+    field = "text.voice_sample"
+    if voices is None:
+        raise InvalidInput(field, "must be unset: this talker imitates no voices")
+    samples = to_torch(text.voice_sample.samples, f"{field}.samples")
+    if samples.dtype != torch.float32 or samples.dim() != 1:
+        raise InvalidInput(f"{field}.samples", "must be float32 of shape (samples,)")
+    seconds = len(samples) / voices.sample_rate_hz
+    if not SHORTEST_SAMPLE_S <= seconds <= LONGEST_SAMPLE_S:
+        limits = f"{SHORTEST_SAMPLE_S} to {LONGEST_SAMPLE_S} s at {voices.sample_rate_hz} Hz"
+        raise InvalidInput(f"{field}.samples", f"has {seconds:.2f} s, must have {limits}")
+    if not samples.isfinite().all() or samples.abs().max() > 1:
+        raise InvalidInput(f"{field}.samples", "must be numbers of -1 to 1")
+    voice = await voices.voice(samples)
+    if not voice.vector.isfinite().all():  # in a slot's cache, such numbers would spoil its next requests
+        raise InvalidInput(f"{field}.samples", "no voice is heard in them")
+    return voice

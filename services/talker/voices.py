@@ -1,0 +1,55 @@
+"""Voices that the talker imitates: what it has heard in the samples that came last."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from services.talker.family import TalkerFamily
+from services.talker.inputs import SampleReader, Voice
+from services.talker.model import TalkerModel
+
+MOST_KEPT = 64
+
+
+class Voices:
+    """Hears each sample once, one at a time, as long as it is among the MOST_KEPT that were asked for last.
+
+    Args:
+        reader: hears voices in samples.
+    """
+
+    def __init__(self, reader: SampleReader) -> None:
+        self._reader = reader
+        self._kept: OrderedDict[bytes, Voice] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, "voices")  # a cancelled call's sample is heard to its end
+
+    @property
+    def sample_rate_hz(self) -> int:
+        """Of the samples."""
+        return self._reader.sample_rate_hz
+
+    async def voice(self, samples: torch.Tensor) -> Voice:
+        """The voice in `samples` (samples,) float32 on the CPU."""
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(samples.numpy().data).digest())
+        voice = self._kept.get(digest)
+        if voice is None:
+            voice = await asyncio.get_running_loop().run_in_executor(self._thread, self._hear, digest, samples)
+        self._kept[digest] = voice
+        self._kept.move_to_end(digest)
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        return voice
+
+    def _hear(self, digest: bytes, samples: torch.Tensor) -> Voice:
+        """In the thread, which only adds: who asked for the same meanwhile finds it kept."""
+        voice = self._kept.get(digest) or self._reader.read(samples)
+        self._kept[digest] = voice
+        return voice
+
+
+def load_voices(family: TalkerFamily, talker: TalkerModel) -> Voices | None:
+    """What hears voice samples for `talker`, where it is and in its dtype; None: the family imitates no voices."""
+    return Voices(family.sample_reader(talker.device, talker.dtype)) if family.sample_reader else None
