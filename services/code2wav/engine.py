@@ -118,6 +118,13 @@ class DecodeEngine(ThreadedEngine):
             self.changed.notify()
         return stream
 
+    def begin(self, stream: Stream, prompt_frames: int) -> None:
+        """Says, before its first frame is put, that the stream's first `prompt_frames` frames are not to be heard: they
+        are decoded, as what follows depends on them, and no samples of them are given out."""
+        with self.changed:
+            stream.prompt_frames = prompt_frames
+            stream.samples_to_drop = max(0, prompt_frames * self.spec.samples_per_frame - self.spec.trimmed_samples)
+
     def put(self, stream: Stream, codes: torch.Tensor) -> None:
         """Appends frames that `check_codes` has returned: (frames, groups) int64."""
         with self.changed:
@@ -191,7 +198,7 @@ class DecodeEngine(ThreadedEngine):
     def _retire(self) -> None:
         """Ends the streams that are decoded whole; admits others in their place."""
         for stream in [s for s in self._running if s.complete and not s.frames_ready and not self._must_flush(s)]:
-            stream.emit(Finished(stream.frames_decoded, stream.samples_emitted, stream.waiting.waited_ms))
+            stream.emit(Finished(stream.frames_given, stream.samples_emitted, stream.waiting.waited_ms))
             self._end(stream)
         self._admit()
 
@@ -220,13 +227,15 @@ class DecodeEngine(ThreadedEngine):
 
     def _give(self, stream: Stream, piece: torch.Tensor, frames: int, now: float) -> None:
         """Sends a stream the samples of its next `frames` frames."""
+        given = stream.frames_given
         stream.frames_decoded += frames
+        piece = stream.heard(piece)
         first_sample = stream.samples_emitted
         stream.samples_emitted += len(piece)
         lead_s = stream.playback.sent(len(piece) / self.spec.sample_rate_hz, stream.frames_ready, now)
-        stream.emit(Samples(piece, first_sample, stream.frames_decoded))
+        stream.emit(Samples(piece, first_sample, stream.frames_given, frames))
         stream.update_wait()
-        FRAMES_DECODED.inc(frames)
+        FRAMES_DECODED.inc(stream.frames_given - given)
         if lead_s is not None:
             LEAD.observe(lead_s)
             if lead_s < 0:

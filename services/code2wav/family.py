@@ -161,14 +161,18 @@ class Decoder(nn.Module, ABC):
 
 
 class DecoderFamily(Protocol):
-    """The module `code2wav` of a family."""
+    """The module `code2wav` of a family.
+
+    A family whose decoder lies in a folder of the checkpoint, with a config.json of its own, names it: `FOLDER`.
+    """
 
     def parameter_of(self, tensor: str) -> str | None:
         """Name of the decoder's parameter that the checkpoint's `tensor` holds; None: it is not the decoder's."""
         ...
 
     def new_decoder(self, config: dict[str, Any]) -> Decoder:
-        """The decoder that the checkpoint's `config` (config.json) describes, with no parameters loaded yet.
+        """The decoder that `config` (config.json; that of `FOLDER`, if there is one) describes, with no parameters
+        loaded yet.
 
         Raises:
             ValueError: the checkpoint has no decoder, or one of a kind that does not run here.
@@ -192,8 +196,9 @@ def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decod
     checkpoint = Checkpoint(model)
     config = read_config(checkpoint.folder)
     family: DecoderFamily = family_of(config).part("code2wav")  # pyright: ignore[reportAssignmentType]
-    checkpoint.select(lambda name: family.parameter_of(name) is not None)
-    decoder = family.new_decoder(config)
+    subfolder: str = getattr(family, "FOLDER", "")
+    decoder = family.new_decoder(read_config(checkpoint.folder / subfolder) if subfolder else config)
+    checkpoint.select(lambda name: family.parameter_of(name) is not None, subfolder)
     tensors = {parameter: tensor for name, tensor in checkpoint.tensors() if (parameter := family.parameter_of(name))}
     try:
         decoder.load_state_dict(tensors)

@@ -22,13 +22,14 @@ class Playback:
     arrival_interval_s: float | None = None
     """Seconds between frames, averaged with weight 1/8 for the newest; None before the second."""
 
-    def arrived(self, frames: int, now: float) -> None:
-        """`frames` frames (at least 1) came in."""
-        if self.last_arrival is not None:
+    def arrived(self, frames: int, now: float, paced: bool = True) -> None:
+        """`frames` frames (at least 1) came in. `paced`: others will follow as these did."""
+        if paced and self.last_arrival is not None:
             interval_s = (now - self.last_arrival) / frames
             mean_s = interval_s if self.arrival_interval_s is None else self.arrival_interval_s
             self.arrival_interval_s = mean_s + (interval_s - mean_s) * _MEAN_GAIN
-        self.last_arrival = now
+        if paced:
+            self.last_arrival = now
         if self.waits_since is None:
             self.waits_since = now
 
@@ -53,6 +54,11 @@ class Paced(Protocol):
     complete: bool
     """No more frames come."""
     playback: Playback
+
+    @property
+    def prompt_left(self) -> int:
+        """Of the next frames, how many nobody hears."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -79,10 +85,12 @@ class ChunkPolicy:
     playback never has a lead, and its frames are decoded as they come. Of the due streams, those nearest to running
     dry go first; a stream that has not begun counts as dry since its first frame came.
 
-    A stream's first chunk is one frame, or the few that the decoder takes at a time. A step is a rectangle of frames x
-    streams: of those that the most urgent stream can be part of, the one with the most frames, as a step costs a fixed
-    time plus a time per frame. A stream joins if the step takes at least half of what it has ready: being cut into
-    crumbs would cost more messages than it saves.
+    A stream's first chunk is one frame, or the few that the decoder takes at a time. Before it come the frames of a
+    prompt, which nobody hears and no playback waits for: at once, and as many at a time as a step takes.
+
+    A step is a rectangle of frames x streams: of those that the most urgent stream can be part of, the one with the
+    most frames, as a step costs a fixed time plus a time per frame. A stream joins if the step takes at least half of
+    what it has ready: being cut into crumbs would cost more messages than it saves.
 
     Why chunks are large, and why on a CPU a step of more than 16 frames gains nothing and only lets others wait:
     milliseconds per frame of audio, one core with AVX-512, float32, the checkpoint of `quartet tiny`, eager:
@@ -166,8 +174,13 @@ class ChunkPolicy:
     def _takes(self, stream: Paced) -> int:
         """Most frames of `stream` that may be decoded now."""
         if stream.playback.runs_dry_at is None:
-            return next(frames for frames in itertools.count(1) if self._may_take(stream, frames))
-        frames = min(stream.frames_ready, self.max_frames, self.max_batch_frames)
+            prompt = self._in_step(stream, stream.prompt_left) if stream.prompt_left else 0
+            return prompt or next(frames for frames in itertools.count(1) if self._may_take(stream, frames))
+        return self._in_step(stream, stream.frames_ready)
+
+    def _in_step(self, stream: Paced, most: int) -> int:
+        """Frames of `stream`, up to `most` (at least 1), of the largest step; 0 if the decoder takes more at a time."""
+        frames = min(most, stream.frames_ready, self.max_frames, self.max_batch_frames)
         if self.powers_of_two:
             frames = 1 << (frames.bit_length() - 1)
         return self.decodable(frames, stream.complete and frames == stream.frames_ready)

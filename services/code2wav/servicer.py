@@ -1,7 +1,8 @@
 """gRPC side of code2wav: frames in, inline or from a talker, checked, no more than a window; samples out."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import grpc
 import torch
@@ -13,7 +14,6 @@ from services.code2wav.stream import Event, Samples, Stream
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.errors import InternalError, InvalidInput
 from services.common.stream.consumer import StreamConsumer
-from services.common.stream.rows import Chunk
 from services.common.stream.tensors import to_message, to_torch
 
 CODES = stream_pb2.RowSelection(name="codes")
@@ -67,28 +67,49 @@ class FrameWindow:
 
 
 async def frames_of(
-    spec: DecoderSpec, consumer: StreamConsumer, request: code2wav_pb2.DecodeRequest
+    spec: DecoderSpec,
+    consumer: StreamConsumer,
+    request: code2wav_pb2.DecodeRequest,
+    begin: Callable[[int], object],
 ) -> AsyncIterator[torch.Tensor]:
     """The request's frames, checked, as (n, groups) int64 tensors: its own, or the rows "codes" of a talker's stream.
 
+    Args:
+        begin: told, before the first frame, how many are of a prompt.
+
     Raises:
-        InvalidInput: no input, or codes that are not frames.
+        InvalidInput: no input, codes that are not frames, or a prompt that is longer than they are.
         InternalError: the producer skipped or repeated a frame.
         StageError: whatever ended the producer's stream.
     """
     if request.WhichOneof("input") is None:
         raise InvalidInput("input", "is required: set source, or codes")
     if request.HasField("codes"):
-        yield check_codes(spec, to_torch(request.codes, "codes"), "codes")
+        codes = check_codes(spec, to_torch(request.codes, "codes"), "codes")
+        if not 0 <= request.prompt_frames <= len(codes):
+            raise InvalidInput(
+                "prompt_frames", f"{request.prompt_frames} must be 0 to {len(codes)}, the frames of codes"
+            )
+        begin(request.prompt_frames)
+        yield codes
         return
-    due, rate = 0, spec.frames_per_second
+    if request.prompt_frames:
+        raise InvalidInput("prompt_frames", "must be 0 with a source, whose header has them")
+    due, prompt, rate = 0, 0, spec.frames_per_second
     gathering = stream_pb2.Gathering(from_position=round(UNGATHERED_S * rate), delay_ms=round(500 / rate))
     subscribed = consumer.subscribe(request.source, request.request_id, [CODES], gathering, producer="talker")
     async with subscribed as messages:
         async for message in messages:
-            if isinstance(message, stream_pb2.StreamEnd):
+            if isinstance(message, stream_pb2.StreamHeader):
+                prompt = message.prompt_positions
+                if prompt < 0:
+                    raise InvalidInput("source.prompt_positions", f"{prompt} must be at least 0")
+                begin(prompt)
+            elif isinstance(message, stream_pb2.StreamEnd):
                 _expect(message.end_position, due, "the stream's end")
-            elif isinstance(message, Chunk):
+                if prompt > due:
+                    raise InvalidInput("source.prompt_positions", f"{prompt} must be 0 to {due}, the stream's frames")
+            else:
                 for rows in message.rows:
                     _expect(rows.first_position, due, "the next frame")
                     codes = check_codes(spec, rows.tensor, "source.codes")
@@ -132,7 +153,6 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
                 seed=request.seed,
             )
             feeding = asyncio.create_task(self._feed(request, stream, window, events))
-            frames_sent = 0
             try:
                 while isinstance(event := await events.get(), Samples):
                     if len(event.samples):
@@ -141,8 +161,7 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
                             first_sample=event.first_sample, samples=to_message(event.samples), frames=event.frames
                         )
                         yield code2wav_pb2.DecodeResponse(audio=audio)
-                    window.release(event.frames - frames_sent)
-                    frames_sent = event.frames
+                    window.release(event.taken)
                 if isinstance(event, Exception):
                     raise event
                 call.set(frames=event.frames, samples=event.samples)
@@ -163,7 +182,8 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
     ) -> None:
         """Moves the request's frames into the engine as the window allows; an error goes the way of the events."""
         try:
-            async for codes in frames_of(self.engine.spec, self._consumer, request):
+            begin = partial(self.engine.begin, stream)
+            async for codes in frames_of(self.engine.spec, self._consumer, request, begin):
                 while len(codes):
                     count = await window.acquire(len(codes))
                     self.engine.put(stream, codes[:count])

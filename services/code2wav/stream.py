@@ -14,17 +14,20 @@ from services.common.engine.thread import WaitClock
 class Samples:
     """The next samples of a stream: (n,), float32 or, where asked for, int16, on the CPU; n may be 0.
 
-    `frames` and `first_sample` count from the stream's start: frames decoded with these, samples given out before.
+    `frames` and `first_sample` count from the end of the stream's prompt: frames decoded with these, samples given out
+    before. `taken`: frames of the step that this is of, those of the prompt too.
     """
 
     samples: torch.Tensor
     first_sample: int
     frames: int
+    taken: int
 
 
 @dataclass(frozen=True)
 class Finished:
-    """All frames are decoded. `waited_ms`: how long the stream had a slot but no frame to decode."""
+    """All frames are decoded; those of the prompt are not counted. `waited_ms`: how long the stream had a slot but no
+    frame to decode."""
 
     frames: int
     samples: int
@@ -46,16 +49,33 @@ class Stream:
         self.slot: int | None = None
         self.in_step = self.complete = self.flushed = self.ended = False
         self.frames_ready = self.frames_decoded = self.samples_emitted = 0
+        self.prompt_frames = self.samples_to_drop = 0
         self.playback = Playback()
         self.waiting = WaitClock()
         self._codes = torch.empty(0)  # those that are ready, once there are any
+
+    @property
+    def prompt_left(self) -> int:
+        """Frames of the prompt that are still to be decoded."""
+        return max(0, self.prompt_frames - self.frames_decoded)
+
+    @property
+    def frames_given(self) -> int:
+        """Frames decoded that are not of the prompt."""
+        return max(0, self.frames_decoded - self.prompt_frames)
 
     def add(self, codes: torch.Tensor) -> None:
         """Appends (frames, groups)."""
         self._codes = torch.cat([self._codes, codes]) if self.frames_ready else codes
         self.frames_ready += len(codes)
-        self.playback.arrived(len(codes), time.monotonic())
+        self.playback.arrived(len(codes), time.monotonic(), paced=not self.prompt_left)
         self.update_wait()
+
+    def heard(self, samples: torch.Tensor) -> torch.Tensor:
+        """`samples`, which follow on those before, without those of the prompt."""
+        dropped = min(self.samples_to_drop, len(samples))
+        self.samples_to_drop -= dropped
+        return samples[dropped:]
 
     def take(self, frames: int) -> torch.Tensor:
         """Removes the next `frames`: (frames, groups)."""

@@ -165,17 +165,24 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """All layers and the final norm."""
+    """All layers and the final norm.
 
-    def __init__(self, sizes: TransformerSizes, layout: StateLayout) -> None:
+    Args:
+        projected_from: width that a projection comes from before them, and goes back to after them; 0: there are none.
+    """
+
+    def __init__(self, sizes: TransformerSizes, layout: StateLayout, projected_from: int = 0) -> None:
         super().__init__()
+        self.input_proj = nn.Linear(projected_from, sizes.hidden) if projected_from else nn.Identity()
+        self.output_proj = nn.Linear(sizes.hidden, projected_from) if projected_from else nn.Identity()
         self.layers = nn.ModuleList(TransformerLayer(sizes, layout) for _ in range(sizes.layers))
         self.norm = RMSNorm(sizes.hidden, sizes.norm_eps)
         self._sizes = sizes
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, carry: Carry, settled: bool) -> torch.Tensor:
-        """(streams, frames, hidden), kept. For `positions` and `settled` see `Step`."""
+        """(streams, frames, hidden or `projected_from`), kept. For `positions` and `settled` see `Step`."""
+        x = self.input_proj(x)
         step = Step(x, positions, self._sizes, carry, settled)
         for layer in self.layers:
             x = layer(x, step)
-        return self.norm(x)
+        return self.output_proj(self.norm(x))

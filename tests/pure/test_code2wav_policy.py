@@ -17,6 +17,7 @@ STEP_S, STEP_FRAME_S = 0.0024, 0.0007
 class FakeStream:
     frames_ready: int = 0
     complete: bool = False
+    prompt_left: int = 0
     playback: Playback = field(default_factory=Playback)
 
     def put(self, frames: int, now: float) -> None:
@@ -58,6 +59,21 @@ def test_the_first_chunk_is_one_frame_at_once(ready):
     stream = FakeStream()
     stream.put(ready, 7.0)
     assert policy().choose([stream], 7.0) == StepPlan(1, [0])
+
+
+def test_a_prompt_is_decoded_at_once_in_steps_as_large_as_any_and_apart_from_what_is_heard():
+    stream, chunks = FakeStream(prompt_left=21), policy()
+    stream.put(30, 7.0)
+    taken = []
+    while stream.playback.runs_dry_at is None:
+        plan = chunks.choose([stream], 7.0)
+        assert isinstance(plan, StepPlan)
+        taken.append(plan.frames)
+        stream.frames_ready -= plan.frames
+        heard = not stream.prompt_left
+        stream.prompt_left = max(0, stream.prompt_left - plan.frames)
+        stream.playback.sent(FRAME_S * plan.frames if heard else 0.0, stream.frames_ready, 7.0)
+    assert taken == [16, 5, 1]
 
 
 def test_nothing_to_do_without_frames():

@@ -24,6 +24,13 @@ def test_a_checkpoint_is_known_by_what_its_config_says(tmp_path):
     assert one == same != other
     (tmp_path / "b/generation_config.json").write_text('{"temperature": 0.1}')
     assert checkpoint_digest(str(tmp_path / "b")) != one
+    _checkpoint(tmp_path / "a/speech_tokenizer", codebook_size=8)
+    assert checkpoint_digest(str(tmp_path / "a")) != one
+
+
+def test_a_checkpoints_digest_is_the_one_of_yesterday(tmp_path):
+    """A gateway of one release tells models of the next apart."""
+    assert checkpoint_digest(_checkpoint(tmp_path / "a", model_type="some_omni", layers=2)) == "4f44c5aaab17e713"
 
 
 @pytest.mark.parametrize("model", ["/nonexistent", "some/model-not-cached", "no id//"])

@@ -193,20 +193,20 @@ async def test_rows_are_gathered_after_the_first_positions_and_the_end_is_not_he
     frame, gathering = torch.zeros(1, 16, dtype=torch.int32), stream_pb2.Gathering(from_position=3, delay_ms=1000)
     async with serving() as (hub, address, _), subscribe(source(address), "r", [], gathering) as messages:
         with hub.open("s", ["codes"]) as stream:
-            stream.start(0)
+            stream.start(2)
             assert isinstance(await asyncio.wait_for(anext(messages), GUARD_S), stream_pb2.StreamHeader)
-            for i in range(4):  # each leaves at once, the fourth is the first after which there is a wait
+            for i in range(6):  # each leaves at once: two of the prompt, and the sixth is the first before a wait
                 stream.put([Rows("codes", i, frame)])
                 chunk = await asyncio.wait_for(anext(messages), GUARD_S)
                 assert isinstance(chunk, Chunk)
                 assert [row.first_position for row in chunk.rows] == [i]
-            for i in range(4, 9):
+            for i in range(6, 9):
                 stream.put([Rows("codes", i, frame)])
                 await asyncio.sleep(0.01)
             stream.finish(9)
             chunk = await asyncio.wait_for(anext(messages), GUARD_S)
             assert isinstance(chunk, Chunk)
-            assert [row.first_position for row in chunk.rows] == [4, 5, 6, 7, 8]
+            assert [row.first_position for row in chunk.rows] == [6, 7, 8]
             assert isinstance(await asyncio.wait_for(anext(messages), GUARD_S), stream_pb2.StreamEnd)
 
 

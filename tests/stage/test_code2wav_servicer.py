@@ -119,6 +119,26 @@ async def test_inline(decoder, service, dtype):
     await service.idle()
 
 
+@pytest.mark.parametrize("inline", [True, False])
+async def test_a_prompt_is_decoded_and_not_heard(decoder, service, inline):
+    """It is longer than what the service takes in at a time."""
+    codes, prompt = random_codes(decoder, 50, 11), 40
+    if inline:
+        call = service.call(codes=to_message(codes), prompt_frames=prompt)
+    else:
+        call = service.call(source=service.source())
+        with service.hub.open("s", ["codes"]) as stream:
+            stream.start(prompt)
+            stream.put([rows(0, codes[:prompt]), rows(prompt, codes[prompt:])])
+            stream.finish(len(codes))
+    samples, summary = await collect(call)
+    expected = whole(decoder, codes)[prompt * decoder.spec.samples_per_frame - decoder.spec.trimmed_samples :]
+    assert (summary.frames, summary.samples) == (10, len(expected))
+    assert samples.shape == expected.shape
+    assert (samples - expected).abs().max() <= TOLERANCE
+    await service.idle()
+
+
 async def test_pcm16(decoder, service):
     codes = random_codes(decoder, 5, 2)
     call = service.call(codes=to_message(codes), sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16)
@@ -179,11 +199,14 @@ async def test_bad_requests_are_refused_while_another_streams_on(decoder, servic
             "request_id": {"request_id": "", "codes": to_message(codes)},
             "sample_format": {"codes": to_message(codes), "sample_format": 9},
             "source.address": {"source": stream_pb2.StreamSource(stream_id="s")},
+            "prompt_frames": {"codes": to_message(codes), "prompt_frames": 7},
+            "prompt_frames ": {"codes": to_message(codes), "prompt_frames": -1},
+            "prompt_frames  ": {"source": service.source(), "prompt_frames": 1},
         }
         for field, request in bad.items():
             error = await error_of(service.call(**request))
             assert isinstance(error, InvalidInput), field
-            assert error.field == field
+            assert error.field == field.strip()
         with service.hub.open("s", ["codes"]) as other:
             other.start(0)
             other.put([rows(0, wrong)])
@@ -191,6 +214,14 @@ async def test_bad_requests_are_refused_while_another_streams_on(decoder, servic
             error = await error_of(service.call(source=service.source()))
         assert isinstance(error, InvalidInput)
         assert "source.codes: code" in str(error)
+        for prompt in (-1, 7):
+            with service.hub.open("s", ["codes"]) as other:
+                other.start(prompt)
+                other.put([rows(0, codes)])
+                other.finish(len(codes))
+                error = await error_of(service.call(source=service.source()))
+            assert isinstance(error, InvalidInput)
+            assert error.field == "source.prompt_positions"
         stream.put([rows(2, codes[2:])])
         stream.finish(6)
     _, summary = await collect_rest(good)

@@ -37,11 +37,14 @@ class Hub:
         """(Status, headers, body) for a GET of `path`."""
         facts = f"/api/models/{self.model}"
         if path in (facts, f"{facts}/revision/main", f"{facts}/revision/{COMMIT}"):
-            siblings = [{"rfilename": file.name} for file in self._files()]
+            siblings = [{"rfilename": self._name(file)} for file in self._files()]
             return _json({"id": self.model, "sha": COMMIT, "siblings": siblings})
         if path in (f"{facts}/tree/main", f"{facts}/tree/{COMMIT}"):
             return _json(
-                [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": _oid(f)} for f in self._files()]
+                [
+                    {"type": "file", "path": self._name(f), "size": f.stat().st_size, "oid": _oid(f)}
+                    for f in self._files()
+                ]
             )
         if self.model not in path:
             return 404, {"X-Error-Code": "RepoNotFound"}, b""
@@ -58,7 +61,10 @@ class Hub:
         return None
 
     def _files(self) -> list[Path]:
-        return sorted(self.folder.iterdir())
+        return sorted(file for file in self.folder.rglob("*") if file.is_file())
+
+    def _name(self, file: Path) -> str:
+        return file.relative_to(self.folder).as_posix()
 
 
 @contextlib.contextmanager

@@ -19,7 +19,9 @@ from tqdm.auto import tqdm
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-CONFIG_FILES = (CONFIG_FILE, "generation_config.json")
+# The last is of a codec that lies in a folder of its own.
+CONFIG_FILES = (CONFIG_FILE, "generation_config.json", f"speech_tokenizer/{CONFIG_FILE}")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 PROGRESS_S = 10.0
 
 log = structlog.get_logger()
@@ -48,12 +50,21 @@ class _LoggedProgress(tqdm):
             log.info("fetching", fetched_bytes=int(self.n), all_bytes=int(self.total or 0))
 
 
+def _repository_of(folder: Path) -> str | None:
+    """The hub's repository that `folder` is a commit of, by its place in the hub's cache, which is
+    models--OWNER--NAME/snapshots/COMMIT. None: it is no such folder."""
+    if folder.parent.name != "snapshots":
+        return None
+    kind, _, repository = folder.parents[1].name.partition("--")
+    return repository.replace("--", "/") if kind == "models" else None
+
+
 class Checkpoint:
     """A checkpoint's config files and, once `select` has said which, those of its safetensors files that a stage needs.
 
     Of one on the hub the directory has what a stage needs, all of one commit. The hub is asked once which commit that
     is; each file that is not here yet is fetched once. A hub that cannot be reached is no error as long as everything
-    is here.
+    is here. A directory of the hub's cache is of such a commit already.
 
     Args:
         model: a directory, or the id of a repository on the hub.
@@ -68,54 +79,62 @@ class Checkpoint:
 
     def __init__(self, model: str, files: Sequence[str] = CONFIG_FILES) -> None:
         self.model = model
-        self._is_local = Path(model).is_dir()
-        self.folder = Path(model) if self._is_local else self._download([*files, INDEX_FILE])
+        is_local = Path(model).is_dir()
+        self._repository = _repository_of(Path(model)) if is_local else model
+        self.folder = Path(model) if is_local else self._download([*files, INDEX_FILE, f"*/{INDEX_FILE}"])
         if not (self.folder / CONFIG_FILE).is_file():
             raise ValueError(f"{self.folder / CONFIG_FILE} does not exist")
         self._files: dict[str, Path] = {}
         """Wanted tensor name -> file."""
 
-    def fetch(self, wanted: Callable[[str], bool]) -> list[Path]:
+    def fetch(self, wanted: Callable[[str], bool], subfolder: str = "") -> list[Path]:
         """The files that hold wanted tensors; those of a repository on the hub are here then.
 
         Args:
             wanted: says of a tensor's name whether the stage needs the file that has it.
+            subfolder: of the checkpoint, that the files lie in.
 
         Raises:
             ValueError: one cannot be fetched.
         """
-        index, names = self.folder / INDEX_FILE, [SINGLE_FILE]  # a checkpoint of one file has no index
+        folder = self.folder / subfolder
+        index, names = folder / INDEX_FILE, [SINGLE_FILE]  # a checkpoint of one file has no index
         if index.is_file():
             file_of = json.loads(index.read_text())["weight_map"]
             names = sorted({file for name, file in file_of.items() if wanted(name)})
-        missing = [name for name in names if not (self.folder / name).is_file()]
-        if missing and not self._is_local:
-            log.info("fetching weights", model=self.model, files=missing)
+        missing = [str(Path(subfolder, name)) for name in names if not (folder / name).is_file()]
+        if missing and self._repository:
+            log.info("fetching weights", model=self._repository, files=missing)
             self._download(missing, revision=self.folder.name)
-        return [self.folder / name for name in names]
+        return [folder / name for name in names]
 
     def _download(self, patterns: list[str], revision: str | None = None) -> Path:
         progress = None if sys.stderr.isatty() else _LoggedProgress  # None: bars
         try:
-            return Path(snapshot_download(self.model, revision=revision, allow_patterns=patterns, tqdm_class=progress))
+            repository = self._repository or self.model
+            return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns, tqdm_class=progress))
         except (OSError, httpx.HTTPError, HFValidationError) as error:
             reason = f"{self.model} is neither a directory nor a model that the hub has: {error}"
             raise ValueError(reason) from None
 
-    def select(self, wanted: Callable[[str], bool]) -> None:
-        """Fetches the files that hold wanted tensors. `wanted` says of a tensor's name whether it is read.
+    def select(self, wanted: Callable[[str], bool], subfolder: str = "") -> None:
+        """Fetches the files that hold wanted tensors.
+
+        Args:
+            wanted: says of a tensor's name whether it is read.
+            subfolder: of the checkpoint, that the files lie in.
 
         Raises:
             ValueError: a file is missing or at fault, or there is no wanted tensor.
         """
-        for path in self.fetch(wanted):
+        for path in self.fetch(wanted, subfolder):
             if not path.is_file():
                 raise ValueError(f"{path} does not exist")
             try:
                 with safe_open(path, framework="pt") as file:
                     self._files |= {name: path for name in file.keys() if wanted(name)}  # noqa: SIM118, not a dict
             except SafetensorError as error:
-                raise ValueError(f"{path}: {error}") from None
+                raise ValueError(f"{path} is corrupt or not all there, fetch it again: {error}") from None
         if not self._files:
             raise ValueError(f"{self.model} has none of the tensors this stage needs")
 

@@ -16,6 +16,7 @@ _CONFIG_FILES = (
     "config.json",
     "generation_config.json",
     "model_index.json",
+    "speech_tokenizer/config.json",
     "scheduler/scheduler_config.json",
     "transformer/config.json",
     "vae/config.json",

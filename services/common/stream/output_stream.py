@@ -218,7 +218,7 @@ class OutputStream:
                 self.credits -= 1
                 self._sent.set()
                 yield stream_pb2.SubscribeResponse(chunk=chunk)
-                if gathering.delay_ms and end_position(chunk) > gathering.from_position:
+                if gathering.delay_ms and end_position(chunk) > self._prompt_positions + gathering.from_position:
                     await self._gather(gathering.delay_ms / 1000)
                 if self._error:
                     raise self._error
