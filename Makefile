@@ -1,15 +1,19 @@
 # `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. PIP_FLAGS: more flags for pip, e.g.
-# an extra index with CPU builds of torch. THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT: flags of
-# the benchmarks; by default thinker and talker are compiled, which takes minutes and halves their time a step on a CPU.
+# --extra-index-url of PyTorch's CPU wheels, where the index has only CUDA builds, which makes set-up slow and large.
+# THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT, BENCH_SPEAK: flags of the benchmarks; by default
+# thinker and talker are compiled, which takes minutes and halves their time a step on a CPU.
 # TEST_COMPOSE: flags of scripts/test_compose.py. TEST, TEST_LONG: flags of pytest. WORKERS: of `make test`.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
 PIP_FLAGS ?=
 BENCH ?= --flag thinker.enforce_eager=false --flag talker.enforce_eager=false
+BENCH_SPEAK ?= --flag talker.enforce_eager=false
 BENCH_DIT ?=
 TEST_COMPOSE ?=
 TEST ?=
 TEST_LONG ?=
 WORKERS ?= 2
+# What Qwen3-TTS is compared with in tests and benchmarks. Its dependencies are not needed, and hold back transformers.
+QWEN_TTS := qwen-tts==0.1.1
 THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
@@ -17,7 +21,7 @@ READY := .venv/ready
 # Two hundred processes start in the tests: without its cache each one compiles our code anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test coverage test-long test-gpu test-v2 up lint format protos bench bench-dit test-compose clean
+.PHONY: setup demo test coverage test-long test-gpu test-v2 up lint format protos bench bench-speak bench-dit test-compose clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -26,6 +30,7 @@ $(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,ucx,otel,dev]'
 	$(BIN)/python scripts/cpu_torch_env.py
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps $(QWEN_TTS)
 	@touch $(READY)
 
 demo: $(READY)  ## the main job on a small random model: no GPU, no hub, no docker
@@ -71,6 +76,9 @@ protos: $(READY)  ## generates the stubs again
 bench: $(READY)  ## speech under load beside transformers, in one run; BENCH="--json figures.json" for other flags
 	$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[bench]'
 	$(BIN)/python benchmarks/speech.py $(BENCH)
+
+bench-speak: $(READY)  ## texts spoken beside the model's own library, in one run; BENCH_SPEAK: its flags
+	$(BIN)/python benchmarks/speak.py $(BENCH_SPEAK)
 
 bench-dit: $(READY)  ## pictures, videos and sound beside plain diffusers, in one run; BENCH_DIT: its flags
 	$(BIN)/python benchmarks/dit.py $(BENCH_DIT)

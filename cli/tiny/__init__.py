@@ -5,12 +5,16 @@ Those of diffusion are in diffusers' layout, with its component classes, config 
 """
 
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 from services.families import families
 
-_OF_STAGES = {family.name.replace("_", "-"): family for family in families() if family.has("tiny")}
+_OF_STAGES: dict[str, Callable[[Path, str], None]] = {}
+for _family in families():
+    if _family.has("tiny"):
+        _OF_STAGES |= _family.part("tiny").ARCHS
 # Diffusion's architecture -> module here that has the function of its name, `(size: Size) -> DiffusionPipeline`.
 FAMILIES = {
     "sd3": "image",
@@ -51,7 +55,7 @@ def make_checkpoint(out: Path, seed: int, size: str, arch: str = ARCHS[0]) -> Pa
         if arch in FAMILIES:
             _write_diffusion(out, arch, size)
         else:
-            _OF_STAGES[arch].part("tiny").write_checkpoint(out, size)
+            _OF_STAGES[arch](out, size)
     return out
 
 

@@ -22,3 +22,12 @@ def diffusion_checkpoint(arch: str, seed: int = 0, size: str = "tiny") -> Path:
         make_checkpoint(out, seed, size, arch)
 
     return kept_folder(make, "diffusion", arch, size, seed, SOURCE)
+
+
+def tts_checkpoint(arch: str, size: str = "tiny", seed: int = 0) -> Path:
+    """One of Qwen3-TTS: `arch` is a name that `quartet tiny` knows."""
+
+    def make(out: Path) -> None:
+        make_checkpoint(out, seed, size, arch)
+
+    return kept_folder(make, "tts", arch, size, seed, SOURCE)

@@ -1,0 +1,112 @@
+"""Qwen3-TTS's codec decoder: a sum of residual vectors, a transformer and causal convolutions up to the samples.
+
+It lies in a folder of the checkpoint, beside the codec's encoder. Its layers have the parameter names found there.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from services.code2wav.causal import Carry
+from services.code2wav.family import DecoderSpec
+from services.code2wav.layers import CausalConv
+from services.code2wav.wave import WaveDecoder, WaveSizes, read_sizes
+
+FOLDER = "speech_tokenizer"
+MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
+_PREFIX = "decoder."
+# Of the codec's training: a decoder looks codes up and never makes any.
+_UNUSED = ("quantizer.rvq_first.input_proj.weight", "quantizer.rvq_rest.input_proj.weight")
+# A code that was hardly used in training: what its sum of vectors is divided by at least.
+_LEAST_USAGE = 1e-5
+
+
+def parameter_of(tensor: str) -> str | None:
+    """See `services.code2wav.family.DecoderFamily`."""
+    name = tensor.removeprefix(_PREFIX)
+    return None if name == tensor or name in _UNUSED else name
+
+
+def new_decoder(config: dict[str, Any]) -> "Qwen3TtsDecoder":
+    """See `services.code2wav.family.DecoderFamily`."""
+    if config.get("model_type") != MODEL_TYPE:
+        raise ValueError(f"{FOLDER}/config.json: model_type {config.get('model_type')!r} is not {MODEL_TYPE}")
+    part: dict[str, Any] = config.get("decoder_config") or {}
+    name = f"{FOLDER}/config.json: decoder_config"
+    if not config.get("output_sample_rate"):
+        raise ValueError(f"{FOLDER}/config.json: output_sample_rate is missing")
+    for key in ("codebook_dim", "latent_dim"):
+        if not part.get(key):
+            raise ValueError(f"{name}.{key} is missing")
+    return Qwen3TtsDecoder(read_sizes(part, name), part["codebook_dim"], config["output_sample_rate"])
+
+
+class Codebook(nn.Module):
+    """Vectors of one code group, as sums over a training's last uses and how many those were."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.cluster_usage = nn.Parameter(torch.ones(size))
+        self.embedding_sum = nn.Parameter(torch.zeros(size, width))
+
+    def vectors(self) -> torch.Tensor:
+        """(size, width) float32 or wider."""
+        wide = torch.promote_types(self.embedding_sum.dtype, torch.float32)
+        return self.embedding_sum.to(wide) / self.cluster_usage.to(wide).clamp(min=_LEAST_USAGE)[:, None]
+
+
+class ResidualQuantizer(nn.Module):
+    """Code groups whose vectors are summed and projected together."""
+
+    def __init__(self, groups: int, size: int, width: int, outputs: int) -> None:
+        super().__init__()
+        layers = nn.ModuleList(nn.ModuleDict({"_codebook": Codebook(size, width)}) for _ in range(groups))
+        self.vq = nn.ModuleDict({"layers": layers})
+        self.output_proj = nn.Conv1d(width, outputs, 1, bias=False)
+
+    def tables(self) -> Iterator[torch.Tensor]:
+        """For each group its vectors, projected: (size, outputs)."""
+        layers: Any = self.vq["layers"]
+        for layer in layers:
+            vectors: torch.Tensor = layer["_codebook"].vectors()
+            yield vectors @ self.output_proj.weight[..., 0].to(vectors.dtype).T
+
+
+class SplitQuantizer(nn.Module):
+    """The semantic group and the acoustic ones, each projected by itself."""
+
+    def __init__(self, groups: int, size: int, outputs: int) -> None:
+        super().__init__()
+        self.rvq_first = ResidualQuantizer(1, size, outputs // 2, outputs)
+        self.rvq_rest = ResidualQuantizer(groups - 1, size, outputs // 2, outputs)
+
+
+class Qwen3TtsDecoder(WaveDecoder):
+    """The decoder. See `WaveDecoder`. Its transposed convolutions are trimmed on the right only.
+
+    Args:
+        codebook_dim: width of a frame's vector.
+    """
+
+    def __init__(self, sizes: WaveSizes, codebook_dim: int, sample_rate_hz: int) -> None:
+        spec = DecoderSpec(sample_rate_hz, sizes.samples_per_frame, (sizes.codebook_size,) * sizes.num_code_groups)
+        super().__init__(spec, sizes)
+        self.quantizer = SplitQuantizer(sizes.num_code_groups, sizes.codebook_size, codebook_dim)
+        self.pre_conv = CausalConv(codebook_dim, sizes.latent, 3, self.layout)
+        self._code_offsets: torch.Tensor
+        offsets = torch.arange(sizes.num_code_groups) * sizes.codebook_size
+        self.register_buffer("_code_offsets", offsets, persistent=False)
+
+    def precompute(self) -> None:
+        """As `Decoder.precompute`; a frame's vector is then a sum of table rows."""
+        super().precompute()
+        tables = [*self.quantizer.rvq_first.tables(), *self.quantizer.rvq_rest.tables()]
+        self._table = torch.cat(tables).to(self.dtype)  # (groups x codebook size, codebook_dim)
+
+    def embed(self, codes: torch.Tensor, carry: Carry) -> torch.Tensor:
+        """As `WaveDecoder.embed`."""
+        vectors = F.embedding(codes + self._code_offsets, self._table).sum(2)
+        return self.pre_conv(vectors.transpose(1, 2), carry).transpose(1, 2)

@@ -1,0 +1,114 @@
+"""The talker of Qwen3-TTS: a dense decoder that says a text, with a voice of its own, one that instructions describe,
+or one that it hears in a sample, by the checkpoint's kind."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from services.families.qwen3_tts.talker_prompt import PromptSpec, SpokenText
+from services.talker import family
+from services.talker.inputs import SampleReader
+from services.talker.text import TextTokenizer
+
+# The reference never samples the last 1,024 ids of the codec vocabulary (but its end-of-speech): they are control ids.
+# Source: `Qwen3TTSForConditionalGeneration.generate` of qwen-tts, as for `min_new_tokens`.
+CONTROL_IDS = 1024
+MIN_FRAMES = 2
+CODEC = "qwen3_tts_tokenizer_12hz"
+SAMPLE_TENSORS = (("", "speaker_encoder."), ("speech_tokenizer", "encoder."))
+
+WEIGHTS = family.WeightNames(
+    prefixes={
+        "talker.code_predictor.small_to_mtp_projection.": "code_predictor.input_projection.",
+        "talker.model.text_embedding.weight": family.TEXT_EMBEDDINGS,
+        "talker.": "",
+    },
+    stored_dtype_of="talker.codec_head.weight",
+)
+
+
+def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
+    """As `services.talker.family.TalkerModule`. Also reads generation_config.json where there is one."""
+    if config.get("tokenizer_type", CODEC) != CODEC:
+        raise ValueError(f"tokenizer_type {config['tokenizer_type']!r} is not supported, only {CODEC}")
+    try:
+        spec, prompt = _talker_spec(config, _sampling_defaults(folder)), PromptSpec(config)
+    except KeyError as error:
+        raise ValueError(f"config.json lacks {error.args[0]}") from None
+    kind, size = config.get("tts_model_type"), config.get("tts_model_size")
+    return family.TalkerFamily(
+        spec,
+        WEIGHTS,
+        text_input=partial(SpokenText, prompt, TextTokenizer(folder)),
+        languages=prompt.languages,
+        takes_instructions=kind == "voice_design" or (kind == "custom_voice" and size != "0b6"),
+        sample_reader=partial(_sample_reader, config, folder) if kind == "base" else None,
+        sample_tensors=SAMPLE_TENSORS if kind == "base" else (),
+    )
+
+
+def _sample_reader(config: dict[str, Any], folder: Path, *where: Any) -> SampleReader:
+    from services.families.qwen3_tts.voice_sample import load_sample_reader
+
+    return load_sample_reader(config, folder, *where)
+
+
+def _talker_spec(config: Mapping[str, Any], defaults: family.SamplingDefaults) -> family.TalkerSpec:
+    talker = config["talker_config"]
+    end, vocab, width = talker["codec_eos_token_id"], talker["vocab_size"], talker["text_hidden_size"]
+    return family.TalkerSpec(
+        talker=_transformer("talker_config", talker),
+        num_code_groups=talker["num_code_groups"],
+        max_positions=talker["max_position_embeddings"],
+        text_vocab=talker["text_vocab_size"],
+        speakers=tuple(sorted(talker.get("spk_id") or ())),
+        after_text=(config["tts_eos_token_id"], config["tts_pad_token_id"]),
+        end_codes=frozenset({end}),
+        suppressed_codes=frozenset(range(max(0, vocab - CONTROL_IDS), vocab)) - {end},
+        min_frames=MIN_FRAMES,
+        predictor=_transformer("talker_config.code_predictor_config", talker["code_predictor_config"]),
+        text_projection=family.ProjectionSpec(width, width),
+        defaults=defaults,
+    )
+
+
+def _transformer(field: str, config: Mapping[str, Any]) -> family.TransformerSpec:
+    """Sizes of a stack. Its three rope positions are always equal, so that all frequencies turn with time."""
+    rope: Mapping[str, Any] = config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) not in ("default", "mrope"):
+        raise ValueError(f"{field}.rope_scaling: {dict(rope)} is not supported, only the default")
+    if config.get("use_sliding_window"):
+        raise ValueError(f"{field}.use_sliding_window: sliding-window layers are not supported")
+    return family.TransformerSpec(
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+        intermediate=config["intermediate_size"],
+        vocab=config["vocab_size"],
+        norm_eps=config["rms_norm_eps"],
+        rope_theta=config["rope_theta"],
+        activation=config["hidden_act"],
+        qkv_bias=config.get("attention_bias", False),
+        o_bias=config.get("attention_bias", False),
+    )
+
+
+def _sampling_defaults(folder: Path) -> family.SamplingDefaults:
+    """The checkpoint's generation values; where absent, those of qwen-tts' `_merge_generate_kwargs`."""
+    path = folder / "generation_config.json"
+    values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    talker_draws, predictor_draws = values.get("do_sample", True), values.get("subtalker_dosample", True)
+    return family.SamplingDefaults(
+        temperature=values.get("temperature", 0.9) if talker_draws else 0.0,
+        top_k=values.get("top_k", 50),
+        top_p=values.get("top_p", 1.0),
+        repetition_penalty=values.get("repetition_penalty", 1.05),
+        max_frames=values.get("max_new_tokens", 2048),
+        predictor_temperature=values.get("subtalker_temperature", 0.9) if predictor_draws else 0.0,
+        predictor_top_k=values.get("subtalker_top_k", 50),
+        predictor_top_p=values.get("subtalker_top_p", 1.0),
+    )

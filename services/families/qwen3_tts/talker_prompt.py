@@ -1,0 +1,137 @@
+"""What Qwen3-TTS's talker reads before its first frame, and the ids of text that follow.
+
+Source: `Qwen3TTSForConditionalGeneration.generate` and `generate_icl_prompt` of the package qwen-tts 0.1.1.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from services.talker.inputs import Delivery, Prompt
+from services.talker.text import GrowingText, TextTokenizer
+
+
+class PromptSpec:
+    """What prompts of a checkpoint are made of. Ids named `im_*` and `tts_*` are text; those named `codec_*` and the
+    values of the mappings are codes.
+
+    Args:
+        config: its config.json.
+
+    Attributes:
+        languages: what a text can be said to have.
+        language_ids: of languages and dialects.
+        speaker_ids: of voices.
+        dialect_of: the dialect of each voice that has one.
+        whole_text_first: whether the prompt has all of the text, where a request does not say.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        talker = config["talker_config"]
+        self.im_start_id: int = config["im_start_token_id"]
+        self.im_end_id: int = config["im_end_token_id"]
+        self.tts_bos_id: int = config["tts_bos_token_id"]
+        self.tts_eos_id: int = config["tts_eos_token_id"]
+        self.tts_pad_id: int = config["tts_pad_token_id"]
+        self.codec_think_id: int = talker["codec_think_id"]
+        self.codec_nothink_id: int = talker["codec_nothink_id"]
+        self.codec_think_bos_id: int = talker["codec_think_bos_id"]
+        self.codec_think_eos_id: int = talker["codec_think_eos_id"]
+        self.codec_pad_id: int = talker["codec_pad_id"]
+        self.codec_bos_id: int = talker["codec_bos_id"]
+        self.language_ids: Mapping[str, int] = talker.get("codec_language_id") or {}
+        self.speaker_ids: Mapping[str, int] = talker.get("spk_id") or {}
+        dialects: Mapping[str, Any] = talker.get("spk_is_dialect") or {}
+        self.dialect_of = {speaker: dialect for speaker, dialect in dialects.items() if dialect}
+        self.languages = tuple(name for name in self.language_ids if "dialect" not in name)
+        self.whole_text_first = config.get("tts_model_type") != "base"
+
+    def language_codes(self, delivery: Delivery) -> list[int]:
+        """Codes that say the language, or that it is not said. A voice with a dialect speaks that for Chinese."""
+        language: str | None = delivery.language or None
+        if language in (None, "chinese"):
+            language = self.dialect_of.get(delivery.speaker, language)
+        if language is None:
+            return [self.codec_nothink_id, self.codec_think_bos_id, self.codec_think_eos_id]
+        return [self.codec_think_id, self.codec_think_bos_id, self.language_ids[language], self.codec_think_eos_id]
+
+
+class SpokenText(GrowingText):
+    """A `services.talker.inputs.TextInput`: instructions, how to speak, then the text, over the frames of a voice
+    sample where the speech goes on from one.
+
+    Args:
+        spec: of the checkpoint.
+        tokenizer: of the checkpoint.
+        delivery: how to say it.
+    """
+
+    def __init__(self, spec: PromptSpec, tokenizer: TextTokenizer, delivery: Delivery) -> None:
+        super().__init__(tokenizer)
+        self._spec, self._delivery, self._frames = spec, delivery, delivery.frames_before
+        asked = tokenizer.encode(f"user\n{delivery.instructions}")
+        instructions = [spec.im_start_id, *asked, spec.im_end_id, *tokenizer.encode("\n")]
+        self._instructions = instructions if delivery.instructions.strip() else []
+        self._header = [spec.im_start_id, *tokenizer.encode("assistant\n")]
+        self._whole = spec.whole_text_first if delivery.whole_text_first is None else delivery.whole_text_first
+        sample = GrowingText(tokenizer)
+        said = delivery.sample_text if self._frames is not None else ""
+        sample.add(said)
+        sample.finish()
+        self.ids = sample.ids  # the text goes on from that of the sample
+
+    @property
+    def ready(self) -> bool:
+        """Whether the prompt's last row has its text: each frame of a voice sample takes an id, as those of speech."""
+        if self.finished:
+            return not self.is_empty
+        return not self._whole and self.tokens > 0 and len(self.ids) >= self._sample_rows
+
+    @property
+    def _sample_rows(self) -> int:
+        """Rows of the codec's beginning and of the voice sample."""
+        return 1 + (0 if self._frames is None else len(self._frames))
+
+    def take_prompt(self) -> Prompt:
+        """The prompt, once `ready`. What it has of the text, `take_text` has no more, but for its last row's."""
+        spec, voice = self._spec, self._delivery.voice
+        codes = spec.language_codes(self._delivery)
+        speaker_at = len(self._instructions) + len(self._header) + len(codes)
+        if voice is not None:
+            codes.append(-1)  # the row has the voice's vector
+        elif self._delivery.speaker:
+            codes.append(spec.speaker_ids[self._delivery.speaker])
+        text = [*self._instructions, *self._header, *[spec.tts_pad_id] * len(codes), spec.tts_bos_id]
+        codes = [*[-1] * (len(self._instructions) + len(self._header)), *codes, spec.codec_pad_id]
+        last_text, last_codes, after_text = self._whole_text() if self._whole else self._streamed_text()
+        text, codes = text + last_text, codes + last_codes
+        return Prompt(
+            text_ids=torch.tensor(text),
+            codes=torch.tensor(codes),
+            positions=torch.arange(len(text))[:, None].expand(-1, 3),
+            vectors=() if voice is None else ((speaker_at, voice.vector),),
+            frames=self._frames,
+            frames_at=0 if self._frames is None else len(codes) - len(self._frames),
+            after_text=after_text,
+        )
+
+    def _whole_text(self) -> tuple[list[int], list[int], tuple[int, ...]]:
+        """Text ids and codes of the last rows, and the text of all steps: first the text, then the sample's frames."""
+        spec, rows = self._spec, self._sample_rows
+        text = [*self.ids, spec.tts_eos_id]
+        self.ids = [spec.tts_pad_id]
+        codes = [*[spec.codec_pad_id] * len(text), spec.codec_bos_id, *[-1] * (rows - 1)]
+        return [*text, *[spec.tts_pad_id] * rows], codes, (spec.tts_pad_id,)
+
+    def _streamed_text(self) -> tuple[list[int], list[int], tuple[int, ...]]:
+        """The same, where the text goes along with the sample's frames and then with those of speech."""
+        spec, rows = self._spec, self._sample_rows
+        codes, pad = [spec.codec_bos_id, *[-1] * (rows - 1)], spec.tts_pad_id
+        if len(self.ids) >= rows:
+            text, self.ids = self.ids[:rows], self.ids[rows - 1 :]
+            return text, codes, (spec.tts_eos_id, pad)
+        text = [*self.ids, spec.tts_eos_id]
+        text += [pad] * (rows - len(text))
+        self.ids = text[-1:]
+        return text, codes, (pad,)

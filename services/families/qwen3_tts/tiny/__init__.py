@@ -1,0 +1,199 @@
+"""Random checkpoints with the real architecture: config keys, weight names, tokenizer, codec.
+
+The loading code that serves the published checkpoints serves these; only sizes and weights differ. As published, the
+larger layout has a code predictor that is narrower than its talker, and takes instructions.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A dense decoder with grouped-query attention, by the keys of its config."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One checkpoint's dimensions. `layout` is the published one that it is like."""
+
+    layout: str
+    merges: int  # of the byte-level BPE
+    text_hidden: int
+    talker: Transformer
+    predictor: Transformer
+    codebook: int
+    voices: tuple[str, ...]
+    languages: tuple[str, ...]
+
+
+CODE_GROUPS = 16
+CONTEXT_POSITIONS = 8192
+SIZES = {
+    "tiny": Sizes(
+        layout="1b7",
+        merges=256,
+        text_hidden=96,
+        talker=Transformer(64, 4, 4, 2, 32, 128),
+        predictor=Transformer(48, 2, 2, 1, 32, 80),
+        codebook=256,
+        voices=("vivian", "ryan", "dylan"),
+        languages=("chinese", "english", "german"),
+    ),
+    "small": Sizes(
+        layout="0b6",
+        merges=384,
+        text_hidden=112,
+        talker=Transformer(80, 5, 6, 3, 16, 96),
+        predictor=Transformer(80, 3, 4, 2, 24, 112),
+        codebook=160,
+        voices=("ada", "eric"),
+        languages=("chinese", "french"),
+    ),
+}
+# The last voice of each speaks a dialect.
+DIALECT = "beijing_dialect"
+# Talker vocabulary: the codebook, then 1,024 ids of which these offsets are used, as published.
+CODEC_IDS = {
+    "codec_pad_id": 100,
+    "codec_bos_id": 101,
+    "codec_eos_token_id": 102,
+    "codec_think_id": 106,
+    "codec_nothink_id": 107,
+    "codec_think_bos_id": 108,
+    "codec_think_eos_id": 109,
+}
+CODEC_LANGUAGE, CODEC_VOICE, CODEC_SPECIAL_IDS = 2, 253, 1024
+
+
+def write_checkpoint(out: Path, size: str, kind: str) -> None:
+    """Writes a checkpoint into the directory `out`; weights are drawn from torch's global generator.
+
+    Args:
+        out: files of the same names are replaced.
+        size: a key of `SIZES`. Tokenizer and config depend on it and `kind` only.
+        kind: `tts_model_type`: "custom_voice", "voice_design" or "base".
+
+    Raises:
+        KeyError: no such size.
+    """
+    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+
+    from services.families.qwen3_omni.tiny.processor import make_tokenizer
+    from services.families.qwen3_tts.tiny.codec import speaker_encoder, write_codec
+    from services.families.qwen3_tts.tiny.talker import talker_tensors
+
+    sizes = SIZES[size]
+    tokenizer: Any = make_tokenizer(sizes.merges)
+    tensors: dict[str, torch.Tensor] = {}
+    config = _config(sizes, kind, tokenizer)
+    if kind == "base":
+        config["speaker_encoder_config"], tensors = speaker_encoder(size, sizes.talker.hidden_size)
+    _write_json(out / "config.json", config)
+    _write_json(out / "generation_config.json", _GENERATION)
+    tokenizer.save_pretrained(out)
+    save_file(talker_tensors(config, out) | tensors, out / "model.safetensors", {"format": "pt"})
+    write_codec(out, size)
+
+
+ARCHS = {
+    "qwen3-tts": partial(write_checkpoint, kind="custom_voice"),
+    "qwen3-tts-voice-design": partial(write_checkpoint, kind="voice_design"),
+    "qwen3-tts-base": partial(write_checkpoint, kind="base"),
+}
+_GENERATION = {
+    "do_sample": True,
+    "temperature": 0.9,
+    "top_k": 50,
+    "top_p": 1.0,
+    "repetition_penalty": 1.05,
+    "subtalker_dosample": True,
+    "subtalker_temperature": 0.9,
+    "subtalker_top_k": 50,
+    "subtalker_top_p": 1.0,
+    "max_new_tokens": 2048,
+}
+
+
+def _config(sizes: Sizes, kind: str, tokenizer: Any) -> dict[str, Any]:
+    ids = {
+        f"{name}_token_id": tokenizer.convert_tokens_to_ids(token)
+        for name, token in {
+            "im_start": "<|im_start|>",
+            "im_end": "<|im_end|>",
+            "assistant": "assistant",
+            "tts_pad": "<tts_pad>",
+            "tts_bos": "<tts_text_bos>",
+            "tts_eos": "<tts_text_eod>",
+        }.items()
+    }
+    return {
+        "architectures": ["Qwen3TTSForConditionalGeneration"],
+        "model_type": "qwen3_tts",
+        "tokenizer_type": "qwen3_tts_tokenizer_12hz",
+        "tts_model_size": sizes.layout,
+        "tts_model_type": kind,
+        "transformers_version": "4.57.3",
+        "talker_config": _talker_config(sizes, kind, len(tokenizer)),
+        **ids,
+    }
+
+
+def _talker_config(sizes: Sizes, kind: str, text_vocab: int) -> dict[str, Any]:
+    voices = sizes.voices if kind == "custom_voice" else ()
+    languages = (*sizes.languages, DIALECT)
+    return {
+        **_transformer(sizes.talker),
+        "code_predictor_config": {
+            **_transformer(sizes.predictor),
+            "model_type": "qwen3_tts_talker_code_predictor",
+            "num_code_groups": CODE_GROUPS,
+            "vocab_size": sizes.codebook,
+        },
+        "model_type": "qwen3_tts_talker",
+        "num_code_groups": CODE_GROUPS,
+        "vocab_size": sizes.codebook + CODEC_SPECIAL_IDS,
+        "text_vocab_size": text_vocab,
+        "text_hidden_size": sizes.text_hidden,
+        **{key: sizes.codebook + offset for key, offset in CODEC_IDS.items()},
+        "codec_language_id": {name: sizes.codebook + CODEC_LANGUAGE + i for i, name in enumerate(languages)},
+        "spk_id": {name: sizes.codebook + CODEC_VOICE + i for i, name in enumerate(voices)},
+        "spk_is_dialect": {name: DIALECT if name == sizes.voices[-1] else False for name in voices},
+    }
+
+
+def _transformer(sizes: Transformer) -> dict[str, Any]:
+    third = sizes.head_dim // 2 // 3
+    return {
+        **asdict(sizes),
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "max_position_embeddings": CONTEXT_POSITIONS,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": {
+            "interleaved": True,
+            "mrope_section": [sizes.head_dim // 2 - 2 * third, third, third],
+            "rope_type": "default",
+            "type": "default",
+        },
+        "rope_theta": 1_000_000,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

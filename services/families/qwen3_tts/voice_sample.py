@@ -1,0 +1,92 @@
+"""What Qwen3-TTS hears in a voice sample: who speaks, as a vector, and the sound itself, as codec frames."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import MimiConfig, MimiModel
+
+from services.common.engine.weights import Checkpoint
+from services.families import read_config
+from services.families.qwen3_tts.code2wav import FOLDER
+from services.families.qwen3_tts.speaker_encoder import SpeakerEncoder, mel_spectrogram
+from services.talker.inputs import Voice
+
+SPEAKER_PREFIX = "speaker_encoder."
+_CODEC_PREFIX = "encoder."
+
+
+def load_sample_reader(
+    config: dict[str, Any], folder: Path, device: torch.device, dtype: torch.dtype
+) -> "VoiceSampleReader":
+    """Loads what hears voices, as `services.talker.inputs.SampleReader`.
+
+    Args:
+        config: config.json of the checkpoint.
+        folder: of the checkpoint. Of one on the hub it is the commit in the cache, and what it lacks is fetched.
+
+    Raises:
+        ValueError: the checkpoint has none, or tensors are missing, unknown or of another shape.
+    """
+    codec_config = read_config(folder / FOLDER)
+    speaker_config: dict[str, Any] = config.get("speaker_encoder_config") or {}
+    rate_hz, codec_rate_hz = speaker_config.get("sample_rate"), codec_config.get("input_sample_rate")
+    if rate_hz is None or rate_hz != codec_rate_hz:
+        raise ValueError(f"speaker_encoder_config.sample_rate {rate_hz} must be the codec's, {codec_rate_hz}")
+    speaker, codec = SpeakerEncoder.of(speaker_config), _empty_codec_encoder(codec_config)
+    parts: list[tuple[nn.Module, str, str]] = [(speaker, SPEAKER_PREFIX, ""), (codec, _CODEC_PREFIX, FOLDER)]
+    for module, prefix, subfolder in parts:
+        _load(module, folder, prefix, subfolder)
+        module.to(device=device, dtype=dtype).requires_grad_(False).eval()
+    if dtype == torch.float32:
+        torch.backends.cudnn.allow_tf32 = False  # on by default, and 1e-3 off
+    return VoiceSampleReader(speaker, codec, codec_config)
+
+
+def _empty_codec_encoder(codec_config: dict[str, Any]) -> MimiModel:
+    """The codec's encoder, whose decoder is another model."""
+    settings: dict[str, Any] = codec_config.get("encoder_config") or {}
+    model: Any = MimiModel(MimiConfig(**{key: value for key, value in settings.items() if key != "model_type"}))
+    model.upsample = model.decoder_transformer = model.decoder = None
+    return model
+
+
+def _load(module: nn.Module, folder: Path, prefix: str, subfolder: str) -> None:
+    checkpoint = Checkpoint(str(folder))
+    try:
+        checkpoint.select(lambda name: name.startswith(prefix), subfolder)
+        module.load_state_dict({name.removeprefix(prefix): tensor for name, tensor in checkpoint.tensors()})
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{folder / subfolder}, {prefix}* (hears voice samples): {error}") from None
+
+
+class VoiceSampleReader:
+    """As `services.talker.inputs.SampleReader`.
+
+    Args:
+        codec: the codec's encoder.
+        codec_config: config.json of the codec.
+    """
+
+    def __init__(self, speaker: SpeakerEncoder, codec: MimiModel, codec_config: dict[str, Any]) -> None:
+        self._speaker, self._codec = speaker, codec
+        self._groups: int = codec_config["encoder_valid_num_quantizers"]
+        self._samples_per_frame: int = codec_config["encode_downsample_rate"]
+        self._sample_rate_hz: int = codec_config["input_sample_rate"]
+
+    @property
+    def sample_rate_hz(self) -> int:
+        """Of the samples."""
+        return self._sample_rate_hz
+
+    @torch.inference_mode()
+    def read(self, samples: torch.Tensor) -> Voice:
+        """The voice of a mono sample (samples,) float32 in -1 to 1 on the CPU. Blocks while it computes."""
+        parameter = next(self._speaker.parameters())
+        sound = samples.to(parameter.device)
+        mels = mel_spectrogram(sound, self._sample_rate_hz, self._speaker.mel_bins)
+        vector = self._speaker(mels.to(parameter.dtype)[None])[0]
+        encoded: Any = self._codec.encode(sound.to(parameter.dtype)[None, None], num_quantizers=self._groups)
+        frames = -(-len(samples) // self._samples_per_frame)  # the encoder fills the last frame up
+        return Voice(vector, encoded.audio_codes[0, :, :frames].T.to("cpu", torch.int64).contiguous())
