@@ -1,30 +1,23 @@
 """The jobs of a directory: a row in SQLite for each, its file beside it."""
 
-import asyncio
 import fcntl
 import os
-import sqlite3
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import structlog
 
-Result = TypeVar("Result")
+from gateway.store import Store, StoreError
+
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
 _VISIBLE = "coalesce(expires_at > ?, 1) AND coalesce(owner, '') = coalesce(?, owner, '')"
 _INTERRUPTED = "the server stopped before the video was finished; send the request again"
 
 log = structlog.get_logger()
-
-
-class StoreError(Exception):
-    """The directory cannot be used; the text says why and what to do."""
 
 
 @dataclass
@@ -51,7 +44,6 @@ class Video:
 
 
 _COLUMNS = [field.name for field in fields(Video)]
-_VERSION = 2
 # Written out, because directories keep it: a new field of Video is a new version, and a migration.
 _SCHEMA = """
 BEGIN;
@@ -71,10 +63,10 @@ COMMIT;
 _MIGRATIONS = {1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_version = 2; COMMIT;"}
 
 
-class VideoStore:
+class VideoStore(Store):
     """The videos of one directory, which one process at a time may use. Use as `async with VideoStore(...)`.
 
-    Every change is on disk when its call returns. Files are complete or absent: they are written under another name.
+    Files are complete or absent: they are written under another name.
 
     Args:
         directory: made if it does not exist, readable by its owner only; None is a StoreError.
@@ -84,27 +76,16 @@ class VideoStore:
         live: videos that are found as they are here, by id: with the progress that is not worth a write to disk.
     """
 
+    name, setting = "videos", "jobs_dir"
+    version, schema, migrations = 2, _SCHEMA, _MIGRATIONS
+    pragmas = ("journal_mode = WAL",)
+
     def __init__(self, directory: Path | None, ttl_s: float) -> None:
         if directory is None:
             raise StoreError("jobs_dir: this user has no home directory to keep videos in; name one with --jobs-dir")
-        self.directory, self.ttl_s = directory, ttl_s
-        self._thread = ThreadPoolExecutor(1, "videos")  # SQLite's one connection and thread
-        self._database: sqlite3.Connection
+        super().__init__(directory)
+        self.ttl_s = ttl_s
         self.live: dict[str, Video] = {}
-        self._opened: ExitStack
-
-    def check(self) -> None:
-        """Raises StoreError if the directory cannot be used. Blocking; for a program's start, before its loop runs."""
-        self._open()
-        self._opened.close()
-
-    async def __aenter__(self) -> "VideoStore":
-        await self._run(self._open)
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        await self._run(self._opened.close)
-        self._thread.shutdown()
 
     def file(self, video_id: str) -> Path:
         """Where the finished file of a video is."""
@@ -121,12 +102,12 @@ class VideoStore:
     async def add(self, video: Video) -> None:
         """Stores a new video."""
         names, marks = ", ".join(_COLUMNS), ", ".join(f":{name}" for name in _COLUMNS)
-        await self._write(f"INSERT INTO videos ({names}) VALUES ({marks})", asdict(video))
+        await self.write(f"INSERT INTO videos ({names}) VALUES ({marks})", asdict(video))
 
     async def save(self, video: Video) -> None:
         """Stores what has changed."""
         changes = ", ".join(f"{name} = :{name}" for name in _COLUMNS)
-        await self._write(f"UPDATE videos SET {changes} WHERE id = :id", asdict(video))
+        await self.write(f"UPDATE videos SET {changes} WHERE id = :id", asdict(video))
 
     async def get(self, video_id: str, owner: str | None = None) -> Video | None:
         """The video of that id, unless it has expired or is another owner's; those who are nobody see all."""
@@ -147,12 +128,12 @@ class VideoStore:
 
     async def remove(self, video_id: str) -> None:
         """Removes a video and its files."""
-        await self._write("DELETE FROM videos WHERE id = ?", (video_id,))
-        await self._run(_unlink, self.file(video_id), self.part(video_id), self.input(video_id))
+        await self.write("DELETE FROM videos WHERE id = ?", (video_id,))
+        await self.run(_unlink, self.file(video_id), self.part(video_id), self.input(video_id))
 
     async def remove_unfinished(self, video_id: str) -> None:
         """Removes the files that only a video in the making needs."""
-        await self._run(_unlink, self.part(video_id), self.input(video_id))
+        await self.run(_unlink, self.part(video_id), self.input(video_id))
 
     async def remove_expired(self) -> int:
         """Removes the videos whose time has come; how many these were."""
@@ -161,53 +142,12 @@ class VideoStore:
             await self.remove(video.id)
         return len(expired)
 
-    async def _run(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
-
-    async def _write(self, statement: str, values: Any) -> None:
-        def write() -> None:
-            with self._database:
-                self._database.execute(statement, values)
-
-        await self._run(write)
-
     async def _read(self, where: str, values: tuple) -> list[Video]:
-        def read() -> list[Video]:
-            rows = self._database.execute(f"SELECT {', '.join(_COLUMNS)} FROM videos {where}", values)
-            return [Video(*row) for row in rows]  # fields and columns have one order
+        rows = await self.rows(f"SELECT {', '.join(_COLUMNS)} FROM videos {where}", values)
+        videos = [Video(*row) for row in rows]  # fields and columns have one order
+        return [self.live.get(video.id, video) for video in videos]
 
-        return [self.live.get(video.id, video) for video in await self._run(read)]
-
-    def _open(self) -> None:
-        try:
-            with ExitStack() as opened:
-                self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._lock(opened)
-                self._database = sqlite3.connect(self.directory / "videos.sqlite", check_same_thread=False)
-                opened.callback(self._database.close)
-                self._upgrade()
-                self._recover()
-                self._opened = opened.pop_all()
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"jobs_dir {self.directory}: cannot be used: {error}") from None
-
-    def _upgrade(self) -> None:
-        """Makes the database one of this version."""
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = FULL")  # an answered request outlives a power cut
-        (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        while version in _MIGRATIONS:
-            self._database.executescript(_MIGRATIONS[version])
-            version += 1
-        if version == 0:
-            self._database.executescript(_SCHEMA)
-        elif version != _VERSION:
-            raise StoreError(
-                f"jobs_dir {self.directory}: written by another version of the gateway (format {version}, not "
-                f"{_VERSION}); use another directory"
-            )
-
-    def _lock(self, opened: ExitStack) -> None:
+    def take(self, opened: ExitStack) -> None:
         """Takes the directory for this process. The lock goes with the process, however it ends."""
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         opened.callback(os.close, lock)
@@ -218,16 +158,16 @@ class VideoStore:
                 f"jobs_dir {self.directory}: another gateway is using it; give each gateway a directory of its own"
             ) from None
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """Ends what an earlier process left unfinished, and removes files that belong to no finished video."""
         now = time.time()
-        with self._database:
-            lost = self._database.execute(
+        with self.database:
+            lost = self.database.execute(
                 "UPDATE videos SET status = 'failed', error_code = 'interrupted', error_message = ?, expires_at = ? "
                 "WHERE status IN ('queued', 'in_progress')",
                 (_INTERRUPTED, now + self.ttl_s),
             ).rowcount
-        rows = self._database.execute("SELECT id FROM videos WHERE status = 'completed'")
+        rows = self.database.execute("SELECT id FROM videos WHERE status = 'completed'")
         kept = {self.file(video_id).name for (video_id,) in rows}
         for path in self.directory.glob("video_*"):
             if path.suffix in (".mp4", ".part", ".input") and path.name not in kept:

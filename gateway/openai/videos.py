@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
 from gateway.media.check import MediaFile, load_media
-from gateway.openai.connection import admitted, key_of
+from gateway.openai.connection import admitted, owner_of
 from gateway.openai.diffusion import DiffusionRequest, fill_size, require_info
 from gateway.openai.forms import FILE, is_form, page, read_form, read_json
 from gateway.strict import Positive, Strict
@@ -149,7 +149,7 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
         frames=start.num_frames,
         frames_per_second=info.frames_per_second,
         seed=str(request.seed) if request.seed is not None else None,
-        owner=_owner(http),
+        owner=owner_of(http),
     )
     start.request_id = video.id
     http.state.log |= {"video": video.id, "frames": video.frames}
@@ -172,7 +172,7 @@ async def list_videos(http: Request) -> dict[str, Any]:
         raise invalid("limit", f"must be 1 to {_MAX_LIMIT}")
     if order not in ("asc", "desc"):
         raise invalid("order", "must be asc or desc")
-    found = await _jobs(http).store.page(after, int(limit) + 1, order == "desc", _owner(http))
+    found = await _jobs(http).store.page(after, int(limit) + 1, order == "desc", owner_of(http))
     if found is None:
         raise invalid("after", f"no video {after!r}")
     data = [video_object(video) for video in found[: int(limit)]]
@@ -194,7 +194,7 @@ async def get_video(http: Request, video_id: str) -> Response:
 @router.delete("/v1/videos/{video_id}")
 async def delete_video(http: Request, video_id: str) -> dict[str, Any]:
     """Removes a video and its file; one that is not finished is given up."""
-    if not await _jobs(http).delete(video_id, _owner(http)):
+    if not await _jobs(http).delete(video_id, owner_of(http)):
         raise _not_found(video_id)
     return {"id": video_id, "object": "video.deleted", "deleted": True}
 
@@ -222,14 +222,8 @@ def _jobs(http: Request) -> VideoJobs:
     return jobs
 
 
-def _owner(http: Request) -> str | None:
-    """Whose videos the request is about: those made with its API key; all, where there are no keys."""
-    key = key_of(http)
-    return key and key.name
-
-
 async def _video(http: Request, video_id: str) -> Video:
-    video = await _jobs(http).store.get(video_id, _owner(http))
+    video = await _jobs(http).store.get(video_id, owner_of(http))
     if video is None:
         raise _not_found(video_id)
     return video

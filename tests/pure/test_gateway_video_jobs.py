@@ -12,9 +12,10 @@ from structlog.testing import capture_logs
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
+from gateway.store import StoreError
 from gateway.video_jobs import VideoJobs
-from gateway.video_store import StoreError, VideoStore
 from gateway.video_store import Video as StoredVideo
+from gateway.video_store import VideoStore
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import QueueFull, Unavailable
 from tests.support.clock import put_forward

@@ -1,0 +1,75 @@
+"""Samples of voices: a sound of a request as a talker hears it, and as it is kept. Blocking: call these in a thread."""
+
+import io
+
+import av
+import av.error
+import numpy as np
+import soundfile
+import soxr
+
+from gateway.media.check import CONTAINERS
+from gateway.media.fetch import MediaError
+
+MAX_BYTES = 10 * 1024 * 1024
+MIN_S, MAX_S = 1.0, 30.0
+_CODEC_SLACK_S = 0.1  # what codecs add to a sound of the greatest length
+_SILENCE = 1e-3  # -60 dB: root mean square of what a microphone hears of an empty room
+
+
+def read_sample(content: bytes, rate_hz: int) -> np.ndarray:
+    """The sound of any file: (samples,) float32 in -1 to 1, mono, at `rate_hz`, MIN_S to MAX_S of it.
+
+    Raises:
+        MediaError: broken, without sound, silent, too large, too long or too short.
+    """
+    if not content:
+        raise MediaError("the file is empty")
+    if len(content) > MAX_BYTES:
+        raise MediaError(f"the file is larger than the {MAX_BYTES} bytes allowed")
+    try:
+        sound, own_rate_hz = _decoded(content)
+    except (av.error.FFmpegError, ValueError, OverflowError, AttributeError):  # PyAV: unknown codecs have no `rate`
+        raise MediaError("the file is corrupt, or is no audio that FFmpeg reads") from None
+    length_s = len(sound) / own_rate_hz
+    if length_s < MIN_S:
+        raise MediaError(f"the sample is {length_s:.2f} s long; at least {MIN_S:g} s are needed")
+    if not np.isfinite(sound).all():
+        raise MediaError("has samples that are no numbers")
+    if np.sqrt(np.mean(np.square(sound, dtype=np.float64))) < _SILENCE:
+        raise MediaError("the sample is silent: nobody's voice is in it")
+    heard = soxr.resample(sound, own_rate_hz, rate_hz)[: int(MAX_S * rate_hz)]
+    return np.clip(heard, -1.0, 1.0).astype(np.float32)
+
+
+def _decoded(content: bytes) -> tuple[np.ndarray, int]:
+    """((samples,) float32, the mean of the channels; samples a second). Raises MediaError; what libav raises."""
+    with av.open(io.BytesIO(content), mode="r", options={"format_whitelist": CONTAINERS}) as container:
+        if not container.streams.audio:
+            raise MediaError("the file has no audio track")
+        stream = container.streams.audio[0]
+        to_float = av.AudioResampler(format="flt")  # not fltp: PyAV crashes on more than 7 planes
+        blocks, samples, rate_hz = [np.empty(0, np.float32)], 0, stream.rate
+        for frame in container.decode(stream):
+            if frame.sample_rate != rate_hz:
+                raise ValueError("the sample rate changes")
+            for converted in to_float.resample(frame):
+                block = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
+                blocks.append(block.mean(axis=1, dtype=np.float32))
+                samples += len(block)
+            if samples > (MAX_S + _CODEC_SLACK_S) * rate_hz:
+                raise MediaError(f"the sample is longer than the {MAX_S:g} s allowed; send the best part of it")
+        return np.concatenate(blocks), rate_hz
+
+
+def as_flac(samples: np.ndarray, rate_hz: int) -> bytes:
+    """A FLAC file, 16 bit, of (samples,) float32."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate_hz, format="FLAC", subtype="PCM_16")
+    return file.getvalue()
+
+
+def from_flac(file: bytes, rate_hz: int) -> np.ndarray:
+    """The samples (samples,) float32 of what `as_flac` wrote, at `rate_hz`."""
+    samples, own_rate_hz = soundfile.read(io.BytesIO(file), dtype="float32")
+    return np.clip(soxr.resample(samples, own_rate_hz, rate_hz), -1.0, 1.0) if own_rate_hz != rate_hz else samples

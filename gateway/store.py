@@ -1,0 +1,134 @@
+"""What the gateway keeps for longer than it runs: a directory with a SQLite database."""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+Result = TypeVar("Result")
+
+
+class StoreError(Exception):
+    """The directory cannot be used; the text says why and what to do."""
+
+
+class Store:
+    """One directory. It is opened when it is first read or written, or by `async with`.
+
+    Every change is on disk when its call returns.
+
+    Args:
+        directory: made if it does not exist, readable by its owner only.
+
+    Attributes:
+        name: of the database, less .sqlite.
+        setting: that names the directory.
+        version: of the schema.
+        schema: makes an empty database one of `version`.
+        migrations: by version, what makes a database one of the next.
+        pragmas: of the connection, beside `synchronous`.
+    """
+
+    name: ClassVar[str]
+    setting: ClassVar[str]
+    version: ClassVar[int] = 1
+    schema: ClassVar[str]
+    migrations: ClassVar[Mapping[int, str]] = {}
+    pragmas: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.database: sqlite3.Connection
+        self._thread = ThreadPoolExecutor(1, self.name)  # SQLite's one connection and thread
+        self._opened: ExitStack | None = None
+
+    def check(self) -> None:
+        """Raises StoreError if the directory cannot be used. Blocking; for a program's start, before its loop runs."""
+        self._open()
+        self._close()
+
+    async def __aenter__(self) -> Self:
+        await self.run(self._open)
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Nothing is read or written any more."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown()
+
+    async def run(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """What `call` returns, called in the database's thread. Raises StoreError: the directory cannot be used."""
+
+        def opened() -> Result:
+            self._open()
+            return call(*arguments)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, opened)
+
+    async def write(self, statement: str, values: Any) -> None:
+        """Runs one statement."""
+
+        def write() -> None:
+            with self.database:
+                self.database.execute(statement, values)
+
+        await self.run(write)
+
+    async def rows(self, statement: str, values: tuple) -> list[tuple]:
+        """What one statement finds."""
+        return await self.run(lambda: self.database.execute(statement, values).fetchall())
+
+    def take(self, opened: ExitStack) -> None:
+        """Takes the directory before the database is opened; what `opened` is told to, is done when it is closed."""
+
+    def recover(self) -> None:
+        """Ends what an earlier process left unfinished."""
+
+    def _open(self) -> None:
+        if self._opened is not None:
+            return
+        try:
+            with ExitStack() as opened:
+                self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self.take(opened)
+                self.database = sqlite3.connect(self._file(), check_same_thread=False)
+                opened.callback(self.database.close)
+                self._upgrade()
+                self.recover()
+                self._opened = opened.pop_all()
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"{self.setting} {self.directory}: cannot be used: {error}") from None
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def _file(self) -> Path:
+        """The database's file, which nobody else may read, in whatever directory."""
+        file = self.directory / f"{self.name}.sqlite"
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return file
+
+    def _upgrade(self) -> None:
+        """Makes the database one of this version."""
+        for pragma in (*self.pragmas, "synchronous = FULL"):  # an answered request outlives a power cut
+            self.database.execute(f"PRAGMA {pragma}")
+        (version,) = self.database.execute("PRAGMA user_version").fetchone()
+        while version in self.migrations:
+            self.database.executescript(self.migrations[version])
+            version += 1
+        if version == 0:
+            self.database.executescript(self.schema)
+        elif version != self.version:
+            raise StoreError(
+                f"{self.setting} {self.directory}: written by another version of the gateway (format {version}, not "
+                f"{self.version}); use another directory"
+            )

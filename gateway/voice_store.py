@@ -1,0 +1,127 @@
+"""The voices that were uploaded: one row of a SQLite database each, sample and all."""
+
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from gateway.store import Store, StoreError
+
+
+@dataclass(frozen=True)
+class Voice:
+    """What is known of a voice.
+
+    Attributes:
+        id: names it for all time.
+        name: names it among its owner's voices, in upper or lower case.
+        consent: who agreed to it, as the client says.
+        text: what is said in the sample; "": not known.
+        seconds: length of the sample.
+        created_at: Unix seconds.
+        owner: the name of the API key it was made with, if there are keys.
+    """
+
+    id: str
+    name: str
+    consent: str
+    text: str
+    seconds: float
+    created_at: int
+    owner: str | None
+
+
+class NameTaken(Exception):
+    """The owner has a voice of that name."""
+
+
+class VoicesFull(Exception):
+    """There are as many voices as there may be.
+
+    Attributes:
+        most: how many these are.
+        of_owner: whether they are all the owner's own.
+    """
+
+    def __init__(self, most: int, of_owner: bool) -> None:
+        super().__init__(f"{most} voices")
+        self.most, self.of_owner = most, of_owner
+
+
+_COLUMNS = ", ".join(field.name for field in fields(Voice))
+_VISIBLE = "coalesce(owner, '') = coalesce(?, owner, '')"
+# Written out, because directories keep it: a new field of Voice is a new version, and a migration.
+# Two gateways may make it at the same time.
+_SCHEMA = """
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS voices (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, -- order of creation: a second can have several
+    id TEXT NOT NULL UNIQUE, name TEXT NOT NULL COLLATE NOCASE, consent TEXT NOT NULL, text TEXT NOT NULL,
+    seconds REAL NOT NULL, created_at INTEGER NOT NULL, owner TEXT,
+    sample BLOB NOT NULL -- a FLAC file: a voice is complete or absent, and no file is left over
+);
+PRAGMA user_version = 1;
+COMMIT;
+"""
+
+
+class VoiceStore(Store):
+    """The voices of one directory, which several gateways of one machine may share.
+
+    Args:
+        directory: made if it does not exist, readable by its owner only; None is a StoreError.
+        most: voices that there may be.
+        most_of_owner: those of one owner among them.
+    """
+
+    name, setting = "voices", "voices_dir"
+    schema = _SCHEMA
+    # Nothing of a deleted voice stays in the file. No write-ahead log: it would keep what was deleted for longer.
+    pragmas = ("auto_vacuum = FULL", "secure_delete = ON")
+
+    def __init__(self, directory: Path | None, most: int, most_of_owner: int) -> None:
+        if directory is None:
+            raise StoreError(
+                "voices_dir: this user has no home directory to keep voices in; name one with --voices-dir"
+            )
+        super().__init__(directory)
+        self._most, self._most_of_owner = most, most_of_owner
+
+    async def add(self, voice: Voice, flac: bytes) -> None:
+        """Stores a new voice. Raises NameTaken; VoicesFull."""
+
+        def write() -> None:
+            with self.database:
+                self.database.execute("BEGIN IMMEDIATE")  # nobody adds another one in between
+                if self._count(f"WHERE name = ? AND {_VISIBLE}", voice.name, voice.owner):
+                    raise NameTaken
+                if voice.owner and self._count("WHERE owner = ?", voice.owner) >= self._most_of_owner:
+                    raise VoicesFull(self._most_of_owner, of_owner=True)
+                if self._count("") >= self._most:
+                    raise VoicesFull(self._most, of_owner=False)
+                marks = ", ".join("?" * (len(fields(Voice)) + 1))
+                values = (*astuple(voice), flac)
+                self.database.execute(f"INSERT INTO voices ({_COLUMNS}, sample) VALUES ({marks})", values)
+
+        await self.run(write)
+
+    async def all_of(self, owner: str | None) -> list[Voice]:
+        """The owner's voices in the order of their creation; those who are nobody see all."""
+        where = f"WHERE {_VISIBLE} ORDER BY sequence"
+        return [Voice(*row) for row in await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (owner,))]
+
+    async def find(self, named: str, owner: str | None) -> Voice | None:
+        """The owner's voice of that id, else of that name."""
+        where = f"WHERE (id = ? OR name = ?) AND {_VISIBLE} ORDER BY id = ? DESC, sequence LIMIT 1"
+        rows = await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (named, named, owner, named))
+        return Voice(*rows[0]) if rows else None
+
+    async def sample(self, voice: Voice) -> bytes | None:
+        """The FLAC file of its sample; None: it has been removed."""
+        rows = await self.rows("SELECT sample FROM voices WHERE id = ?", (voice.id,))
+        return rows[0][0] if rows else None
+
+    async def remove(self, voice: Voice) -> None:
+        """Removes a voice, and its sample from the disk."""
+        await self.write("DELETE FROM voices WHERE id = ?", (voice.id,))
+
+    def _count(self, where: str, *values: str | None) -> int:
+        return self.database.execute(f"SELECT count(*) FROM voices {where}", values).fetchone()[0]
