@@ -1,0 +1,77 @@
+"""What was said, and when; and how each format tells it."""
+
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Segment:
+    """What was said between two pauses.
+
+    Attributes:
+        id: counts from 0.
+        begin_s, end_s: seconds from the beginning of the sound.
+        speech_probability: mean over it, as the detector says.
+        text: without white space around it.
+        token_ids: of the text.
+        avg_logprob: mean over the tokens; 0 where they were not asked for.
+    """
+
+    id: int
+    begin_s: float
+    end_s: float
+    speech_probability: float
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    avg_logprob: float = 0.0
+
+    def verbose(self, temperature: float) -> dict[str, Any]:
+        """OpenAI's form, whose members are those of Whisper."""
+        encoded = self.text.encode()
+        return {
+            "id": self.id,
+            "seek": round(self.begin_s * 100),
+            "start": round(self.begin_s, 3),
+            "end": round(self.end_s, 3),
+            "text": self.text,
+            "tokens": self.token_ids,
+            "temperature": temperature,
+            "avg_logprob": self.avg_logprob,
+            "compression_ratio": len(encoded) / len(zlib.compress(encoded)) if encoded else 0.0,
+            "no_speech_prob": round(1.0 - self.speech_probability, 4),
+        }
+
+
+def joined(segments: Sequence[Segment]) -> str:
+    """The whole text."""
+    return " ".join(segment.text for segment in segments if segment.text)
+
+
+def srt(segments: Sequence[Segment]) -> str:
+    """SubRip subtitles."""
+    spoken = [segment for segment in segments if segment.text]
+    return "".join(
+        f"{number}\n{_time(s.begin_s, ',')} --> {_time(s.end_s, ',')}\n{_lines(s.text)}\n\n"
+        for number, s in enumerate(spoken, start=1)
+    )
+
+
+def vtt(segments: Sequence[Segment]) -> str:
+    """WebVTT subtitles."""
+    spoken = (segment for segment in segments if segment.text)
+    return "WEBVTT\n\n" + "".join(
+        f"{_time(s.begin_s, '.')} --> {_time(s.end_s, '.')}\n{_lines(s.text).replace('-->', '->')}\n\n" for s in spoken
+    )
+
+
+def _lines(text: str) -> str:
+    """Without empty lines, which would end the subtitle."""
+    return re.sub(r"\s*\n\s*", "\n", text)
+
+
+def _time(seconds: float, point: str) -> str:
+    whole, ms = divmod(round(seconds * 1000), 1000)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{point}{ms:03}"

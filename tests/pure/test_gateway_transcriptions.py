@@ -1,0 +1,324 @@
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations` over HTTP, with a scripted thinker."""
+
+import asyncio
+import io
+import itertools
+import json
+import re
+import threading
+import time
+import wave
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+
+from gateway.media.encode import encode_audio
+from gateway.media.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses, decoded, windows
+from gateway.openai.transcript import Segment, srt, vtt
+from quartet.v1 import thinker_pb2
+from services.common.rpc.errors import ContextTooLong, InternalError, InvalidInput, QueueFull
+from tests.support.gateway_stack import Running
+from tests.support.scripted_stages import PIECES
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PATH = "/v1/audio/transcriptions"
+QUESTION = Path(__file__).parents[2] / "cli" / "assets" / "question.wav"
+SAID = "".join(PIECES)
+SPOKEN_S = (0.0, 1.75)  # where in QUESTION there is speech
+
+
+@cache
+def spoken(times: int, gap_s: float = 1.5) -> bytes:
+    """PCM16 of QUESTION so many times, a faint noise before, between and after."""
+    question, rate_hz = soundfile.read(QUESTION, dtype="int16")
+    assert rate_hz == RATE_HZ
+    noise = (np.random.default_rng(0).standard_normal(int(gap_s * RATE_HZ)) * 20).astype("<i2")
+    return np.concatenate([noise, *[question, noise] * times]).tobytes()
+
+
+@cache
+def talk() -> bytes:
+    """An MP3 of it three times."""
+    return encode_audio(spoken(3), RATE_HZ, "mp3")
+
+
+def begins(times: int, gap_s: float = 1.5) -> list[float]:
+    """When each of them begins, in seconds."""
+    length_s = soundfile.info(QUESTION).duration
+    return [gap_s + i * (length_s + gap_s) for i in range(times)]
+
+
+@pytest.fixture
+def gateway(speech_gateway: Running) -> Running:
+    return speech_gateway
+
+
+async def post(gateway: Running, path: str = PATH, sound: bytes | None = None, **fields: Any) -> httpx.Response:
+    file = talk() if sound is None else sound
+    files = {} if file == b"none" else {"file": ("a.mp3", file)}
+    form = {name: value for name, value in {"model": "scripted", **fields}.items() if value is not None}
+    return await gateway.http.post(path, data=form, files=files or {"other": b""})
+
+
+async def test_each_stretch_of_speech_is_asked_for_and_told_in_order(gateway):
+    response = await post(gateway, language="de", prompt="Quartet", temperature="0.2")
+    assert response.status_code == 200, response.text
+    assert response.json() == {
+        "text": " ".join([SAID] * 3),
+        "usage": {
+            "type": "tokens",
+            "input_tokens": 30,
+            "input_token_details": {"audio_tokens": 9, "text_tokens": 21},
+            "output_tokens": 9,
+            "total_tokens": 39,
+        },
+    }
+    starts: list[thinker_pb2.GenerateStart] = gateway.scripts["thinker"].requests
+    assert len({start.request_id for start in starts}) == 3
+    for start in starts:
+        (message,) = start.messages
+        sound, text = message.content
+        assert text.text == "Transcribe the German audio into text. Names and terms in it may be: Quartet"
+        assert start.sampling.temperature == pytest.approx(0.2)
+        with wave.open(io.BytesIO(sound.media.data)) as file:
+            assert (file.getframerate(), file.getnchannels()) == (RATE_HZ, 1)
+            assert 1.5 < file.getnframes() / RATE_HZ < 2.6
+
+
+async def test_times_are_those_of_the_pauses(gateway):
+    gateway.scripts["thinker"].logprobs = True
+    fields: dict[str, Any] = {"response_format": "verbose_json", "language": "English"}
+    fields["timestamp_granularities[]"] = "segment"
+    body = (await post(gateway, **fields)).json()
+    assert (body["task"], body["language"]) == ("transcribe", "english")
+    assert body["duration"] == pytest.approx(len(spoken(3)) / 2 / RATE_HZ, abs=0.1)
+    for i, (segment, begin_s) in enumerate(zip(body["segments"], begins(3), strict=True)):
+        assert segment["start"] == pytest.approx(begin_s + SPOKEN_S[0], abs=0.3)
+        assert segment["end"] == pytest.approx(begin_s + SPOKEN_S[1], abs=0.3)
+        assert (segment["id"], segment["text"], segment["tokens"]) == (i, SAID, [0, 1, 2])
+        assert segment["avg_logprob"] == pytest.approx(-0.5)
+        assert segment["no_speech_prob"] < 0.5
+
+
+async def test_subtitles_and_plain_text(gateway):
+    srt = await post(gateway, response_format="srt")
+    blocks = srt.text.strip().split("\n\n")
+    assert len(blocks) == 3
+    times = r"00:00:(\d\d),\d{3} --> 00:00:(\d\d),\d{3}"
+    for i, (block, begin_s) in enumerate(zip(blocks, begins(3), strict=True), start=1):
+        number, when, text = block.split("\n")
+        match = re.fullmatch(times, when)
+        assert match is not None
+        assert abs(int(match[1]) - begin_s) < 1.3
+        assert (number, text) == (str(i), SAID)
+    vtt = await post(gateway, response_format="vtt")
+    assert vtt.headers["content-type"].startswith("text/vtt")
+    assert vtt.text == "WEBVTT\n\n" + re.sub(r"(?m)^\d+\n", "", srt.text).replace(",", ".").replace(
+        SAID.replace(",", "."), SAID
+    )
+    plain = await post(gateway, response_format="text")
+    assert plain.text == " ".join([SAID] * 3) + "\n"
+
+
+async def test_a_stream(gateway):
+    response = await post(gateway, stream="true", stream_include_usage="true", stream_continuous_usage_stats="true")
+    *deltas, done = [json.loads(line[6:]) for line in response.text.split("\n\n") if line]
+    assert {event["type"] for event in deltas} == {"transcript.text.delta"}
+    assert len(deltas) > 3
+    assert "".join(event["delta"] for event in deltas) == done["text"] == " ".join([SAID] * 3)
+    assert done["type"] == "transcript.text.done"
+    assert done["usage"]["total_tokens"] == 39
+
+
+async def test_a_translation(gateway):
+    body = (await post(gateway, "/v1/audio/translations", response_format="verbose_json")).json()
+    assert (body["task"], body["language"], body["text"]) == ("translate", "english", " ".join([SAID] * 3))
+    (_, text), *_ = (start.messages[0].content for start in gateway.scripts["thinker"].requests)
+    assert text.text.endswith("a translation in English text.")
+
+
+async def test_openai_s_client(gateway):
+    audio = gateway.openai.audio
+    file = ("a.wav", encode_audio(spoken(1), RATE_HZ, "wav"))
+    asked: dict[str, Any] = {"model": "scripted", "file": file}
+    stream = await audio.transcriptions.create(**asked, stream=True)
+    *deltas, done = [event async for event in stream]
+    assert "".join(event.delta for event in deltas) == done.text == SAID
+    assert (done.type, done.usage.total_tokens) == ("transcript.text.done", 13)
+    for create in (audio.transcriptions.create, audio.translations.create):
+        assert (await create(**asked)).text == SAID
+        whole = await create(**asked, response_format="verbose_json")
+        (segment,) = whole.segments
+        assert (whole.text, segment.text) == (SAID, SAID)
+        assert (segment.start, segment.end) == pytest.approx([begins(1)[0], begins(1)[0] + SPOKEN_S[1]], abs=0.3)
+        assert await create(**asked, response_format="text") == f"{SAID}\n"
+        assert (await create(**asked, response_format="srt")).startswith("1\n00:00:01,")
+        assert (await create(**asked, response_format="vtt")).startswith("WEBVTT\n\n00:00:01.")
+
+
+async def test_silence_is_not_asked_about(gateway):
+    silence = encode_audio(bytes(2 * 3 * RATE_HZ), RATE_HZ, "wav")
+    assert (await post(gateway, sound=silence)).json()["text"] == ""
+    assert not gateway.scripts["thinker"].requests
+
+
+async def test_several_windows_are_in_the_thinker_at_a_time_but_not_all(gateway):
+    thinker = gateway.scripts["thinker"]
+    thinker.hold, thinker.after = True, 1
+    asking = asyncio.create_task(post(gateway, sound=encode_audio(spoken(9, 0.8), RATE_HZ, "flac")))
+    await gateway.until(lambda: thinker.running >= 4)
+    most = thinker.running
+    thinker.go_on()
+    assert (await asking).json()["text"] == " ".join([SAID] * 9)
+    assert most <= 6 < len(thinker.requests) == 9
+
+
+BAD = {
+    "no file": ({"sound": b"none"}, "other"),
+    "empty file": ({"sound": b""}, "file"),
+    "no sound": ({"sound": b"text, and no sound"}, "file"),
+    "a picture": ({"sound": (QUESTION.parent / "picture.png").read_bytes()}, "file"),
+    "no model": ({"model": None}, "model"),
+    "unknown language": ({"language": "klingon"}, "language"),
+    "unknown format": ({"response_format": "diarized_json"}, "response_format"),
+    "word times": (
+        {"response_format": "verbose_json", "timestamp_granularities[]": "word"},
+        "timestamp_granularities[0]",
+    ),
+    "times of no segments": ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
+    "too warm": ({"temperature": "2"}, "temperature"),
+    "temperature no number": ({"temperature": "warm"}, "temperature"),
+    "stream of subtitles": ({"stream": "true", "response_format": "srt"}, "stream"),
+    "stream no boolean": ({"stream": "perhaps"}, "stream"),
+    "log-probabilities": ({"include[]": "logprobs"}, "include"),
+    "speakers": ({"known_speaker_names[]": "alice"}, "known_speaker_names"),
+    "unknown member": ({"beams": "2"}, "beams"),
+    "unknown strategy": ({"chunking_strategy": "energy"}, "chunking_strategy"),
+    "no tokens": ({"max_completion_tokens": "0"}, "max_completion_tokens"),
+    "threshold too high": (
+        {"chunking_strategy": '{"type": "server_vad", "threshold": 2}'},
+        "chunking_strategy.threshold",
+    ),
+    "no pause at all": (
+        {"chunking_strategy": '{"type": "server_vad", "silence_duration_ms": 1}'},
+        "chunking_strategy.silence_duration_ms",
+    ),
+    "format of a translation": ({"path": "/v1/audio/translations", "response_format": "ass"}, "response_format"),
+    "language of a translation": ({"path": "/v1/audio/translations", "language": "de"}, "language"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_bad_input_names_the_member(gateway, case):
+    fields, param = BAD[case]
+    response = await post(gateway, **fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert not gateway.scripts["thinker"].requests
+
+
+async def test_bad_input_disturbs_nobody(gateway):
+    thinker = gateway.scripts["thinker"]
+    thinker.hold, thinker.after = True, 1
+    good = asyncio.create_task(post(gateway))
+    await gateway.until(lambda: thinker.running == 3)
+    refused = await asyncio.gather(*(post(gateway, **fields) for fields, _ in BAD.values()))
+    assert {response.status_code for response in refused} == {400}
+    thinker.go_on()
+    assert (await good).json()["text"] == " ".join([SAID] * 3)
+    assert len(thinker.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(QueueFull("full"), 429), (InternalError("x"), 500), (InvalidInput("messages", "no"), 400)]
+)
+async def test_errors_of_the_thinker(gateway, error, status):
+    gateway.scripts["thinker"].error = error
+    assert (await post(gateway)).status_code == status
+
+
+async def test_a_fault_of_our_own_ends_the_request(gateway, monkeypatch):
+    def fault(*_) -> bytes:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("gateway.openai.transcriptions.encode_audio", fault)
+    assert (await post(gateway)).status_code == 500
+
+
+async def test_what_the_thinker_refuses_has_the_request_s_name(gateway):
+    gateway.scripts["thinker"].error = ContextTooLong("messages", "too long")
+    for prompt, param in (("Quartet", "prompt"), (None, "file")):
+        error = (await post(gateway, prompt=prompt)).json()["error"]
+        assert (error["param"], error["message"]) == (param, f"{param}: too long")
+
+
+async def test_a_client_that_leaves_ends_all_windows(gateway):
+    thinker = gateway.scripts["thinker"]
+    thinker.hold, thinker.after = True, 1
+    asking = asyncio.create_task(post(gateway))
+    await gateway.until(lambda: thinker.running == 3)
+    asking.cancel()
+    await gateway.until(lambda: thinker.ended == ["cancelled"] * 3)
+
+
+async def test_windows_of_speech_without_a_pause_fit_a_request():
+    question, _ = soundfile.read(QUESTION, dtype="int16")
+    speech = np.concatenate([question[: int(1.7 * RATE_HZ)]] * 40).tobytes()
+    found = list(windows((speech[i : i + 5000] for i in range(0, len(speech), 5000)), Pauses()))
+    assert len(found) > 2
+    assert all(len(window.pcm16) / 2 / RATE_HZ <= MAX_WINDOW_S for window in found)
+    for window, following in itertools.pairwise(found):
+        assert window.end_s == following.begin_s
+    heard = b"".join(window.pcm16 for window in found)
+    assert heard in speech.ljust(len(speech) + 1024, b"\0")
+
+
+async def test_empty_lines_do_not_end_a_subtitle():
+    segments = [Segment(0, 1.0, 2.5, 1.0, "One.\n\n  Two --> three.")]
+    assert srt(segments) == "1\n00:00:01,000 --> 00:00:02,500\nOne.\nTwo --> three.\n\n"
+    assert vtt(segments) == "WEBVTT\n\n00:00:01.000 --> 00:00:02.500\nOne.\nTwo -> three.\n\n"
+
+
+async def test_who_leaves_during_a_long_silence_ends_the_listening(gateway, monkeypatch):
+    listening, ended = threading.Event(), threading.Event()
+
+    def silence(content: bytes) -> Iterator[bytes]:
+        end = time.monotonic() + 120  # a guard: the thread of a gateway that goes on listening would never end
+        try:
+            while time.monotonic() < end:
+                yield bytes(3200)
+                listening.set()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("gateway.openai.transcriptions.decoded", silence)
+    asking = asyncio.create_task(post(gateway))
+    await gateway.until(listening.is_set)
+    asking.cancel()
+    await gateway.until(ended.is_set)
+
+
+async def test_sound_that_is_too_long_for_the_time_is_an_error(gateway, monkeypatch):
+    monkeypatch.setattr("gateway.openai.transcriptions.Transcription._left_s", lambda self: 0.0)
+    assert (await post(gateway)).status_code == 504
+
+
+async def test_a_broken_detector_is_an_error_and_no_hang(gateway, monkeypatch):
+    def broken(pieces: Any, pauses: Any) -> Any:
+        raise RuntimeError("broken")
+        yield
+
+    monkeypatch.setattr("gateway.openai.transcriptions.windows", broken)
+    assert (await post(gateway)).status_code == 500
+
+
+async def test_what_is_decoded_is_the_sound_whatever_the_file():
+    for file_format in ("wav", "flac", "mp3", "opus", "aac"):
+        samples = np.frombuffer(b"".join(decoded(encode_audio(spoken(1), RATE_HZ, file_format))), "<i2")
+        assert len(samples) == pytest.approx(len(spoken(1)) / 2, abs=0.1 * RATE_HZ)
