@@ -1,5 +1,6 @@
 """Starts the gateway: `python -m gateway --pipeline FILE [--stage NAME=HOST:PORT ...]`."""
 
+import logging
 import signal
 import sys
 
@@ -9,8 +10,9 @@ import uvicorn
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
+from gateway.store import StoreError
 from gateway.strict import YamlError
-from gateway.video_store import StoreError, VideoStore
+from gateway.video_store import VideoStore
 from services.common.rpc import tls
 from services.common.telemetry import logs, tracing
 
@@ -28,6 +30,8 @@ def main() -> None:
             VideoStore(settings.jobs_dir, settings.video_ttl_s).check()
     except (YamlError, StoreError) as error:
         sys.exit(str(error))
+    # of WebSockets, of which the middleware logs a line as of other requests
+    logging.getLogger("uvicorn.error").addFilter(lambda record: "WebSocket" not in str(record.msg))
     # uvicorn drains on SIGTERM, then raises it again: a drained stop is a success
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(
@@ -36,7 +40,9 @@ def main() -> None:
         port=settings.port,
         loop="uvloop",
         http="httptools",
-        ws="none",
+        ws="websockets-sansio",
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,
         log_config=None,  # uvicorn's records go through ours
         access_log=False,  # the middleware logs requests, with their ids
         timeout_graceful_shutdown=int(settings.drain_timeout_s) or 1,

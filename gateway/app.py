@@ -15,7 +15,7 @@ from gateway.api_keys import ApiKeys
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
 from gateway.middleware import BodyLimit, RequestContext, RequireKey
-from gateway.openai import audio, chat, images, models, videos
+from gateway.openai import audio, chat, images, models, speech, speech_stream, transcriptions, videos, voices
 from gateway.openai.connection import ClientGone
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
@@ -89,7 +89,7 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)
     app.include_router(router)
-    for module in (chat, images, models, audio, videos):
+    for module in (chat, images, models, audio, speech, speech_stream, transcriptions, videos, voices):
         app.include_router(module.router)
     return app
 

@@ -1,6 +1,8 @@
 """What clients are told: the error body of the OpenAI API, and what each kind of failure becomes in it."""
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +104,7 @@ _TALKER_FIELDS = (
     (r"^speaker$", "audio.voice"),
     (r"^sampling\.", "quartet.talker."),
     (r"^(token_ids|text)$", "messages"),
+    (r"^text\.", ""),
 )
 
 
@@ -113,3 +116,16 @@ def request_field(stage: str, field: str) -> str:
         if count:
             break
     return field
+
+
+@contextmanager
+def in_own_terms(names: Mapping[str, str]) -> Iterator[None]:
+    """Gives refusals the names of this endpoint's members. Raises ApiError."""
+    try:
+        yield
+    except errors.StageError as error:
+        told = from_error("gateway", error)
+        if (own := names.get(told.param or "")) is not None:
+            told.message = told.message.replace(f"{told.param}:", f"{own}:", 1)
+            told.param = own
+        raise told from error

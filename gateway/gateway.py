@@ -6,11 +6,13 @@ from collections import OrderedDict
 
 from gateway.errors import ApiError, from_error, invalid
 from gateway.media.fetch import Fetcher
-from gateway.pipeline.config import PipelineConfig
+from gateway.pipeline.config import PipelineConfig, TalkerSampling
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
+from gateway.voice_store import VoiceStore
+from quartet.v1 import talker_pb2
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import Channels
 
@@ -33,6 +35,7 @@ class Gateway:
         self.fetcher = Fetcher(settings)
         self.transcripts = Transcripts(settings.audio_ttl_s)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
+        self._voices: VoiceStore | None = None
 
     async def __aenter__(self) -> "Gateway":
         await self.pipeline.__aenter__()
@@ -42,6 +45,20 @@ class Gateway:
     async def __aexit__(self, *_) -> None:
         await self.fetcher.close()
         await self.pipeline.__aexit__()
+        if self._voices is not None:
+            await self._voices.close()
+
+    @property
+    def voices(self) -> VoiceStore:
+        """The uploaded voices, for a talker that imitates them. Nothing is opened, or made, before they are asked for.
+
+        Raises:
+            StoreError: there is no place for them.
+        """
+        if self._voices is None:
+            settings = self.settings
+            self._voices = VoiceStore(settings.voices_dir, settings.max_voices, settings.max_voices_per_key)
+        return self._voices
 
     def model_of(self, stage: Stage) -> str | None:
         """Name clients ask for the stage's model by; None while only the stage knows it and was never reached.
@@ -85,6 +102,30 @@ class Gateway:
             return
         self.model_stage(name)
         raise invalid("model", f"{name!r} does not do this; {served!r} does", "unsupported_model")
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether its talker, if it has one, speaks a text that it is sent; False while that was never reached."""
+        talker = self.pipeline.info("talker")
+        return talker is not None and talker.reads_text
+
+    def speaker(self, voice: str | None, param: str) -> str:
+        """The voice as the talker spells it; "" for its default. Raises ApiError: 400 for `param`, no such voice."""
+        voices = self.pipeline.voices
+        if voice is None or not voices:
+            return voice or ""
+        match = next((known for known in voices if known.lower() == voice.lower()), None)
+        if match is None:
+            raise invalid(param, f"no voice {voice!r}; use one of {', '.join(voices)}")
+        return match
+
+    def talker_sampling(self, asked: TalkerSampling, seed: int | None) -> talker_pb2.TalkerSampling:
+        """What the talker is told for what a request asks of it. `seed` counts where `asked` has none."""
+        assert self.pipeline.config.talker is not None
+        sampling = talker_pb2.TalkerSampling(**asked.over(self.pipeline.config.talker.sampling))
+        if not sampling.HasField("seed") and seed is not None:
+            sampling.seed = seed
+        return sampling
 
     def model_stage(self, name: str) -> Stage:
         """The stage of the model `name`. Raises ApiError: 404 if there is none, 503 if no name is known yet."""

@@ -3,6 +3,7 @@
 import re
 import time
 import uuid
+from http import HTTPStatus
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,7 +19,10 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET_PATHS = {"/health", "/ready", "/metrics"}
 # For probes, Prometheus and `quartet top`; the API's description is the same everywhere. An Ingress leaves them inside.
 OPEN_PATHS = frozenset({*_QUIET_PATHS, "/docs", "/openapi.json"})
-_POLICY_VIOLATION = 1008  # a WebSocket's close code
+_WEBSOCKET = "WEBSOCKET"  # its method in logs and spans
+_SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
+# Close codes of WebSockets.
+_POLICY_VIOLATION, _INTERNAL_ERROR = 1008, 1011
 
 log = structlog.get_logger()
 
@@ -35,21 +39,26 @@ class RequestContext:
         self._running_ids: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        method = scope.get("method", _WEBSOCKET)
         request_id = self._request_id(Headers(scope=scope).get("x-request-id", ""))
         quiet = scope["path"] in _QUIET_PATHS
-        span = None if quiet else tracing.begin(scope["method"], request_id, Headers(scope=scope))
+        span = None if quiet else tracing.begin(method, request_id, Headers(scope=scope))
         fields: dict = {} if span is None else {"trace_id": span.trace_id}
         scope.setdefault("state", {}).update(request_id=request_id, log=fields)
         started, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            if message["type"] in ("http.response.start", "websocket.accept"):
+                status = message.get("status", _SWITCHED)
+                message.setdefault("headers", [])
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+            elif message["type"] == "websocket.close":
+                status = status or HTTPStatus.FORBIDDEN  # closed before it was accepted
+                fields["close_code"] = message.get("code")
             await send(message)
 
         self._running_ids.add(request_id)
@@ -62,25 +71,21 @@ class RequestContext:
             message = "internal error; the gateway's log has the details under this request id"
             error = ApiError(500, message, None, "internal_error")
             fields["code"] = error.code
-            if status == 0:
+            if scope["type"] == "websocket":
+                await send_with_id({"type": "websocket.close", "code": _INTERNAL_ERROR})
+            elif status == 0:
                 await error.response()(scope, receive, send_with_id)
         finally:
             self._running_ids.discard(request_id)
             duration_ms = round((time.monotonic() - started) * 1000, 1)
             path = getattr(scope.get("route"), "path", "other")  # not the client's path: it could be anything
-            metrics.HTTP_REQUESTS.labels(path, status or CLIENT_CLOSED_REQUEST).inc()
+            status = status or CLIENT_CLOSED_REQUEST
+            metrics.HTTP_REQUESTS.labels(path, status).inc()
             if span:
-                end_span(span, scope["method"], path, status or CLIENT_CLOSED_REQUEST, fields)
+                end_span(span, method, path, status, fields)
+            told = {"request_id": request_id, "method": method, "path": path, "status": status}
             write = log.debug if quiet else log.info
-            write(
-                "request",
-                request_id=request_id,
-                method=scope["method"],
-                path=path,
-                status=status or CLIENT_CLOSED_REQUEST,
-                duration_ms=duration_ms,
-                **fields,
-            )
+            write("request", **told, duration_ms=duration_ms, **fields)
 
     def _request_id(self, wanted: str) -> str:
         made = uuid.uuid4().hex

@@ -14,13 +14,21 @@ from services.common.rpc.settings import TlsSettings
 MIB = 1024 * 1024
 
 
-def _state_dir() -> Path | None:
+def _state_dir(name: str) -> Path | None:
     """Where this user's programs keep what outlives them; None for a user without a home."""
     try:
         base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     except RuntimeError:
         return None
-    return Path(base) / "quartet/jobs"
+    return Path(base) / "quartet" / name
+
+
+def _jobs_dir() -> Path | None:
+    return _state_dir("jobs")
+
+
+def _voices_dir() -> Path | None:
+    return _state_dir("voices")
 
 
 class GatewaySettings(TlsSettings):
@@ -59,11 +67,12 @@ class GatewaySettings(TlsSettings):
         default=600.0, gt=0, description="longest a request may take, media fetching included"
     )
     drain_timeout_s: float = Field(default=60.0, gt=0, description="longest wait for running requests at stop")
+    max_speech_characters: int = Field(default=50_000, ge=1, description="longest text of a request to speak it")
     audio_ttl_s: float = Field(default=3600.0, gt=0, description="how long a produced audio id can be referred to")
     max_body_bytes: int = Field(default=256 * MIB, ge=1024, description="largest request body")
 
     jobs_dir: Path | None = Field(
-        default_factory=_state_dir,
+        default_factory=_jobs_dir,
         description="directory of video jobs and their files, for this gateway alone; default: quartet/jobs in "
         "$XDG_STATE_HOME or ~/.local/state",
     )
@@ -75,6 +84,14 @@ class GatewaySettings(TlsSettings):
     )
     max_running_videos: int = Field(default=4, ge=1, description="videos made at a time")
     max_queued_videos: int = Field(default=32, ge=0, description="videos that may wait beyond those; more get 429")
+
+    voices_dir: Path | None = Field(
+        default_factory=_voices_dir,
+        description="directory of uploaded voices and their samples; default: quartet/voices in $XDG_STATE_HOME or "
+        "~/.local/state",
+    )
+    max_voices: int = Field(default=1000, ge=0, description="most uploaded voices; one takes about 1 MB of disk")
+    max_voices_per_key: int = Field(default=100, ge=0, description="most of them that were made with one API key")
 
     health_interval_s: float = Field(default=0.25, gt=0, description="time between two health checks of a stage")
     health_timeout_s: float = Field(default=1.0, gt=0, description="a health check that takes longer has failed")

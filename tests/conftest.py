@@ -15,9 +15,10 @@ from pytest_asyncio import is_async_test
 # Started in the background of a shell, this process ignores ctrl-C, and so would those that are tested with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Videos of a gateway that is told no other place: not the user's own. Removed when this process ends.
+# Videos and voices of a gateway that is told no other place: not the user's own. Removed when this process ends.
 JOBS_DIR = tempfile.TemporaryDirectory(prefix="quartet-jobs-")
 os.environ["QUARTET_GATEWAY_JOBS_DIR"] = JOBS_DIR.name
+os.environ["QUARTET_GATEWAY_VOICES_DIR"] = f"{JOBS_DIR.name}/voices"
 
 
 # What runs first is what takes longest, so that no worker has it alone at the end.
@@ -71,6 +72,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def own_jobs_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A test's gateway shares no videos with another test's: a directory belongs to one gateway at a time."""
     monkeypatch.setenv("QUARTET_GATEWAY_JOBS_DIR", str(tmp_path / "jobs"))
+    monkeypatch.setenv("QUARTET_GATEWAY_VOICES_DIR", str(tmp_path / "voices"))
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from services.common.rpc.errors import DeadlineExceeded
 from services.common.rpc.messages import claimed_wav_s
 
 # Containers of one file each. Playlists (HLS, DASH, concat) are not among them: reading one opens what it names.
-_CONTAINERS = (
+CONTAINERS = (
     "wav,w64,aiff,au,caf,mp3,flac,ogg,aac,ac3,amr,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,mpegts,mpeg,asf,gif"
 )
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -138,7 +138,7 @@ def _check_pixels(width: int, height: int, settings: GatewaySettings) -> None:
 def _check_stream(kind: str, content: bytes, settings: GatewaySettings) -> None:
     max_s = settings.media_max_audio_s if kind == "audio" else settings.media_max_video_s
     try:
-        with av.open(io.BytesIO(content), mode="r", options={"format_whitelist": _CONTAINERS}) as container:
+        with av.open(io.BytesIO(content), mode="r", options={"format_whitelist": CONTAINERS}) as container:
             streams = container.streams.audio if kind == "audio" else container.streams.video
             if not streams:
                 raise MediaError(f"the file has no {kind} track")

@@ -1,15 +1,20 @@
 """Writes files of sound, images and video. Blocking: call these in a thread."""
 
+import contextlib
 import io
-from collections.abc import Callable
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import av
 import numpy as np
 import soundfile
+from av.error import BlockingIOError as NothingReady
+from av.error import EOFError as NothingLeft
+from av.filter import Graph
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 from PIL import Image
 
@@ -25,6 +30,33 @@ _X264_OPTIONS = {"crf": "17", "preset": "medium"}
 _MAX_RATE_DENOMINATOR = 1001  # as in 24000/1001
 
 _LAYOUTS = {1: "mono", 2: "stereo"}
+_LEAST_TEMPO = 0.5  # of one `atempo`
+
+
+@dataclass(frozen=True)
+class _Codec:
+    """How a format is written.
+
+    Attributes:
+        container: libav's name of the format around the packets.
+        name: libav's name of the codec.
+        bit_rate: bits a second and channel; None where the codec has none.
+        streamed: options of the container where the reader is not to wait, and nothing written can be changed.
+    """
+
+    container: str
+    name: str
+    bit_rate: int | None = None
+    streamed: Mapping[str, str] = field(default_factory=dict)
+
+
+_CODECS = {
+    "wav": _Codec("wav", "pcm_s16le"),
+    "flac": _Codec("flac", "flac"),
+    "mp3": _Codec("mp3", "libmp3lame", 64_000, {"write_xing": "0"}),
+    "opus": _Codec("ogg", "libopus", 48_000, {"page_duration": "1"}),
+    "aac": _Codec("adts", "aac", 64_000),
+}
 
 
 def encode_audio(pcm16: bytes, sample_rate_hz: int, audio_format: str, channels: int = 1) -> bytes:
@@ -38,49 +70,147 @@ def encode_audio(pcm16: bytes, sample_rate_hz: int, audio_format: str, channels:
     """
     if audio_format == "pcm16":
         return pcm16
-    return _AUDIO_ENCODERS[audio_format](pcm16, sample_rate_hz, channels)
-
-
-def _lossless(file_format: str, pcm16: bytes, sample_rate_hz: int, channels: int) -> bytes:
     file = io.BytesIO()
-    samples = np.frombuffer(pcm16, "<i2").reshape(-1, channels)
-    soundfile.write(file, samples, sample_rate_hz, format=file_format, subtype="PCM_16")
+    if audio_format in ("wav", "flac"):  # soundfile writes no tags of its own
+        samples = np.frombuffer(pcm16, "<i2").reshape(-1, channels)
+        soundfile.write(file, samples, sample_rate_hz, format=audio_format, subtype="PCM_16")
+    else:
+        encoder = _Encoder(file, _CODECS[audio_format], sample_rate_hz, channels)
+        encoder.add(_frame(pcm16, sample_rate_hz, channels))
+        encoder.close()
     return file.getvalue()
 
 
-def _lossy(container_format: str, codec: str, bit_rate: int, pcm16: bytes, sample_rate_hz: int, channels: int) -> bytes:
-    file = io.BytesIO()
-    with av.open(file, "w", format=container_format) as container:
-        rate_hz = _nearest_rate_hz(codec, sample_rate_hz)
-        layout = _LAYOUTS[channels]
-        stream = container.add_stream(codec, rate=rate_hz, layout=layout, bit_rate=bit_rate * channels)
+class _Encoder:
+    """Writes a file of sound to `file`, which need not be seekable."""
+
+    def __init__(
+        self, file: Any, codec: _Codec, sample_rate_hz: int, channels: int, options: dict[str, str] | None = None
+    ) -> None:
+        rate_hz, layout = _nearest_rate_hz(codec.name, sample_rate_hz), _LAYOUTS[channels]
+        self._container = av.open(file, "w", format=codec.container, options=options)
+        rules: dict[str, Any] = {} if codec.bit_rate is None else {"bit_rate": codec.bit_rate * channels}
+        stream = self._container.add_stream(codec.name, rate=rate_hz, layout=layout, **rules)
         assert isinstance(stream, av.AudioStream)
-        stream.codec_context.open()
-        frame_size = stream.codec_context.frame_size or None
-        resampler = av.AudioResampler(stream.codec_context.format, layout, rate_hz, frame_size)
-        if pcm16:
-            samples = np.frombuffer(pcm16, "<i2").reshape(1, -1)
-            frame = av.AudioFrame.from_ndarray(samples, format="s16", layout=layout)
-            frame.sample_rate = sample_rate_hz
-            for resampled in (*resampler.resample(frame), *resampler.resample(None)):
-                container.mux(stream.encode(resampled))
-        container.mux(stream.encode(None))
-    return file.getvalue()
+        self._stream, context = stream, stream.codec_context
+        context.open()
+        self._resampler = av.AudioResampler(context.format, layout, rate_hz, context.frame_size or None)
+        self._container.start_encoding()
+
+    def add(self, frame: av.AudioFrame | None) -> None:
+        """Appends sound; None: what the resampler has kept back."""
+        for resampled in self._resampler.resample(frame):
+            self._container.mux(self._stream.encode(resampled))
+
+    def close(self) -> None:
+        """Completes the file."""
+        self.add(None)
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+
+
+def _frame(pcm16: bytes, sample_rate_hz: int, channels: int = 1) -> av.AudioFrame | None:
+    """The sound as libav takes it; None where there is none."""
+    if not pcm16:
+        return None
+    frame = av.AudioFrame.from_ndarray(
+        np.frombuffer(pcm16, "<i2").reshape(1, -1), format="s16", layout=_LAYOUTS[channels]
+    )
+    frame.sample_rate = sample_rate_hz
+    return frame
+
+
+class AudioStream:
+    """A file of mono sound that is read while it is written: nothing waits for what is still to come.
+
+    Args:
+        sample_rate_hz: samples a second.
+        audio_format: as of `encode_audio`. A header says of the length that it is not known.
+        speed: 0.25 to 4; the pitch stays.
+    """
+
+    def __init__(self, sample_rate_hz: int, audio_format: str, speed: float = 1.0) -> None:
+        self._sample_rate_hz, self._written = sample_rate_hz, bytearray()
+        self._tempo = None if speed == 1.0 else Tempo(sample_rate_hz, speed)
+        self._encoder = None
+        if audio_format != "pcm16":
+            codec = _CODECS[audio_format]
+            self._encoder = _Encoder(self, codec, sample_rate_hz, 1, {"flush_packets": "1", **codec.streamed})
+
+    def write(self, data: bytes) -> int:
+        """For libav: the next bytes of the file."""
+        self._written += data
+        return len(data)
+
+    def add(self, pcm16: bytes) -> bytes:
+        """Appends samples; returns the bytes of the file that are ready."""
+        if self._tempo is not None:
+            pcm16 = self._tempo.add(pcm16)
+        return self._encoded(pcm16)
+
+    def close(self) -> bytes:
+        """The rest of the file."""
+        rest = b"" if self._tempo is None else self._tempo.close()
+        ready = self._encoded(rest)
+        if self._encoder is not None:
+            self._encoder.close()
+        return ready + self._taken()
+
+    def _encoded(self, pcm16: bytes) -> bytes:
+        if self._encoder is None:
+            return pcm16
+        if (frame := _frame(pcm16, self._sample_rate_hz)) is not None:
+            self._encoder.add(frame)
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        taken, self._written = bytes(self._written), bytearray()
+        return taken
+
+
+class Tempo:
+    """Makes mono PCM16 faster or slower and keeps its pitch, by libav's `atempo` (WSOLA).
+
+    Args:
+        sample_rate_hz: samples a second.
+        speed: above 0; 2 halves the time.
+    """
+
+    def __init__(self, sample_rate_hz: int, speed: float) -> None:
+        self._sample_rate_hz, self._samples = sample_rate_hz, 0
+        self._graph = Graph()
+        source = self._graph.add_abuffer(sample_rate=sample_rate_hz, format="s16", layout="mono")
+        tempos = [_LEAST_TEMPO] * math.floor(math.log(min(speed, 1.0), _LEAST_TEMPO))
+        tempos.append(speed / math.prod(tempos))
+        filters = [self._graph.add("atempo", str(tempo)) for tempo in tempos]
+        pcm16 = self._graph.add("aformat", "sample_fmts=s16")
+        self._graph.link_nodes(source, *filters, pcm16, self._graph.add("abuffersink")).configure()
+
+    def add(self, pcm16: bytes) -> bytes:
+        """Appends samples; returns those that are ready."""
+        if (frame := _frame(pcm16, self._sample_rate_hz)) is not None:
+            frame.pts = self._samples
+            self._samples += frame.samples
+            self._graph.push(frame)
+        return self._ready()
+
+    def close(self) -> bytes:
+        """The last samples."""
+        self._graph.push(None)
+        return self._ready()
+
+    def _ready(self) -> bytes:
+        ready = bytearray()
+        with contextlib.suppress(NothingReady, NothingLeft):
+            while True:
+                ready += self._graph.pull().to_ndarray().tobytes()  # pyright: ignore[reportAttributeAccessIssue]
+        return bytes(ready)
 
 
 def _nearest_rate_hz(codec: str, sample_rate_hz: int) -> int:
     """The codec's own rate for this sound: the lowest that loses nothing, else its highest."""
     rates = av.Codec(codec, "w").audio_rates or [sample_rate_hz]
     return min((rate for rate in rates if rate >= sample_rate_hz), default=max(rates))
-
-
-_AUDIO_ENCODERS: dict[str, Callable[[bytes, int, int], bytes]] = {
-    "wav": partial(_lossless, "WAV"),
-    "flac": partial(_lossless, "FLAC"),
-    "mp3": partial(_lossy, "mp3", "libmp3lame", 64_000),
-    "opus": partial(_lossy, "ogg", "libopus", 48_000),
-    "aac": partial(_lossy, "adts", "aac", 64_000),
-}
 
 
 def encode_image(pixels: np.ndarray, file_format: ImageFormat, quality: int) -> bytes:

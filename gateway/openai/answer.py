@@ -30,6 +30,7 @@ class Answer:
         expires_at: Unix time until which the id can be referred to.
         text: all of it so far.
         audio_bytes: PCM16 so far.
+        text_tokens: tokens of the text so far.
         prompt: tokens of the prompt, by kind.
         end: the stages' summaries, once finished.
     """
@@ -39,6 +40,7 @@ class Answer:
     expires_at: int
     text: str = ""
     audio_bytes: int = 0
+    text_tokens: int = 0
     prompt: thinker_pb2.PromptInfo = field(default_factory=thinker_pb2.PromptInfo)
     end: Finished | None = None
 
@@ -49,6 +51,7 @@ class Answer:
                 self.prompt, self.text = tokens, text
             case TextDelta(delta):
                 self.text += delta.text
+                self.text_tokens += len(delta.token_ids)
             case AudioDelta(pcm16):
                 self.audio_bytes += len(pcm16)
             case Finished():
@@ -63,6 +66,12 @@ class Answer:
         """The stages' summaries."""
         assert self.end is not None, "the answer has not finished"
         return self.end
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of the text: those so far, or all once the thinker has told."""
+        thinker = self.end and self.end.thinker
+        return thinker.completion_tokens if thinker else self.text_tokens
 
     @property
     def frames(self) -> int:
@@ -101,20 +110,22 @@ def timings(message: timings_pb2.Timings) -> dict[str, float | None]:
 
 
 def usage(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Tokens of a request: the prompt once, the answers together. A codec frame is an audio token."""
-    summaries = [answer.finished.thinker or thinker_pb2.GenerateSummary() for answer in answers]
-    first, prompt = summaries[0], answers[0].prompt
-    text = sum(summary.completion_tokens for summary in summaries)
-    audio = sum(answer.frames for answer in answers)
+    """Tokens of a request: the prompt once, the answers together, as far as they have come. A codec frame is an audio
+    token; those of an answer are counted when it has finished."""
+    first = (answers[0].end or Finished()).thinker or thinker_pb2.GenerateSummary()
+    prompt = answers[0].prompt
+    read = first.prompt_tokens or prompt.prompt_tokens
+    text = sum(answer.completion_tokens for answer in answers)
+    audio = sum(answer.frames for answer in answers if answer.end)
     return {
-        "prompt_tokens": first.prompt_tokens,
+        "prompt_tokens": read,
         "completion_tokens": text + audio,
-        "total_tokens": first.prompt_tokens + text + audio,
+        "total_tokens": read + text + audio,
         "prompt_tokens_details": {
             "cached_tokens": first.cached_tokens,
             "audio_tokens": prompt.audio_tokens,
             "image_tokens": prompt.image_tokens,
-            "text_tokens": first.prompt_tokens - prompt.audio_tokens - prompt.image_tokens,
+            "text_tokens": read - prompt.audio_tokens - prompt.image_tokens,
         },
         "completion_tokens_details": {"text_tokens": text, "audio_tokens": audio, "reasoning_tokens": 0},
     }
@@ -156,9 +167,11 @@ class StreamedAnswer(Answer):
 
     Attributes:
         transcribed: characters of `text` that were sent beside audio.
+        wav_rate_hz: samples a second, where each piece of audio is a WAV file; None: it is plain PCM16.
     """
 
     transcribed: int = 0
+    wav_rate_hz: int | None = None
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """The chunks' own members that say what happened; the answer must have taken the event already."""
@@ -181,7 +194,8 @@ class StreamedAnswer(Answer):
                 yield last | {"quartet": self.quartet()}
 
     def _audio_chunk(self, pcm16: bytes) -> dict[str, Any]:
-        audio = self.audio(base64.b64encode(pcm16).decode(), self.text[self.transcribed :])
+        data = pcm16 if self.wav_rate_hz is None else encode_audio(pcm16, self.wav_rate_hz, "wav")
+        audio = self.audio(base64.b64encode(data).decode(), self.text[self.transcribed :])
         self.transcribed = len(self.text)
         return chunk(self.index, "audio", {"audio": audio})
 

@@ -17,12 +17,12 @@ from gateway.gateway import Gateway
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer, StreamedAnswer, WholeAnswer, choice, chunk, usage
 from gateway.openai.chat_requests import last_words, refuse_members, to_jobs
-from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, sse, while_connected
+from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, owner_of, sse, while_connected
 from gateway.openai.content import ImagePart
 from gateway.openai.diffusion import ImageOptions, ImageRequest
 from gateway.openai.forms import page, read_json, validated
 from gateway.openai.images import ImageGeneration, image_facts, load_pictures
-from gateway.openai.schema import ChatCompletionRequest
+from gateway.openai.schema import ChatCompletionRequest, StreamOptions
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import AudioDelta, Event, TextDelta, run
 from gateway.pipeline.stage import Stage
@@ -51,7 +51,7 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
     if KINDS[stage.kind].is_diffusion:
         exchange = ImageExchange(gateway, request, http.state, stage)
     else:
-        exchange = AnswerExchange(gateway, request, http.state)
+        exchange = AnswerExchange(gateway, request, http)
     if request.stream:
         return EventStream(exchange.stream(), limit_s + LAST_WORD_S)
     return await while_connected(http.receive, exchange.whole())
@@ -83,17 +83,27 @@ class _Exchange:
 
 
 class AnswerExchange(_Exchange):
-    """One that is answered with text, speech or both."""
+    """One that is answered with text, speech or both; `http` brought it."""
+
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request) -> None:
+        super().__init__(gateway, request, http.state)
+        self._owner = owner_of(http)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""
-        options, answers = self._request.stream_options, self._new(StreamedAnswer)
-        include_usage = bool(options and options.include_usage)
+        options, answers = self._request.stream_options or StreamOptions(), self._new(StreamedAnswer)
+        code2wav = self._gateway.pipeline.info("code2wav")
+        if self._request.audio_format == "wav" and code2wav is not None:
+            for answer in answers:
+                answer.wav_rate_hz = code2wav.sample_rate_hz
         head = self._head | {"object": "chat.completion.chunk"}
+        include_usage = bool(options.include_usage)
         if include_usage:  # every chunk has the key, and a last one the numbers
             head["usage"] = None
         async with aclosing(self._events(answers)) as events:
             async for index, event in events:
+                if include_usage and options.continuous_usage_stats:
+                    head["usage"] = usage(answers)
                 for members in answers[index].chunks(event):
                     yield sse(head | members)
         if include_usage:
@@ -126,7 +136,7 @@ class AnswerExchange(_Exchange):
     async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Event], None]:
         """What happens, as it does; the answers have taken it. Raises ApiError."""
         try:
-            jobs = await to_jobs(self._gateway, self._request, self._request_id)
+            jobs = await to_jobs(self._gateway, self._request, self._request_id, self._owner)
             left_s = max(0.0, self._gateway.settings.request_timeout_s - self._elapsed_s())
             async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
                 async for index, event in events:

@@ -8,9 +8,10 @@ from typing import Any
 from google.protobuf.message import Message as ProtoMessage
 
 from gateway.errors import invalid
-from gateway.gateway import Gateway
+from gateway.gateway import Gateway, not_reached
 from gateway.media.check import MediaFile, load_media
 from gateway.openai import content
+from gateway.openai.delivery import Delivery, VoiceId, deliver
 from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
 from gateway.pipeline.run import Job, speech
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
@@ -25,8 +26,8 @@ _FOR_WRITERS = ("tools", "tool_choice", "response_format", "logprobs", "top_logp
 Pending = tuple[media_pb2.Media, MediaFile]
 
 
-async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: str) -> list[Job]:
-    """One job for each answer, with the media fetched and checked.
+async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: str, owner: str | None) -> list[Job]:
+    """One job for each answer, with the media fetched and checked; `owner` is whose uploaded voices can speak.
 
     Raises:
         ApiError: 400 naming the field at fault.
@@ -35,7 +36,7 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
     _check(gateway, request)
     if config.thinker is None:
         _, text, _ = last_words(request, "it says what is spoken", "speaks text")
-        starts, media = speech(_speak(gateway, request, text)), []
+        starts, media = speech(await _say(gateway, request, text, owner)), []
     else:
         start, media = await _generate(gateway, request)
         starts = {"thinker": start} | (speech(_speak(gateway, request)) if request.speaks else {})
@@ -112,13 +113,13 @@ def last_words(
 
 def _media_file(part: content.MediaPart, field: str) -> MediaFile:
     if isinstance(part, content.InputAudioPart):
-        return MediaFile(field, "audio", f"data:;base64,{part.input_audio.data}")
+        return MediaFile(field, "audio", part.input_audio.url)
     return MediaFile(field, part.type.removesuffix("_url"), getattr(part, part.type).url)
 
 
 async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[thinker_pb2.GenerateStart, list[bytes]]:
     """What the thinker gets, and the files that follow it."""
-    _speaker(gateway, request)  # an unknown voice is refused whether or not it is to be heard
+    gateway.speaker(request.voice, "audio.voice")  # an unknown one is refused whether or not it is to be heard
     sampling = _sampling(gateway, request)
     start = thinker_pb2.GenerateStart(use_audio_in_video=request.use_audio_in_video, sampling=sampling)
     pending: list[Pending] = []
@@ -133,25 +134,24 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
     return start, late_media
 
 
-def _speak(gateway: Gateway, request: ChatCompletionRequest, text: str | None = None) -> talker_pb2.SpeakRequest:
-    """What the talker gets. `text` is None where a thinker writes it."""
-    assert gateway.pipeline.config.talker is not None
-    sampling = talker_pb2.TalkerSampling(**request.quartet.talker.over(gateway.pipeline.config.talker.sampling))
-    if not sampling.HasField("seed") and request.seed is not None:
-        sampling.seed = request.seed
-    return talker_pb2.SpeakRequest(speaker=_speaker(gateway, request), sampling=sampling, text=text)
+def _speak(gateway: Gateway, request: ChatCompletionRequest) -> talker_pb2.SpeakStart:
+    """What the talker gets where a thinker writes the text."""
+    speaker = gateway.speaker(request.voice, "audio.voice")
+    return talker_pb2.SpeakStart(
+        speaker=speaker, sampling=gateway.talker_sampling(request.quartet.talker, request.seed)
+    )
 
 
-def _speaker(gateway: Gateway, request: ChatCompletionRequest) -> str:
-    """The voice as the talker spells it; "" for its default."""
-    voice = request.audio.voice if request.audio else None
-    voices = gateway.pipeline.voices
-    if voice is None or not voices:
-        return voice or ""
-    match = next((known for known in voices if known.lower() == voice.lower()), None)
-    if match is None:
-        raise invalid("audio.voice", f"no voice {voice!r}; use one of {', '.join(voices)}")
-    return match
+async def _say(gateway: Gateway, request: ChatCompletionRequest, text: str, owner: str | None) -> talker_pb2.SpeakStart:
+    """What the talker gets where no thinker does."""
+    talker = gateway.pipeline.info("talker")
+    if talker is None:
+        raise not_reached(gateway.pipeline.main)
+    asked = Delivery(voice=None if request.voice is None else VoiceId(id=request.voice))
+    start = (await deliver(gateway, asked, talker, owner, voice="audio.voice")).start
+    start.text.text = text
+    start.sampling.CopyFrom(gateway.talker_sampling(request.quartet.talker, request.seed))
+    return start
 
 
 def _fill_message(

@@ -3,11 +3,11 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import ExitStack, aclosing, nullcontext
 from typing import Any, TypeVar
 
-from fastapi import Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +23,7 @@ DONE = b"data: [DONE]\n\n"  # ends a stream of a chat
 LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error that ends its stream
 
 
-async def admitted(http: Request) -> AsyncIterator[Gateway]:
+async def admitted(http: HTTPConnection) -> AsyncIterator[Gateway]:
     """Holds one of the gateway's places, and one of the API key's, until the response is sent or the client is gone.
 
     `request.state.deadline` is the `time.monotonic()` at which the request's time is over. `request.state.place` is the
@@ -41,9 +41,15 @@ async def admitted(http: Request) -> AsyncIterator[Gateway]:
         raise from_error("gateway", error) from None
 
 
-def key_of(http: Request) -> ApiKey | None:
+def key_of(http: HTTPConnection) -> ApiKey | None:
     """The API key that the request came with; None where there are no keys."""
     return getattr(http.state, "key", None)
+
+
+def owner_of(http: HTTPConnection) -> str | None:
+    """Whose videos and voices the request is about: those made with its API key; all, where there are no keys."""
+    key = key_of(http)
+    return key and key.name
 
 
 def sse(data: dict[str, Any]) -> bytes:
@@ -79,24 +85,30 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-class EventStream(Response):
-    """A stream of server-sent events. The status line waits for the first of them, so that a request which fails before
-    it gets a proper error status; a later failure is sent as an event of its own, and ends the stream.
+class StreamedResponse(Response):
+    """A body that is sent as it is made. The status line waits for its first bytes, so that a request which fails
+    before them gets a proper error status; after them the body breaks off.
 
     Args:
-        events: yields encoded events; may raise ApiError.
-        limit_s: a client that has not read the stream to its end by then counts as gone.
+        pieces: yields the body; may raise ApiError.
+        limit_s: a client that has not read the body to its end by then counts as gone.
+        media_type: of the body.
+        headers: beside it.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], limit_s: float) -> None:
-        super().__init__(
-            media_type="text/event-stream", headers={"cache-control": "no-cache", "x-accel-buffering": "no"}
-        )
+    def __init__(
+        self, pieces: AsyncGenerator[bytes, None], limit_s: float, media_type: str, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
-        self._events, self._limit_s = events, limit_s
+        self._pieces, self._limit_s = pieces, limit_s
+
+    def last_word(self, error: ApiError) -> bytes | None:
+        """What ends a body that fails after its first bytes; None: nothing, the client sees that it is cut short."""
+        return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
+        async with aclosing(self._pieces):
             try:
                 async with asyncio.timeout(self._limit_s) as limit:
                     await while_connected(receive, self._send(scope, receive, send))
@@ -108,15 +120,29 @@ class EventStream(Response):
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         try:
-            async for event in self._events:
+            async for piece in self._pieces:
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     started = True
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
         except ApiError as error:
             scope.get("state", {}).get("log", {}).update(error.log)
             if not started:
                 await error.response()(scope, receive, send)
                 return
-            await send({"type": "http.response.body", "body": sse(error.body()), "more_body": True})
+            if (last := self.last_word(error)) is None:
+                return
+            await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+class EventStream(StreamedResponse):
+    """A stream of server-sent events. A failure after the first of them is sent as an event of its own, and ends it."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], limit_s: float) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(events, limit_s, "text/event-stream", headers)
+
+    def last_word(self, error: ApiError) -> bytes:
+        """The error's event."""
+        return sse(error.body())

@@ -45,8 +45,15 @@ class ImagePart(Strict):
 class InputAudio(Strict):
     """A sound in the request itself."""
 
-    data: str = Field(min_length=1, description="the file in base64")
-    format: str = Field(min_length=1, description="wav, mp3, flac, ogg, ...: what FFmpeg reads; found from the data")
+    data: str = Field(min_length=1, description="the file in base64, or a data URL of it")
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "mp4", "webm"] = Field(
+        description="of the file; how it is read, its data say"
+    )
+
+    @property
+    def url(self) -> str:
+        """The file as a data URL."""
+        return self.data if self.data.startswith("data:") else f"data:;base64,{self.data}"
 
 
 class InputAudioPart(Strict):

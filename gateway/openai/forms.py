@@ -18,7 +18,7 @@ from gateway.strict import Model, first_error
 _LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
 _MAX_FIELDS = 1000
 _MAX_FIELD_BYTES = 1024 * 1024
-_JSON_FIELDS = {"lora", "quartet", "input_reference"}
+_JSON_FIELDS = {"lora", "quartet", "input_reference", "chunking_strategy"}
 _NAME = re.compile(r"(?P<field>[^\[\]]+)(\[(?P<key>[^\[\]]*)\])?")
 
 
@@ -42,9 +42,18 @@ async def read_json(http: Request, model: type[Model], limit_s: float) -> Model:
     """The body as a `model`. Raises ApiError: 400 naming the member at fault, 408 after `limit_s` seconds."""
     async with _in_time(limit_s):
         body = await http.body()
+    return await parsed(model, body)
+
+
+async def parsed(model: type[Model], body: bytes | str) -> Model:
+    """JSON as a `model`; a long one is read beside the event loop. Raises ApiError: 400 naming the member at fault."""
+    if len(body) > _LARGE_BODY_BYTES:
+        return await asyncio.to_thread(_parsed_json, model, body)
+    return _parsed_json(model, body)
+
+
+def _parsed_json(model: type[Model], body: bytes | str) -> Model:
     try:
-        if len(body) > _LARGE_BODY_BYTES:
-            return await asyncio.to_thread(model.model_validate_json, body)
         return model.model_validate_json(body)
     except ValidationError as error:
         raise _from_validation(error) from None

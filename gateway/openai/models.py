@@ -31,12 +31,15 @@ def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
 
 def _answer_facts(gateway: Gateway) -> dict[str, Any]:
     pipeline, modalities = gateway.pipeline, {"text": "text", "speech": "audio"}
-    thinker, code2wav = pipeline.info("thinker"), pipeline.info("code2wav")
+    thinker, talker, code2wav = map(pipeline.info, ("thinker", "talker", "code2wav"))
     return {
         "input_modalities": ["text", *(thinker.input_modalities if thinker else ())],
         "output_modalities": [modalities[output] for output in pipeline.config.made if output in modalities],
         "max_context_tokens": thinker.max_context_tokens if thinker else None,
         "voices": pipeline.voices,
+        "voice_cloning": bool(talker and talker.voice_sample_rate_hz),
+        "languages": list(talker.languages) if talker else [],
+        "max_speech_characters": gateway.settings.max_speech_characters if gateway.reads_text else None,
         **{name: getattr(code2wav, name, None) for name in ("sample_rate_hz", "samples_per_frame", "trimmed_samples")},
     }
 

@@ -18,6 +18,7 @@ class StreamOptions(Strict):
     """What a stream contains beside the answer."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(default=None, description="with include_usage: in every chunk, so far")
     include_obfuscation: bool | None = Field(default=None, description="accepted; nothing is padded")
 
 
@@ -28,7 +29,7 @@ class AudioOptions(Strict):
         default=None, description="one of the model's voices, upper or lower case; default: its first"
     )
     format: AudioFormat | None = Field(
-        default=None, description="default: pcm16 in a stream, else wav; a stream has pcm16 only"
+        default=None, description="default: pcm16 in a stream, else wav; a stream has these two only"
     )
 
 
@@ -140,6 +141,7 @@ class IgnoredParameters(Strict):
     prediction: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
+    return_stage_metrics: Any = None  # of vLLM-Omni: the last chunk has `quartet.timings` anyhow
 
 
 class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
@@ -192,6 +194,11 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
         return (self.audio and self.audio.format) or default
 
     @property
+    def voice(self) -> str | None:
+        """The voice asked for."""
+        return self.audio.voice if self.audio else None
+
+    @property
     def use_audio_in_video(self) -> bool:
         """Whether the sound track of videos is heard."""
         return bool(self.quartet.thinker.use_audio_in_video or self.mm_processor_kwargs.use_audio_in_video)
@@ -199,8 +206,8 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
     def check(self) -> None:
         """Raises ApiError: 400 naming the first parameter that contradicts another."""
         most = self.max_completion_tokens or self.max_tokens
-        if self.speaks and self.stream and self.audio_format != "pcm16":
-            raise invalid("audio.format", "a stream has pcm16 only; leave it out, or set stream to false")
+        if self.speaks and self.stream and self.audio_format not in ("pcm16", "wav"):
+            raise invalid("audio.format", "a stream has pcm16 or wav; leave it out, or set stream to false")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only with stream: true")
         if self.top_logprobs is not None and not self.logprobs:

@@ -9,6 +9,7 @@ from quartet.v1.dit_pb2 import DitServiceGenerateRequest
 from quartet.v1.dit_pb2_grpc import DitServiceStub
 from quartet.v1.encoder_pb2 import EncodeRequest
 from quartet.v1.encoder_pb2_grpc import EncoderServiceStub
+from quartet.v1.talker_pb2 import SpeakRequest
 from quartet.v1.talker_pb2_grpc import TalkerServiceStub
 from quartet.v1.thinker_pb2 import GenerateRequest
 from quartet.v1.thinker_pb2_grpc import ThinkerServiceStub
@@ -63,7 +64,15 @@ KINDS = {
             is_model=True,
             caches_prompts=True,
         ),
-        StageKind("talker", TalkerServiceStub, "Speak", reads=("thinker",), is_model=True, shares_checkpoint=True),
+        StageKind(
+            "talker",
+            TalkerServiceStub,
+            "Speak",
+            SpeakRequest,
+            reads=("thinker",),
+            is_model=True,
+            shares_checkpoint=True,
+        ),
         StageKind(
             "code2wav", Code2WavServiceStub, "Decode", reads=("talker",), makes=("speech",), shares_checkpoint=True
         ),

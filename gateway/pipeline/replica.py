@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,16 +81,17 @@ class Replica:
         """The channel for a call that begins now."""
         return self._channels.channel(self.address, self.server_name)
 
-    def call(self, start: Any, media: Sequence[bytes], timeout_s: float) -> Any:
+    def call(self, start: Any, media: Sequence[bytes], timeout_s: float, text: AsyncIterable[str] | None = None) -> Any:
         """The call that serves a request.
 
         Args:
             start: the start message.
             media: files of `start` whose data it has not, in their order.
             timeout_s: longest that the call may take.
+            text: what follows of the text in `start`.
         """
         kind = KINDS[self.kind]
-        requests = start if kind.streamed_request is None else _in_messages(kind.streamed_request, start, media)
+        requests = start if kind.streamed_request is None else _in_messages(kind.streamed_request, start, media, text)
         return getattr(kind.stub(self.channel), kind.method)(requests, timeout=timeout_s, metadata=tracing.metadata())
 
     def source(self, stream_id: str) -> stream_pb2.StreamSource:
@@ -231,9 +232,14 @@ class Replica:
             self._on_change()
 
 
-async def _in_messages(request: Callable[..., Any], start: Any, media: Sequence[bytes]) -> AsyncIterator[Any]:
-    """`start`, then the files, as messages that `request` makes."""
+async def _in_messages(
+    request: Callable[..., Any], start: Any, media: Sequence[bytes], text: AsyncIterable[str] | None
+) -> AsyncIterator[Any]:
+    """`start`, then the files, then the text, as messages that `request` makes."""
     yield request(start=start)
     for file in media:
         for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):
             yield request(media=media_pb2.MediaChunk(data=file[begin : begin + _MEDIA_CHUNK_BYTES]))
+    if text is not None:
+        async for piece in text:
+            yield request(text=piece)

@@ -12,6 +12,7 @@ from gateway.pipeline.balance import prompt_key
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.route import LOST, Lease, Route
 from gateway.pipeline.stage import Stage
+from gateway.pipeline.typed_text import TypedText
 from quartet.v1 import code2wav_pb2, talker_pb2, tensor_pb2, thinker_pb2
 from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
 
@@ -33,16 +34,18 @@ class Job:
     Attributes:
         request_id: names the answer in every stage.
         starts: start messages by kind of stage, of the stages of the pipeline's answer that are needed: GenerateStart,
-            SpeakRequest, DecodeRequest. Ids and sources are filled in by the run.
+            SpeakStart, DecodeRequest. Ids and sources are filled in by the run.
         media: files of the first stage's media parts without data, in their order.
+        text: what follows of the text that the first stage speaks.
     """
 
     request_id: str
     starts: Mapping[str, Any]
     media: Sequence[bytes] = ()
+    text: TypedText | None = None
 
 
-def speech(speak: talker_pb2.SpeakRequest) -> dict[str, Any]:
+def speech(speak: talker_pb2.SpeakStart) -> dict[str, Any]:
     """Start messages of the stages that speak, as `speak` says."""
     return {"talker": speak, "code2wav": code2wav_pb2.DecodeRequest(sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16)}
 
@@ -176,7 +179,7 @@ class _Answer:
         Raises:
             StageError: the replica failed, or was lost and is marked down.
         """
-        call = lease.replica.call(start, self._job.media, self._time_left_s())
+        call = lease.replica.call(start, self._job.media, self._time_left_s(), self._job.text)
         summary = None
         try:
             async for response in call:
@@ -217,8 +220,8 @@ def _event(stage: Stage, start: Any, response: Any) -> Event | None:
     match response.WhichOneof("message"):
         case "prompt":
             return PromptRead(response.prompt)
-        case "started" if start.text:
-            return PromptRead(thinker_pb2.PromptInfo(), start.text)
+        case "started" if start.HasField("text"):
+            return PromptRead(thinker_pb2.PromptInfo(), start.text.text)
         case "delta":
             return TextDelta(response.delta)
         case "audio":

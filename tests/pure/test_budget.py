@@ -10,8 +10,10 @@ from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneratio
 from typer.testing import CliRunner
 
 from cli.budget import GIB, Budget, Demand, Layout, best, lines, share_out, table
+from cli.doctor.fit import stages_of
 from cli.main import app
 from cli.sizes import BudgetError, read_sizes
+from services.families import family_of
 from services.families.qwen3_omni.budget import PUBLISHED, sizes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -187,3 +189,16 @@ def test_no_such_checkpoint(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_omni_moe"}')
     with pytest.raises(BudgetError, match="thinker_config"):
         read_sizes(str(tmp_path))
+
+
+def test_a_model_without_a_thinker_has_no_budget_but_a_doctor(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_tts"}')
+    (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    with pytest.raises(BudgetError, match=r"no thinker.* quartet doctor --model .* --stage talker --stage code2wav"):
+        read_sizes(str(tmp_path))
+    assert list(stages_of(str(tmp_path))) == ["talker", "code2wav"]
+
+
+def test_a_stage_that_a_family_lacks_names_the_pipeline_without_it():
+    with pytest.raises(ValueError, match="qwen3_tts models have no thinker: give --pipeline speech"):
+        family_of({"model_type": "qwen3_tts"}).part("thinker")

@@ -2,12 +2,15 @@
 
 import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
+from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from tests.support.health_command import COMMAND
 from tests.support.k8s_objects import settings_classes
@@ -19,6 +22,7 @@ VERSIONS = dict(
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
 COMPOSE = (ROOT / "docker-compose.yaml").read_text()
 SERVICES = yaml.safe_load(COMPOSE)["services"]
+SPEECH = yaml.safe_load((ROOT / "deploy/docker/speech.yaml").read_text())["services"]
 SECURITY = ("keys", "tls")
 OURS = ("gateway", "thinker", "talker", "code2wav", "dit")
 
@@ -74,6 +78,34 @@ def test_plain_commands_see_the_whole_system():
     assert profiles
     named = set(profiles[1].split(","))
     assert named == {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+
+
+def test_a_speech_server_starts_without_the_thinker():
+    """The file takes one service away from what starts, and nothing that does start waits for that one."""
+    (profile,) = SPEECH["thinker"]["profiles"]
+    assert profile not in {each for service in SERVICES.values() for each in service.get("profiles", [])}
+    waits = [name for name, service in SERVICES.items() if "thinker" in service.get("depends_on", ())]
+    assert waits == ["gateway"]
+    assert SERVICES["gateway"]["depends_on"]["thinker"]["required"] is False
+    (mount,) = SPEECH["gateway"]["volumes"]
+    source, target, _ = mount.split(":")
+    assert any(mounted.endswith(f":{target}:ro") for mounted in SERVICES["gateway"]["volumes"])
+    assert set(load_pipeline(ROOT / source).stages) == {"talker", "code2wav"}
+    # what made the thinker's image is away, and the small model is made in it
+    build = yaml.safe_load(COMPOSE)["x-build"] | {"target": "thinker"}
+    assert SPEECH["model"]["build"] == build
+    assert SERVICES["model"]["image"] == SERVICES["thinker"]["image"]
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
+def test_compose_reads_the_speech_server_so():
+    files = ("docker-compose.yaml", "deploy/docker/gpu.yaml", "deploy/docker/tls.yaml", "deploy/docker/speech.yaml")
+    command = ["docker", "compose", "--env-file", "/dev/null", *(word for file in files for word in ("-f", file))]
+    done = subprocess.run([*command, "config", "--services"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if "compose" in done.stderr and "not a docker command" in done.stderr:
+        pytest.skip("docker has no compose")
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {"model", "gateway", "talker", "code2wav"}
 
 
 def test_an_image_is_built_once():

@@ -4,11 +4,13 @@ import asyncio
 import base64
 import io
 import json
+import wave
 
 import av
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from gateway.media.encode import encode_audio
 from gateway.openai.connection import ClientGone, EventStream
 from services.common.rpc.errors import ContextTooLong, InvalidInput, QueueFull, RequestCancelled, Unavailable
 from tests.support.clock import put_forward
@@ -90,6 +92,39 @@ async def test_streamed_speech(gateway):
     assert usage["choices"] == []
     assert usage["usage"]["total_tokens"] == 16
     assert all(event["usage"] is None for event in events[:-1])
+
+
+async def test_usage_so_far_in_every_chunk(gateway):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    of_clients = {"return_stage_metrics": True, "ignore_eos": True, "stop": None, "max_completion_tokens": 16}
+    *events, last = await gateway.events(ASK | {"stream_options": options} | of_clients)
+    so_far = [event["usage"]["completion_tokens"] for event in events]
+    assert so_far == sorted(so_far)
+    assert so_far[0] == 0
+    assert so_far[-1] == last["usage"]["completion_tokens"] == 3
+    assert {event["usage"]["prompt_tokens"] for event in events} == {10}
+
+
+async def test_each_chunk_of_audio_is_a_wav_file_if_asked(gateway):
+    events = await gateway.events(SPEAK | {"audio": {"format": "wav"}})
+    pieces = [event["choices"][0]["delta"]["audio"]["data"] for event in events if event["modality"] == "audio"]
+    pcm = b""
+    for piece in pieces:
+        with wave.open(io.BytesIO(base64.b64decode(piece))) as file:
+            assert file.getframerate() == SAMPLE_RATE_HZ
+            pcm += file.readframes(file.getnframes())
+    assert pcm == PCM16
+    status, error = await gateway.refusal(SPEAK | {"stream": True, "audio": {"format": "mp3"}})
+    assert (status, error["param"]) == (400, "audio.format")
+
+
+async def test_a_sound_may_come_as_a_data_url_and_in_a_known_format_only(gateway):
+    wav = base64.b64encode(encode_audio(PCM16, SAMPLE_RATE_HZ, "wav")).decode()
+    part = {"type": "input_audio", "input_audio": {"data": f"data:audio/wav;base64,{wav}", "format": "wav"}}
+    assert (await gateway.chat(ASK | {"messages": [{"role": "user", "content": [part]}]})).status_code == 200
+    part["input_audio"]["format"] = "midi"
+    status, error = await gateway.refusal(ASK | {"messages": [{"role": "user", "content": [part]}]})
+    assert (status, error["param"]) == (400, "messages[0].content[0].input_audio.format")
 
 
 async def test_no_usage_unless_asked(gateway):

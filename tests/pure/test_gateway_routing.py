@@ -95,7 +95,7 @@ async def _occupy(system: Routed, group: int, calls: int) -> list:
                 start = thinker_pb2.GenerateRequest(start=thinker_pb2.GenerateStart(request_id=f"other-{i}"))
                 call = thinker_pb2_grpc.ThinkerServiceStub(replica.channel).Generate(iter([start]))
             elif kind == "talker":
-                call = talker_pb2_grpc.TalkerServiceStub(replica.channel).Speak(talker_pb2.SpeakRequest())
+                call = talker_pb2_grpc.TalkerServiceStub(replica.channel).Speak([talker_pb2.SpeakRequest(start={})])
             else:
                 call = code2wav_pb2_grpc.Code2WavServiceStub(replica.channel).Decode(code2wav_pb2.DecodeRequest())
             opened.append(call)

@@ -46,8 +46,8 @@ async def test_the_last_message_is_spoken(gateway, modalities):
     usage = response.json()["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (0, 6)
     assert list(response.json()["quartet"]["timings"]) == ["talker", "code2wav"]
-    asked: list[talker_pb2.SpeakRequest] = gateway.scripts["talker"].requests
-    assert [request.text for request in asked] == [TEXT, TEXT]
+    asked: list[talker_pb2.SpeakStart] = gateway.scripts["talker"].requests
+    assert [request.text.text for request in asked] == [TEXT, TEXT]
     assert {request.speaker for request in asked} == {VOICES[1]}
     assert sorted(request.sampling.seed for request in asked) == [5, 6]
     assert {request.source.address for request in gateway.scripts["code2wav"].requests} == {

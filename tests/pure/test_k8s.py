@@ -9,11 +9,11 @@ import yaml
 
 from tests.support.k8s_breaks import BREAKS, break_it
 from tests.support.k8s_checks import amount, problems
-from tests.support.k8s_objects import PORTS, ROOT, Cluster, Object, pod_of
+from tests.support.k8s_objects import PORTS, ROOT, Cluster, Object, pod_of, stages_of
 from tests.support.kustomize import WITH_TLS, build, copy_deployment, with_components
 
 K8S = ROOT / "deploy/k8s"
-OVERLAYS = ("cpu-demo", "single-gpu", "scaled")
+OVERLAYS = ("cpu-demo", "single-gpu", "speech", "scaled")
 
 
 @pytest.fixture(scope="session")
@@ -33,14 +33,16 @@ def test_objects_are_valid_by_the_schemas(rendered, overlay):
         validate.validate(each, "1.32", strict=True)  # raises; for a kind that it does not know, too
 
 
-@pytest.mark.parametrize("overlay", ["cpu-demo", "single-gpu", "scaled"])
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_ucx_is_added_to_an_overlay(tmp_path, overlay):
     objects = build(with_components(tmp_path, overlay, ["ucx"]))
     assert problems(objects) == []
     cluster = Cluster(objects)
     (policy,) = [each for each in cluster.of("NetworkPolicy") if each["metadata"]["name"] == "ucx"]
     (ports,) = {(rule["ports"][0]["port"], rule["ports"][0]["endPort"]) for rule in policy["spec"]["ingress"]}
-    for stage in ("thinker", "talker", "code2wav"):
+    stages = [stage for stage in stages_of(cluster) if stage != "dit"]
+    assert stages == [*(["thinker"] if overlay != "speech" else []), "talker", "code2wav"]
+    for stage in stages:
         assert cluster.settings(stage).transports == ["inline", "ucx"]
         (container,) = pod_of(cluster.get("Deployment", stage))["containers"]
         (port_range,) = [each["value"] for each in container["env"] if each["name"] == "UCX_TCP_PORT_RANGE"]
@@ -59,7 +61,8 @@ def test_mutual_tls_is_added_to_an_overlay(tmp_path, overlay, components):
         name = each["metadata"]["name"]
         assert cluster.settings(name).tls_cert is not None
         secrets += [v["secret"]["secretName"] for v in pod_of(each)["volumes"] if "secret" in v]
-    names = ["gateway", "thinker", "talker", "code2wav", *(["dit"] if overlay == "scaled" else [])]
+    more = {"scaled": ["thinker", "dit"], "speech": []}.get(overlay, ["thinker"])
+    names = ["gateway", "talker", "code2wav", *more]
     assert sorted(secrets) == sorted(["gateway-keys", *(f"{name}-tls" for name in names)])
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     for each in objects:
@@ -75,6 +78,19 @@ def test_a_dit_that_is_added_has_a_gpu(tmp_path, components):
     assert container["image"].endswith("-cuda")
 
 
+@pytest.mark.parametrize(("overlay", "gpus"), [("cpu-demo", None), ("speech", 1)])
+def test_a_speech_server_has_no_thinker(tmp_path, rendered, overlay, gpus):
+    objects = rendered["speech"] if overlay == "speech" else build(with_components(tmp_path, overlay, ["speech"]))
+    assert problems(objects) == []
+    cluster = Cluster(objects)
+    assert sorted(stages_of(cluster)) == ["code2wav", "talker"]
+    assert {each["metadata"]["name"] for each in objects if "thinker" in each["metadata"]["name"]} == set()
+    assert cluster.pipeline()["outputs"] == {"speech": "code2wav"}
+    for stage in stages_of(cluster):
+        (container,) = pod_of(cluster.get("Deployment", stage))["containers"]
+        assert container["resources"]["limits"].get("nvidia.com/gpu") == gpus
+
+
 def test_what_is_reached_from_outside_asks_for_keys(rendered):
     for name, objects in rendered.items():
         cluster = Cluster(objects)
@@ -86,11 +102,11 @@ def test_what_is_reached_from_outside_asks_for_keys(rendered):
 def test_each_overlay_has_what_it_is_for(rendered):
     kinds = {name: {each["kind"] for each in objects} for name, objects in rendered.items()}
     assert {"HorizontalPodAutoscaler", "PersistentVolumeClaim", "Ingress"} <= kinds["scaled"]
-    assert {"PersistentVolumeClaim", "Ingress"} <= kinds["single-gpu"]
+    assert {"PersistentVolumeClaim", "Ingress"} <= kinds["single-gpu"] & kinds["speech"]
     # neither a volume, an Ingress controller nor a GPU: any cluster will do
     assert not {"HorizontalPodAutoscaler", "PersistentVolumeClaim", "Ingress"} & kinds["cpu-demo"]
     assert "nvidia.com/gpu" not in str(rendered["cpu-demo"])
-    for name in ("single-gpu", "scaled"):
+    for name in ("single-gpu", "speech", "scaled"):
         for each in Cluster(rendered[name]).of("Deployment"):
             limits = pod_of(each)["containers"][0]["resources"]["limits"]
             assert limits.get("nvidia.com/gpu") == (None if each["metadata"]["name"] == "gateway" else 1)

@@ -79,7 +79,7 @@ async def test_a_killed_gateway_loses_no_video(tmp_path: Path):
             stage.script.hold, stage.script.after = True, STEPS + 2  # while frames come
             running, waiting = await create(gateway), await create(gateway)
             await gateway.until(stage.script.holding.is_set)
-            assert (await gateway.video(running))["status"] == "in_progress"
+            await gateway.reaches(running, "in_progress")
             process.kill()
             await process.wait()
         await gateway.until(lambda: stage.script.ended == ["done", "cancelled"])

@@ -12,9 +12,13 @@ from pathlib import Path
 from tests.support.stack import HANG_GUARD_S
 
 
-def quartet(*arguments: str, cwd: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+def quartet(
+    *arguments: str, cwd: Path, timeout_s: float = 300, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """Runs it to its end; its output goes to pipes."""
-    return subprocess.run(_command(arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return subprocess.run(
+        _command(arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False, input=stdin
+    )
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:

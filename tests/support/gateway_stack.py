@@ -14,6 +14,7 @@ from cli.plan import PIPELINE as SPEECH
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
+from quartet.v1 import server_info_pb2
 from tests.support.scripted_stages import scripted_stages
 
 HEALTH_TIMEOUT_S = 60.0  # a stage that is only late is not down
@@ -82,7 +83,7 @@ def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
 @contextlib.asynccontextmanager
 async def serving(app):
     """`app` on a port of this machine: its URL."""
-    options = {"log_config": None, "access_log": False, "ws": "none", "timeout_keep_alive": KEEP_ALIVE_S}
+    options = {"log_config": None, "access_log": False, "ws": "websockets-sansio", "timeout_keep_alive": KEEP_ALIVE_S}
     server = uvicorn.Server(uvicorn.Config(app, port=0, **options))
     server.capture_signals = contextlib.nullcontext  # signals are pytest's  # pyright: ignore[reportAttributeAccessIssue]
     task = asyncio.create_task(server.serve())
@@ -98,10 +99,13 @@ async def serving(app):
 
 
 @contextlib.asynccontextmanager
-async def running(pipeline: Path = SPEECH, **settings):
-    """A gateway of `pipeline` in this process, before scripted stages of the kinds it names."""
+async def running(pipeline: Path = SPEECH, talker: server_info_pb2.TalkerInfo | None = None, **settings):
+    """A gateway of `pipeline` in this process, before scripted stages of the kinds it names. The talker says of itself
+    what `talker` does."""
     kinds = [stage.kind for stage in load_pipeline(pipeline).stages.values()]
     async with scripted_stages(*kinds) as stages:
+        if talker is not None:
+            stages.infos["talker"].info.talker.CopyFrom(talker)
         loaded = GatewaySettings(pipeline=pipeline, **{"health_timeout_s": HEALTH_TIMEOUT_S, **settings})
         app = create_app(loaded, load_pipeline(pipeline, stages.addresses))
         async with serving(app) as url:

@@ -75,7 +75,7 @@ BREAKS: dict[str, tuple[str, Any]] = {
     "cpu that is not requested": ("Deployment gateway FIRST resources requests cpu", None),
     "a policy's pods": ("NetworkPolicy talker spec podSelector matchLabels COMPONENT", "speaker"),
     "a policy's peer": ("NetworkPolicy talker spec ingress 0 from 1 podSelector matchLabels COMPONENT", "dit"),
-    "a policy's port": ("NetworkPolicy talker spec egress 0 ports 0 port", 50052),
+    "a policy's port": ("NetworkPolicy talker-to-thinker spec egress 0 ports 0 port", 50052),
     "a policy's protocol": ("NetworkPolicy talker spec ingress 0 ports 0 protocol", "HTTP"),
     "a policy for all": ("NetworkPolicy talker spec ingress 0", {}),
     "no DNS": ("NetworkPolicy dns spec egress", []),

@@ -97,7 +97,7 @@ def _patch(directory: Path, entry: Object, objects: list[Object]) -> None:
         else:
             kind, name = patch["kind"], re.escape(patch["metadata"]["name"])
         targets = [each for each in objects if each["kind"] == kind and re.fullmatch(name, each["metadata"]["name"])]
-        if not targets:
+        if not targets and "target" not in entry:
             raise ValueError(f"{directory}: no {kind} {name} to patch")
         for target in targets:
             if isinstance(patch, list):
@@ -157,7 +157,7 @@ def _rename_references(value: Any, renamed: dict[str, str]) -> None:
             _rename_references(member, renamed)
 
 
-WITH_TLS = [("cpu-demo", ["keys", "tls"]), ("single-gpu", ["tls"]), ("scaled", ["tls", "dit-tls"])]
+WITH_TLS = [("cpu-demo", ["keys", "tls"]), ("single-gpu", ["tls"]), ("speech", ["tls"]), ("scaled", ["tls", "dit-tls"])]
 """(overlay, components) of a user that adds mutual TLS."""
 
 

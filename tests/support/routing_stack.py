@@ -73,7 +73,7 @@ class Routed:
         message.content.add(text=text)
         for file in media:
             message.content.add().media.size_bytes = len(file)
-        starts = {"thinker": start} | (spoken(talker_pb2.SpeakRequest()) if speech else {})
+        starts = {"thinker": start} | (spoken(talker_pb2.SpeakStart()) if speech else {})
         job = Job(uuid.uuid4().hex, starts, list(media))
         async with aclosing(run(self.stages, [job], TIME_S)) as events:
             async for _, event in events:

@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,7 @@ class Script:
         hold: wait here until `release` is set.
         requests: the start messages received.
         media: bytes that came in MediaChunks.
+        typed: text that came after the start.
         ended: "done" or "cancelled", one for each call.
         running: calls that have not ended.
         takes_s: how long a call takes, beside.
@@ -83,6 +84,7 @@ class Script:
     tool_call: bool = False
     requests: list[Any] = field(default_factory=list)
     media: bytearray = field(default_factory=bytearray)
+    typed: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     running: int = 0
     takes_s: Callable[[], float] = lambda: 0.0
@@ -102,7 +104,7 @@ class Script:
                 await asyncio.sleep(0.005)
         vars(self).update(vars(Script()))
 
-    async def play(self, request: Any, outputs: list[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    async def play(self, request: Any, outputs: list[Any], context: grpc.aio.ServicerContext) -> AsyncGenerator[Any]:
         """The outputs, as far as the script goes."""
         self.requests.append(request)
         self.running += 1
@@ -171,14 +173,28 @@ class Talker(talker_pb2_grpc.TalkerServiceServicer):
     def __init__(self, script: Script) -> None:
         self.script = script
 
-    async def Speak(self, request, context):
-        summary = talker_pb2.SpeakSummary(frames=3, end=talker_pb2.SPEECH_END_STOP, timings=TIMINGS)
+    async def Speak(self, request_iterator, context):
+        request = (await anext(request_iterator)).start
+        end = talker_pb2.SPEECH_END_STOP
+        summary = talker_pb2.SpeakSummary(frames=3, end=end, timings=TIMINGS, text_tokens=4)
         outputs = [
             talker_pb2.SpeakResponse(started=talker_pb2.SpeakStarted(speaker=request.speaker)),
             talker_pb2.SpeakResponse(summary=summary),
         ]
-        async for output in self.script.play(request, outputs, context):
-            yield output
+
+        async def listen() -> None:
+            async for more in request_iterator:
+                self.script.typed.append(more.text)
+
+        listening = asyncio.create_task(listen())
+        try:
+            async with aclosing(self.script.play(request, outputs, context)) as played:
+                async for output in played:
+                    if output.HasField("summary"):
+                        await listening
+                    yield output
+        finally:
+            listening.cancel()
 
 
 class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
@@ -276,8 +292,11 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
             self.info.encoder.pipeline = PICTURES.pipeline
         elif stage == "talker":
             self.info.talker.speakers.extend(VOICES)
+            self.info.talker.max_context_positions, self.info.talker.reads_text = 4096, True
+            self.info.talker.takes_instructions = True
         elif stage == "code2wav":
             self.info.code2wav.sample_rate_hz = SAMPLE_RATE_HZ
+            self.info.code2wav.samples_per_frame = SAMPLES_PER_FRAME
 
     async def GetServerInfo(self, request, context):
         return self.info

@@ -70,9 +70,10 @@ async def think(address: str, start: thinker_pb2.GenerateStart) -> Spoken:
 async def speak(address: str, source: stream_pb2.StreamSource, max_frames: int, **request) -> np.ndarray:
     """Greedy codec codes (frames, groups) int32 for what a thinker streams."""
     sampling = talker_pb2.TalkerSampling(temperature=0, max_frames=max_frames)
-    request = talker_pb2.SpeakRequest(request_id=source.stream_id, source=source, sampling=sampling, **request)
+    start = talker_pb2.SpeakStart(request_id=source.stream_id, source=source, sampling=sampling, **request)
+    requests = [talker_pb2.SpeakRequest(start=start)]
     frames = []
-    async for response in talker_pb2_grpc.TalkerServiceStub(CHANNELS.channel(address)).Speak(request):
+    async for response in talker_pb2_grpc.TalkerServiceStub(CHANNELS.channel(address)).Speak(requests):
         if response.HasField("frames"):
             frames.append(to_torch(response.frames.tensor).numpy())
     return np.concatenate(frames) if frames else np.zeros((0, 1), np.int32)

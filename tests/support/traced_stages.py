@@ -13,6 +13,7 @@ from quartet.v1 import (
     server_info_pb2_grpc,
     stream_pb2,
     stream_pb2_grpc,
+    talker_pb2,
     talker_pb2_grpc,
     thinker_pb2,
     thinker_pb2_grpc,
@@ -77,11 +78,16 @@ class TracedThinker(_Shell, Thinker):
 class TracedTalker(_Shell, Talker):
     stage = "talker"
 
-    async def Speak(self, request, context):
-        async with serve_call(self.stage, request.request_id, context, self.admission) as call:
-            assert await self.consume(request.source, request.request_id) == 1
-            await self.produce(request.output_stream_id, "codes")
-            async for response in self.play(Talker.Speak(self, request, context), call):
+    async def Speak(self, request_iterator, context):
+        start = (await anext(request_iterator)).start
+
+        async def again():
+            yield talker_pb2.SpeakRequest(start=start)
+
+        async with serve_call(self.stage, start.request_id, context, self.admission) as call:
+            assert await self.consume(start.source, start.request_id) == 1
+            await self.produce(start.output_stream_id, "codes")
+            async for response in self.play(Talker.Speak(self, again(), context), call):
                 yield response
 
 

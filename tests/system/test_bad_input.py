@@ -79,7 +79,7 @@ CASES = {
     "unknown modality": ({"modalities": ["text", "smell"]}, 400, "modalities"),
     "unknown voice": ({**SPEECH, "audio": {"voice": "nobody", "format": "wav"}}, 400, "audio.voice"),
     "unknown format": ({**SPEECH, "audio": {"voice": "ethan", "format": "mp17"}}, 400, "audio.format"),
-    "streamed wav": ({**SPEECH, "audio": {"voice": "ethan", "format": "wav"}, "stream": True}, 400, "audio.format"),
+    "streamed mp3": ({**SPEECH, "audio": {"voice": "ethan", "format": "mp3"}, "stream": True}, 400, "audio.format"),
     "max_tokens 0": ({"max_tokens": 0}, 400, "max_tokens"),
     "max_tokens -1": ({"max_tokens": -1}, 400, "max_tokens"),
     "temperature": ({"temperature": -0.1}, 400, "temperature"),

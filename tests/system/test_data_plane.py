@@ -83,7 +83,7 @@ async def test_the_gateways_pipeline_receives_no_hidden_state_and_no_codec_tenso
         messages=[thinker_pb2.ChatMessage(role="user", content=[thinker_pb2.ContentPart(text="Sing of the sea.")])],
         sampling=thinker_pb2.SamplingParameters(temperature=0, max_tokens=16),
     )
-    speak = talker_pb2.SpeakRequest(sampling=talker_pb2.TalkerSampling(seed=3, max_frames=16))
+    speak = talker_pb2.SpeakStart(sampling=talker_pb2.TalkerSampling(seed=3, max_frames=16))
     job = Job(uuid.uuid4().hex, {"thinker": start, **speech(speak)})
     samples, finished = 0, None
     async with Pipeline(load_pipeline(PIPELINE, stack.addresses), 0.1, 60, channels=gateways) as stages:

@@ -5,6 +5,7 @@
 
 import base64
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_talker_and_code2wav(stack, prompt_ids):
         "inline": {"header": {"promptPositions": str(len(prompt_ids))}, "rows": [rows]},
         "sampling": {"temperature": 0, "maxFrames": 5},
     }
-    started, *frames, summary = curl(stack, "talker", "quartet.v1.TalkerService/Speak", request)
+    started, *frames, summary = curl(stack, "talker", "quartet.v1.TalkerService/Speak", {"start": request})
     assert started["started"]["speaker"]
     tensors = [each["frames"]["tensor"] for each in frames]  # frames that are ready together leave together
     assert sum(int(each["shape"][0]) for each in tensors) == summary["summary"]["frames"] == 5
@@ -99,12 +100,29 @@ def test_talker_and_code2wav(stack, prompt_ids):
     assert samples == int(summary["summary"]["samples"]) == 5 * facts["samplesPerFrame"] - facts["trimmedSamples"]
 
 
+def test_a_text_is_spoken_as_the_document_tells_to(stack):
+    document = (Path(__file__).parents[2] / "docs" / "services.md").read_text()
+    (typed,) = re.findall(r"TalkerService/Speak <<< '(.*?)'", document, re.DOTALL)
+    messages = [json.loads(line) for line in typed.strip().splitlines()]
+    assert len(messages) > 1  # a stream of them
+    started, *frames, summary = curl(stack, "talker", "quartet.v1.TalkerService/Speak", *messages)
+    assert "started" in started
+    most = messages[0]["start"]["sampling"]["max_frames"]
+    assert 0 < sum(int(each["frames"]["tensor"]["shape"][0]) for each in frames) == summary["summary"]["frames"] <= most
+
+
 @pytest.mark.parametrize(
     ("stage", "method", "request_", "field"),
     [
         ("thinker", "ThinkerService/Generate", {"start": {"requestId": "bad-1"}}, "messages"),
-        ("talker", "TalkerService/Speak", {"requestId": "bad-2"}, "input"),
-        ("talker", "TalkerService/Speak", {"requestId": "bad-3", "inline": {}, "speaker": "nobody"}, "speaker"),
+        ("talker", "TalkerService/Speak", {"start": {"requestId": "bad-2"}}, "input"),
+        (
+            "talker",
+            "TalkerService/Speak",
+            {"start": {"requestId": "bad-3", "inline": {}, "speaker": "nobody"}},
+            "speaker",
+        ),
+        ("talker", "TalkerService/Speak", {"text": "before its start"}, "start"),
         ("code2wav", "Code2WavService/Decode", {"requestId": "bad-4", "codes": tensor([[1, 2, 3]])}, "codes"),
         ("code2wav", "Code2WavService/Decode", {"requestId": "", "codes": tensor([[1, 2, 3]])}, "request_id"),
     ],

@@ -1,0 +1,24 @@
+"""Cuts text where a speaker would pause."""
+
+import re
+
+# From the best places to the worst: ends of paragraphs and sentences, of clauses, of words. A full stop in a number or
+# an address has no white space after it; Chinese and Japanese ends of sentences need none.
+_PAUSES = (
+    re.compile(r"\n\s*\n|(?<=[.!?\u2026])[\"')\]\u201d\u2019]*\s+|(?<=[\u3002\uff01\uff1f])|\n"),
+    re.compile(r"(?<=[,;:\u2013\u2014])\s+|(?<=[\u3001\uff0c\uff1b\uff1a])"),
+    re.compile(r"\s+"),
+)
+
+
+def cut(text: str, most_bytes: int) -> list[str]:
+    """The pieces of `text`, of at most `most_bytes` of UTF-8 each, as few as there can be when each is cut at its last
+    good place: after a sentence, else a clause, else a word, else a character. Together they are the whole text."""
+    pieces = []
+    while len(text.encode()) > most_bytes:
+        room = len(text.encode()[:most_bytes].decode(errors="ignore"))
+        ends = (max((m.end() for m in pause.finditer(text, 0, room)), default=0) for pause in _PAUSES)
+        end = next((end for end in ends if end), 0) or max(1, room)
+        pieces.append(text[:end])
+        text = text[end:]
+    return [piece for piece in (*pieces, text) if any(character.isalnum() for character in piece)]

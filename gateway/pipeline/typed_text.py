@@ -1,0 +1,44 @@
+"""A text that is spoken while it is written."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+
+class TypedText:
+    """Takes a text in pieces, and gives all of them to each who reads it, those that are still to come as they come.
+
+    Attributes:
+        characters: so far.
+        is_speakable: whether there was a letter or a digit.
+    """
+
+    def __init__(self) -> None:
+        self.characters, self.is_speakable = 0, False
+        self._pieces: list[str] = []
+        self._finished = False
+        self._changed = asyncio.Event()
+
+    def add(self, text: str) -> None:
+        """Appends to the text."""
+        self.characters += len(text)
+        self.is_speakable = self.is_speakable or any(character.isalnum() for character in text)
+        self._pieces.append(text)
+        self._changed.set()
+
+    def finish(self) -> None:
+        """No more follows."""
+        self._finished = True
+        self._changed.set()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """From the beginning on, for ever until `finish`."""
+        read = 0
+        while True:
+            self._changed.clear()
+            while read < len(self._pieces):
+                read += 1
+                yield self._pieces[read - 1]
+            if self._finished and read == len(self._pieces):
+                return
+            if not self._changed.is_set():
+                await self._changed.wait()
