@@ -1,8 +1,9 @@
 """The commands that have a running server make a picture, a video or a sound."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -125,6 +126,72 @@ def sound(
         response = check(client.post("/v1/audio/generations", json=body))
         out.write_bytes(response.content)
     typer.echo(f"wrote {out}: seed {response.headers['x-quartet-seed']}")
+
+
+def say(
+    text: Annotated[str, typer.Argument(help="what to say; -: standard input, as it is typed")],
+    out: Annotated[
+        Path | None, typer.Option(help="file: .wav, .flac, .mp3, .opus or .aac; default: WAV to stdout, for a player")
+    ] = None,
+    url: Url = LOCAL,
+    voice: Annotated[str | None, typer.Option(help="one of those that `quartet voice list` shows")] = None,
+    language: Annotated[str | None, typer.Option(help="of the text; default: heard from it")] = None,
+    instructions: Annotated[str | None, typer.Option(help="how to say it")] = None,
+    speed: Annotated[float, typer.Option(min=0.25, max=4, help="the pitch stays")] = 1.0,
+    seed: Seed = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Have a running server speak a text."""
+    from cli import say as spoken
+    from cli.generation import AUDIO_FORMATS, asking
+    from cli.http import connect
+
+    if out is None and sys.stdout.isatty():
+        reason = "is missing: a terminal plays no sound. Name a file, or pipe it into a player"
+        raise typer.BadParameter(reason, param_hint="--out")
+    asked = {"voice": voice, "language": language, "instructions": instructions, "seed": seed, "speed": speed}
+    settings = {name: value for name, value in asked.items() if value is not None}
+    settings["response_format"] = "wav" if out is None else _format(out, AUDIO_FORMATS)
+    if text == "-":  # no bar: somebody may be typing on that terminal
+        with connect(url, api_key) as client:
+            spoken.say_typed(client, settings, spoken.typed(sys.stdin.fileno()), out)
+    else:
+        with asking("waiting", url, api_key) as (client, report):
+            spoken.say(client, {"input": text, **settings}, report, out)
+    if out is not None:
+        typer.echo(f"wrote {out}")
+
+
+def transcribe(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="sound or film")],
+    url: Url = LOCAL,
+    format: Annotated[
+        Literal["text", "json", "verbose_json", "srt", "vtt"], typer.Option(help="of what comes")
+    ] = "text",
+    out: Annotated[Path | None, typer.Option(help="file; default: stdout")] = None,
+    language: Annotated[str | None, typer.Option(help="spoken: en, de, zh, ...; default: the model finds it")] = None,
+    prompt: Annotated[str | None, typer.Option(help="names and terms that may be said")] = None,
+    translate: Annotated[bool, typer.Option("--translate", help="into English")] = False,
+    api_key: ApiKey = None,
+) -> None:
+    """Have a running server write down what is said, with the times if the format has them."""
+    from cli.generation import asking
+    from cli.http import check, files, written
+    from cli.say import model_that
+
+    if translate and language:
+        raise typer.BadParameter("has no effect with --translate", param_hint="--language")
+    path = f"/v1/audio/{'translations' if translate else 'transcriptions'}"
+    fields = {"response_format": format, "language": language, "prompt": prompt}
+    with asking("sending", url, api_key) as (client, report):
+        fields["model"] = model_that(client, "hears", lambda facts: "audio" in facts["input_modalities"])
+        report("listening", None)
+        form = {name: value for name, value in fields.items() if value is not None}
+        response = check(client.post(path, data=form, files=files("file", [file])))
+    with written(out) as text:
+        text.write(response.content)
+    if out is not None:
+        typer.echo(f"wrote {out}")
 
 
 def _body(flags: Mapping[str, Any], **own: Any) -> dict[str, Any]:

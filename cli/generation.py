@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from cli.http import ApiError, File, address, check, connect, events, payload, reaching
+from cli.http import ApiError, File, address, check, connect, events, payload, reaching, written
 from cli.terminal import CommandError, Report, bar
 
 IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
@@ -139,11 +139,6 @@ def _until_ended(client: httpx.Client, video: dict[str, Any], report: Report) ->
 
 def _fetch(client: httpx.Client, path: str, out: Path) -> None:
     """Writes the file under another name first: a broken download leaves none."""
-    part = out.with_name(f".{out.name}.part")
-    try:
-        with client.stream("GET", path) as response, part.open("wb") as file:
-            for block in check(response).iter_bytes(_BLOCK_BYTES):
-                file.write(block)
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
+    with client.stream("GET", path) as response, written(out) as file:
+        for block in check(response).iter_bytes(_BLOCK_BYTES):
+            file.write(block)

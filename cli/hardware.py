@@ -66,16 +66,14 @@ def doctor(
     """Say what this machine is, which path each stage takes on it and why, and what will not start."""
     from rich.console import Console
 
-    from cli.plan import is_diffusion
-    from services.families import STAGES
-
     try:
+        from cli.doctor.fit import stages_of
         from cli.doctor.machine import Machine
         from cli.doctor.report import examine, show
     except ModuleNotFoundError as error:  # where only a gateway is installed
         raise CommandError(f"{error.name} is not installed; stages have it: pip install 'quartet[talker]'") from None
 
-    default = list(Stage) if model is None else [Stage.dit] if is_diffusion(model) else STAGES
+    default = list(Stage) if model is None else stages_of(model)
     flags = {str(kind): ctx.params[f"{kind}_arg"] or () for kind in Stage}
     report = examine(Machine.read(), [str(kind) for kind in stage or default], model, flags)
     if as_json:

@@ -2,9 +2,10 @@
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 
@@ -67,6 +68,21 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
             if "error" in event:
                 raise ApiError(message(event))
             yield event
+
+
+@contextlib.contextmanager
+def written(out: Path | None) -> Iterator[BinaryIO]:
+    """The file to write, under another name first: speech that breaks off leaves none. None: stdout."""
+    if out is None:
+        yield sys.stdout.buffer
+        return
+    part = out.with_name(f".{out.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def files(field: str, paths: Sequence[Path]) -> list[File]:

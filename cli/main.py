@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cli.create import LOCAL, ApiKey, Url, image, sound, video
+from cli.create import LOCAL, ApiKey, Url, image, say, sound, transcribe, video
 from cli.hardware import StageFlags, budget, doctor
 from cli.terminal import CommandError, Commands
 from cli.tiny import ARCHS, make_checkpoint
+from cli.voice import app as voice_commands
 
 Media = Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")]
 app = typer.Typer(
@@ -129,7 +130,8 @@ def chat(
         typer.echo(f"wrote {out}: {answer.audio_s:.2f} s", err=True)
 
 
-for command in (image, video, sound, budget, doctor):
+app.add_typer(voice_commands, name="voice")
+for command in (say, transcribe, image, video, sound, budget, doctor):
     app.command()(command)
 
 

@@ -43,7 +43,13 @@ def read_sizes(model: str) -> Sizes:
     folder = Path(model)
     try:
         config, tensors = (read_config(folder), tensor_bytes(folder)) if folder.is_dir() else _hub(model)
-        sizes: Sizes = family_of(config).part("budget").sizes(config, tensors)
+        family = family_of(config)
+        if not family.has("budget"):
+            raise ValueError(
+                f"{family.name} models have no thinker, whose memory a budget shares out; their sizes: docs/gpus.md. "
+                f"What starts here says: quartet doctor --model {model} --stage talker --stage code2wav"
+            )
+        sizes: Sizes = family.part("budget").sizes(config, tensors)
     except KeyError as error:
         raise BudgetError(f"{model}: config.json has no {error}") from None
     except (OSError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Whether a model fits on a machine, with the settings that its stages would have."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from cli.doctor.judge import Finding, place
 from cli.doctor.machine import Machine
 from cli.plan import is_diffusion
 from cli.sizes import TooLittleMemory, read_sizes, stored_dtype, tensor_bytes
-from services.families import Sizes, read_config, weights_dtype
+from services.families import STAGES, Sizes, family_of, read_config, weights_dtype
 
 LEAST_CONTEXT_TOKENS = 8192  # where no setting says so, vLLM takes what its cache holds
 DIT_STEP_BYTES = 3 * GIB  # activations of a picture of 1024 x 1024 pixels, and of its decoding
@@ -34,6 +34,17 @@ def model_dtype(model: str) -> str:
         return weights_dtype(read_config(folder))
     except ValueError as error:
         raise ValueError(f"--model {model}: {error}") from None
+
+
+def stages_of(model: str) -> Sequence[str]:
+    """The stages that serve a checkpoint directory; of what is on the hub, and of what cannot be read, all that may."""
+    if is_diffusion(model):
+        return ("dit",)
+    try:
+        family = family_of(read_config(Path(model)))
+    except ValueError:
+        return STAGES
+    return [stage for stage in STAGES if family.has(stage)]
 
 
 def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:

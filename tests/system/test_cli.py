@@ -1,10 +1,12 @@
 """The `quartet` command as users run it."""
 
+import re
 import wave
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from PIL import Image
 
 from tests.support.command import quartet
@@ -52,6 +54,45 @@ def test_chat_says_what_the_server_says(stack, tmp_path: Path):
     done = quartet("chat", "Well?", "--url", f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
     assert done.returncode == 1
     assert "127.0.0.1" in done.stderr
+
+
+def test_say_writes_a_text_and_what_is_typed(stack, tmp_path: Path):
+    options = ["--url", stack.url, "--api-key", stack.key, "--seed", "1", "--voice", "Chelsie", "--out"]
+    done = quartet("say", "The boats are out.", *options, "a.wav", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "wrote a.wav\n"
+    done = quartet("say", "-", *options, "b.wav", cwd=tmp_path, stdin="The boats are out.")
+    assert done.returncode == 0, done.stderr
+    whole, typed = (soundfile.read(tmp_path / name, dtype="float32") for name in ("a.wav", "b.wav"))
+    assert whole[1] == typed[1] == 24000
+    np.testing.assert_allclose(typed[0], whole[0], rtol=0, atol=1e-4)
+    assert np.abs(whole[0]).max() > 0.003
+
+    done = quartet("say", "-", *options, "c.wav", cwd=tmp_path, stdin="?!")
+    assert (done.returncode, list(tmp_path.glob("*c.wav*"))) == (1, [])
+    assert "nothing to say" in done.stderr
+
+
+@pytest.mark.long  # the random model writes until it may no more
+def test_transcribe_writes_subtitles(stack, tmp_path: Path):
+    options = ["--url", stack.url, "--api-key", stack.key, "--format", "srt", "--language", "en"]
+    done = quartet("transcribe", str(ASSETS / "question.wav"), *options, "--out", "a.srt", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "wrote a.srt\n"
+    number, times, text = (tmp_path / "a.srt").read_text().split("\n", 2)
+    assert number == "1"
+    assert re.fullmatch(r"00:00:00,\d{3} --> 00:00:0[12],\d{3}", times)
+    assert text.strip()
+
+
+def test_transcribe_says_what_is_wrong(stack, tmp_path: Path):
+    options = ["--url", stack.url, "--api-key", stack.key, "--format", "srt", "--language"]
+    done = quartet("transcribe", str(ASSETS / "picture.png"), *options, "en", "--out", "b.srt", cwd=tmp_path)
+    assert (done.returncode, list(tmp_path.glob("*b.srt*"))) == (1, [])
+    assert "file" in done.stderr
+    done = quartet("transcribe", str(ASSETS / "question.wav"), *options, "elvish", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "elvish" in done.stderr or "language" in done.stderr
 
 
 @pytest.mark.long  # it starts two systems

@@ -1,0 +1,113 @@
+"""`quartet say`: has a running server speak a text, the whole of it or as it is typed."""
+
+import codecs
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from cli.http import ApiError, address, check, message, written
+from cli.terminal import Report
+
+_BLOCK_BYTES = 64 * 1024
+_OPEN_TIMEOUT_S = 10.0
+
+
+def model_that(client: httpx.Client, does: str, fits: Callable[[dict[str, Any]], object]) -> str:
+    """Name of the server's first model whose facts fit. Raises ApiError: none `does` it."""
+    for model in check(client.get("/v1/models")).json()["data"]:
+        if fits(model["quartet"]):
+            return model["id"]
+    raise ApiError(f"{address(client)} has no model that {does}")
+
+
+def model_that_speaks(client: httpx.Client) -> str:
+    """Name of the server's model that speaks a text. Raises ApiError: it has none."""
+    return model_that(client, "speaks a text", lambda facts: facts.get("max_speech_characters"))
+
+
+def say(client: httpx.Client, body: dict[str, Any], report: Report, out: Path | None) -> None:
+    """Has the server of `client` speak a text, and writes the speech as it comes.
+
+    Args:
+        client: of the server.
+        body: members of the request, as of POST /v1/audio/speech, less the model.
+        report: is told what is being done.
+        out: the file; None: stdout.
+
+    Raises:
+        ApiError: the server refused, broke off, or has no model that speaks a text.
+    """
+    body = {"model": model_that_speaks(client), **body}
+    report("speaking", None)
+    with client.stream("POST", "/v1/audio/speech", json=body) as response, written(out) as file:
+        for block in check(response).iter_bytes(_BLOCK_BYTES):
+            file.write(block)
+            file.flush()
+
+
+def typed(descriptor: int) -> Iterator[str]:
+    """The UTF-8 text that an open file has, as it comes: no line has to be complete."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    while block := os.read(descriptor, _BLOCK_BYTES):
+        if text := decoder.decode(block):
+            yield text
+
+
+def say_typed(client: httpx.Client, settings: dict[str, Any], texts: Iterable[str], out: Path | None) -> None:
+    """Has the server of `client` speak `texts` while they come, as one utterance, and writes the speech as it comes.
+
+    Args:
+        client: of the server.
+        settings: as of the message session.config, less the model.
+        texts: read in a thread of its own.
+        out: the file; None: stdout.
+
+    Raises:
+        ApiError: the server refused, broke off, or has no model that speaks a text.
+    """
+    config = {"type": "session.config", "model": model_that_speaks(client), **settings}
+    url = f"ws{address(client, '/v1/audio/speech/stream').removeprefix('http')}"
+    key = client.headers.get("authorization")
+    try:
+        with (
+            connect(
+                url, open_timeout=_OPEN_TIMEOUT_S, additional_headers={"authorization": key} if key else {}
+            ) as socket,
+            written(out) as file,
+        ):
+            socket.send(json.dumps(config))
+            threading.Thread(target=_type, args=(socket, texts), daemon=True).start()
+            for block in _audio(socket):
+                file.write(block)
+                file.flush()
+    except (OSError, WebSocketException) as error:
+        raise ApiError(f"{address(client)}: {error or type(error).__name__}") from None
+
+
+def _type(socket: ClientConnection, texts: Iterable[str]) -> None:
+    with contextlib.suppress(ConnectionClosed):
+        for text in texts:
+            socket.send(json.dumps({"type": "input.text", "text": text}))
+        socket.send(json.dumps({"type": "input.done"}))
+
+
+def _audio(socket: ClientConnection) -> Iterator[bytes]:
+    """The binary messages, until all is spoken. Raises ApiError: the server refused, or broke off."""
+    for received in socket:
+        if isinstance(received, bytes):
+            yield received
+            continue
+        event = json.loads(received)
+        if event["type"] == "error":
+            raise ApiError(message(event))
+        if event["type"] == "session.done":
+            return
+    raise ApiError("the server broke off")
