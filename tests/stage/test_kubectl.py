@@ -11,7 +11,7 @@ from tests.support.k8s_objects import ROOT, Object
 from tests.support.kustomize import WITH_TLS, build, with_components
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-DIRECTORIES = ("overlays/cpu-demo", "overlays/single-gpu", "overlays/scaled", "monitoring")
+DIRECTORIES = ("overlays/cpu-demo", "overlays/single-gpu", "overlays/speech", "overlays/scaled", "monitoring")
 
 
 def _by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
@@ -35,6 +35,6 @@ def test_kubectl_renders_the_same(directory):
     assert rendered_alike(ROOT / "deploy/k8s" / directory)
 
 
-@pytest.mark.parametrize(("overlay", "components"), WITH_TLS)
+@pytest.mark.parametrize(("overlay", "components"), [*WITH_TLS, ("cpu-demo", ["speech"]), ("speech", ["ucx"])])
 def test_kubectl_renders_the_same_with_components(tmp_path, overlay, components):
     assert rendered_alike(with_components(tmp_path, overlay, components))
