@@ -5,7 +5,7 @@ import base64
 import json
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 from answer import Answer, Prompt
@@ -29,6 +29,7 @@ class Wish:
     frames: int
     temperature: float
     seed: int
+    path = "/v1/chat/completions"
 
     def body(self, model: str, prompt: Prompt) -> dict[str, Any]:
         """Body of the POST."""
@@ -44,6 +45,15 @@ class Wish:
             "max_tokens": self.tokens,
             "quartet": {"talker": {"temperature": self.temperature, "max_frames": self.frames}},
         }
+
+
+class Request(Protocol):
+    """What a gateway is asked: where, and the body of the POST."""
+
+    @property
+    def path(self) -> str: ...
+
+    def body(self, model: str, prompt: Prompt) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -80,7 +90,7 @@ class Exchange:
 class Gateway:
     """A gateway at `url`. For one event loop; to be closed."""
 
-    def __init__(self, url: str, wish: Wish) -> None:
+    def __init__(self, url: str, wish: Request) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(base_url=url, timeout=600, limits=limits)
         self._wish = wish
@@ -103,7 +113,7 @@ class Gateway:
         headers = {"content-type": "application/json"}
         exchange = Exchange(prompt, time.perf_counter())
         try:
-            async with self._client.stream("POST", "/v1/chat/completions", content=body, headers=headers) as response:
+            async with self._client.stream("POST", self._wish.path, content=body, headers=headers) as response:
                 exchange.status = response.status_code
                 async for piece in response.aiter_raw():
                     exchange.pieces.append((time.perf_counter(), piece))

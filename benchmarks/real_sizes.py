@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from services.code2wav.transformer import TransformerSizes
-from services.families.qwen3_omni.code2wav import DecoderSizes, Qwen3OmniDecoder
+from services.code2wav.wave import WaveSizes
+from services.families.qwen3_omni.code2wav import Qwen3OmniDecoder
 from services.talker.family import MoeSpec, ProjectionSpec, SamplingDefaults, TalkerSpec, TransformerSpec
 from services.talker.model import TalkerModel, empty_model
 
@@ -57,7 +58,7 @@ TALKER = TalkerSpec(
     defaults=SamplingDefaults(0.9, 50, 1.0, 1.05, 4096, 1.0, 50, 0.8),
 )
 
-CODE2WAV = DecoderSizes(
+CODE2WAV = WaveSizes(
     codebook_size=2048,
     num_code_groups=16,
     transformer=TransformerSizes(
@@ -76,7 +77,6 @@ CODE2WAV = DecoderSizes(
     upsampling_ratios=(2, 2),
     upsample_rates=(8, 5, 4, 3),
     decoder_dim=1536,
-    stated_sample_rate_hz=24000,
 )
 
 
@@ -84,7 +84,7 @@ CODE2WAV = DecoderSizes(
 def random_code2wav(device: torch.device, dtype: torch.dtype) -> Qwen3OmniDecoder:
     """The codec decoder: 0.2 billion parameters."""
     with torch.device(device):
-        decoder = Qwen3OmniDecoder(CODE2WAV).to(dtype).requires_grad_(False).eval()
+        decoder = Qwen3OmniDecoder(CODE2WAV, stated_sample_rate_hz=24000).to(dtype).requires_grad_(False).eval()
     fill(decoder)
     decoder.precompute()
     return decoder

@@ -18,6 +18,7 @@ SPREADS = {
     "longest_gap_ms": ("longest gap ms", 0),
 }
 _LEAST = 0.05  # what is shown as 0.0 has no ratio
+_OF_TEXT = {"ttft_ms", "itl_ms", "tpot_ms"}
 # Title, and whether more is better.
 TOTALS = {"audio_s_per_s": ("audio s/s", True), "cpu_s": ("CPU s a request", False)}
 
@@ -49,8 +50,11 @@ class Load:
         concurrency: workers of the closed loop; None for an open loop.
         rate_per_s: of arrivals; None for a closed loop.
         quartet: figures of the gateway.
-        peer: of transformers; None if it was not asked.
-        recorded: figures of another server under the same load on another day.
+        peer: of the same requests one after another elsewhere; None if it was not asked.
+        peer_name: who answered them.
+        third: p50 by figure of a third side: another server under the same load on another day, or the peer when it is
+            given all requests in one call.
+        third_name: what that is.
     """
 
     title: str
@@ -58,7 +62,9 @@ class Load:
     rate_per_s: float | None
     quartet: Figures
     peer: Figures | None = None
-    recorded: dict[str, float] = field(default_factory=dict)
+    peer_name: str = "transformers"
+    third: dict[str, float] = field(default_factory=dict)
+    third_name: str = ""
 
 
 def show(console: Console, loads: list[Load]) -> None:
@@ -67,23 +73,26 @@ def show(console: Console, loads: list[Load]) -> None:
         console.print(f"[bold]{load.title}[/bold]")
         console.print(_comparison(load))
         console.print(_footnote(load), highlight=False)
-    console.print("[bold]where a request's time went[/bold] (p50 in ms, the stages' own account)")
-    console.print(_stages(loads))
+    if any(load.quartet.stages for load in loads):
+        console.print("[bold]where a request's time went[/bold] (p50 in ms, the stages' own account)")
+        console.print(_stages(loads))
 
 
 def _comparison(load: Load) -> Table:
     table = Table()
     percentiles = " / ".join(f"p{p}" for p in PERCENTILES)
     table.add_column("figure")
-    for name in ["Quartet", *(["transformers"] if load.peer else [])]:
+    for name in ["Quartet", *([load.peer_name] if load.peer else [])]:
         table.add_column(f"{name}\n{percentiles}", justify="right")
     if load.peer:
         table.add_column("times\nbetter", justify="right")
-    if load.recorded:
-        table.add_column(f"{VLLM_OMNI.name}\np50", justify="right")
+    if load.third:
+        table.add_column(f"{load.third_name}\np50", justify="right")
         table.add_column("times\nbetter", justify="right")
     sides = [load.quartet, *([load.peer] if load.peer else [])]
     for name, (title, digits) in SPREADS.items():
+        if name in _OF_TEXT and not any(side.spreads[name]["p99"] for side in sides):
+            continue  # of sound without text
         cells = [" / ".join(f"{side.spreads[name][f'p{p}']:.{digits}f}" for p in PERCENTILES) for side in sides]
         p50 = [side.spreads[name]["p50"] for side in sides]
         table.add_row(title, *cells, *_ratios(load, name, p50, more_is_better=False))
@@ -98,9 +107,10 @@ def _comparison(load: Load) -> Table:
 def _ratios(load: Load, name: str, sides: list, more_is_better: bool) -> list[str]:
     """The cells right of the values: how many times better Quartet, first of `sides`, is than each peer."""
     cells = [_times_better(sides[0], sides[1], more_is_better)] if load.peer else []
-    if load.recorded:
-        recorded = load.recorded.get(name)
-        cells += [f"{recorded:g}" if recorded else "", _times_better(sides[0], recorded, more_is_better)]
+    if load.third:
+        third = load.third.get(name)
+        shown = f"{third:.4g}" if third else ""
+        cells += [shown, _times_better(sides[0], third, more_is_better)]
     return cells
 
 
@@ -112,13 +122,14 @@ def _times_better(ours: float | None, theirs: float | None, more_is_better: bool
 
 def _footnote(load: Load) -> str:
     ours = load.quartet
+    frames = f", {ours.frames_per_s:.1f} codec frames" if ours.frames_per_s else ""  # not told with plain samples
     lines = [
         f"{ours.requests} requests answered, {ours.failed} failed, {ours.silent} without audio; "
-        f"{ours.requests_per_s:.2f} requests and {ours.frames_per_s:.1f} codec frames a second; "
+        f"{ours.requests_per_s:.2f} requests a second{frames}; "
         f"{ours.gap_free_share:.0%} of streams without a gap over {AUDIBLE_GAP_MS:g} ms"
     ]
-    speeds = [f"{stage} {speed:.0f}" for stage, speed in ours.stage_frames_per_s.items()]
-    lines.append(f"frames a second of one stream while its stage does not wait (p50): {', '.join(speeds)}")
+    if speeds := [f"{stage} {speed:.0f}" for stage, speed in ours.stage_frames_per_s.items()]:
+        lines.append(f"frames a second of one stream while its stage does not wait (p50): {', '.join(speeds)}")
     if ours.cpu_s_per_request:
         client = f"; the load generator took {ours.client_cpu_s_per_request:.3f} more"
         lines.append("CPU s a request: " + _by_name(ours.cpu_s_per_request, 3) + client)

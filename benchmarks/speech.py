@@ -15,7 +15,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import transformers_peer
 from answer import Answer
-from client import Exchange, Gateway, Wish
+from client import Exchange, Gateway, Request, Wish
 from figures import Figures, figures, first_audio_ms, longest_gaps_ms
 from load import PROMPTS, closed_loop, open_loop, poisson_arrivals
 from picture import draw
@@ -38,6 +38,7 @@ from cli.up import running
 from services.common.engine.process import freeze_heap
 
 STAGES = ("thinker", "talker", "code2wav", "gateway")
+Read = Callable[[Exchange], Answer]  # what an exchange came to
 RECORDED_WISH = (40, 60)  # tokens and frames of the load that VLLM_OMNI's figures are of
 MIB = 1024 * 1024
 
@@ -113,7 +114,9 @@ def stage_arguments(flags: Sequence[str]) -> dict[str, list[str]]:
 
 
 @contextlib.contextmanager
-def target(options: argparse.Namespace, scratch: Path) -> Iterator[Target]:
+def target(
+    options: argparse.Namespace, scratch: Path, pipeline: Path = PIPELINE, arch: str = "qwen3-omni"
+) -> Iterator[Target]:
     """The system to load; it is started, and stopped again, unless one was named."""
     if options.url:
         yield Target(options.url, options.model, None)
@@ -121,17 +124,18 @@ def target(options: argparse.Namespace, scratch: Path) -> Iterator[Target]:
         state = json.loads((options.run_dir / "state.json").read_text())
         yield Target(state["url"], options.model, Groups(system_pids(options.run_dir)))
     else:
-        model = options.model or make_checkpoint(scratch / "tiny", seed=0, size="tiny")
+        model = options.model or make_checkpoint(scratch / "tiny", seed=0, size="tiny", arch=arch)
         run_directory, flags = scratch / "run", stage_arguments(options.flag)
         started_s = time.monotonic()
-        with running(Options(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, flags)) as stack:
+        with running(Options(str(model), "127.0.0.1", free_ports(1)[0], pipeline, run_directory, flags)) as stack:
             console.print(f"ready after {time.monotonic() - started_s:.0f} s")
             yield Target(stack.url, model, Groups(system_pids(run_directory)))
 
 
-async def load_gateway(at: Target, options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
+async def load_gateway(
+    at: Target, options: argparse.Namespace, wish: Request, read: Read = Exchange.answer
+) -> tuple[list[Run], dict[str, Any]]:
     """All loads on the gateway, and its facts."""
-    wish = Wish(options.tokens, options.frames, options.temperature, options.seed)
     gateway = Gateway(at.url, wish)
     runs: list[Run] = []
     try:
@@ -141,7 +145,7 @@ async def load_gateway(at: Target, options: argparse.Namespace) -> tuple[list[Ru
             requests = options.requests or max(12 * concurrency, 2 * len(PROMPTS))
             console.print(f"closed loop: {concurrency} at a time, {requests} requests")
             await closed_loop(gateway.send, concurrency, max(concurrency, len(PROMPTS)))  # warm-up; does not count
-            answers, result = await _measured(at, rate_hz, closed_loop(gateway.send, concurrency, requests))
+            answers, result = await _measured(at, rate_hz, closed_loop(gateway.send, concurrency, requests), read)
             title = f"closed loop, {concurrency} at a time, {requests} requests"
             runs.append(Run(Load(title, concurrency, None, result), answers, []))
         capacity_per_s = max((run.load.quartet.requests_per_s for run in runs), default=0.0)
@@ -150,14 +154,16 @@ async def load_gateway(at: Target, options: argparse.Namespace) -> tuple[list[Ru
             share = f" = {options.load:.0%} of capacity" if not options.rate else ""
             title = f"open loop, {options.arrivals} Poisson arrivals at {rate_per_s:.2f} a second{share}"
             console.print(title)
-            answers, result = await _measured(at, rate_hz, open_loop(gateway.send, arrivals_s))
+            answers, result = await _measured(at, rate_hz, open_loop(gateway.send, arrivals_s), read)
             runs.append(Run(Load(title, None, rate_per_s, result), answers, []))
     finally:
         await gateway.close()
     return runs, facts
 
 
-async def _measured(at: Target, rate_hz: int, loop: Awaitable[list[Exchange]]) -> tuple[list[Answer], Figures]:
+async def _measured(
+    at: Target, rate_hz: int, loop: Awaitable[list[Exchange]], read: Read
+) -> tuple[list[Answer], Figures]:
     """Runs a load and takes the CPU time of the system before and after."""
     freeze_heap()  # a full collection in this process would look like a stall of the system
     before_s = at.processes.cpu_s() if at.processes else {}
@@ -165,7 +171,7 @@ async def _measured(at: Target, rate_hz: int, loop: Awaitable[list[Exchange]]) -
     exchanges = await loop
     client_s = time.process_time() - client_before_s
     after_s = at.processes.cpu_s() if at.processes else {}
-    answers = [exchange.answer() for exchange in exchanges]
+    answers = [read(exchange) for exchange in exchanges]
     try:
         result = figures(answers, rate_hz)
     except ValueError as error:
@@ -238,7 +244,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="quartet-bench-") as scratch:
         try:
             with target(options, Path(scratch)) as at:
-                runs, facts = asyncio.run(load_gateway(at, options))
+                wish = Wish(options.tokens, options.frames, options.temperature, options.seed)
+                runs, facts = asyncio.run(load_gateway(at, options, wish))
         except (StartError, httpx.HTTPError) as error:
             sys.exit(f"{type(error).__name__}: {error}")
         rate_hz = facts["sample_rate_hz"]
@@ -249,7 +256,8 @@ def main() -> None:
     is_recorded = (options.tokens, options.frames) == RECORDED_WISH and not options.temperature
     if is_recorded and not (options.model or options.url or options.run_dir):
         for run in runs:
-            run.load.recorded = VLLM_OMNI.by_concurrency.get(run.load.concurrency or 0, {})
+            run.load.third_name = VLLM_OMNI.name
+            run.load.third = VLLM_OMNI.by_concurrency.get(run.load.concurrency or 0, {})
     show(console, [run.load for run in runs])
     if not at.processes:
         console.print("CPU time and memory: not known of a gateway elsewhere")

@@ -58,7 +58,7 @@ class Split:
             sampling=thinker_pb2.SamplingParameters(temperature=0, max_tokens=tokens),
         )
         start.messages.add(role="user").content.add(text=prompt)
-        speak = talker_pb2.SpeakRequest(sampling=talker_pb2.TalkerSampling(temperature=0, max_frames=frames))
+        speak = talker_pb2.SpeakStart(sampling=talker_pb2.TalkerSampling(temperature=0, max_frames=frames))
         job = Job(uuid.uuid4().hex, {"thinker": start, **speech(speak)})
         async for _, event in run(self._stages, [job], _TIMEOUT_S):
             match event:

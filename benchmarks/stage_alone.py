@@ -93,7 +93,7 @@ def main() -> None:
     if options.stage == "talker":
         what = f"one step is one frame of every stream, {options.context} cached positions each"
     else:
-        what = f"codec frames of every stream a step: {options.frames}, {CODE2WAV.spec.samples_per_frame} samples each"
+        what = f"codec frames of every stream a step: {options.frames}, {CODE2WAV.samples_per_frame} samples each"
     console.print(f"{options.stage}, {options.dtype}, {name}; {what}")
     console.print(table(timings))
     if options.json:

@@ -58,6 +58,24 @@ def test_speech_beside_transformers(open_stack: Stack, tiny_checkpoint: Path, tm
 
 @pytest.mark.e2e
 @pytest.mark.long
+def test_a_text_spoken_beside_transformers(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
+    """It ends with figures only if all samples are equal, the batch's too."""
+    where = ["--run-dir", str(open_stack.run_directory), "--model", str(tiny_checkpoint), "--frames", "10"]
+    loads = ["--concurrency", "1", "3", "--requests", "8", "--peer-requests", "2"]
+    output = _run("speak.py", *where, *loads, "--json", str(tmp_path / "figures.json"))
+    assert "TTFT" not in output
+    alone, three = json.loads((tmp_path / "figures.json").read_text())["loads"]
+    assert (alone["concurrency"], three["concurrency"], alone["third"]) == (1, 3, {})
+    for figures in (alone["quartet"], alone["peer"], three["quartet"], three["peer"]):
+        assert (figures["failed"], figures["silent"]) == (0, 0)
+        assert 0 < figures["spreads"]["ttfa_ms"]["p50"] <= figures["spreads"]["total_ms"]["p50"]
+        assert figures["audio_s_per_s"] > 0 < figures["cpu_s_per_request"].popitem()[1]
+    assert three["third_name"] == "transformers, one call for 3"
+    assert min(three["third"][figure] for figure in ("ttfa_ms", "total_ms", "audio_s_per_s", "cpu_s")) > 0
+
+
+@pytest.mark.e2e
+@pytest.mark.long
 def test_split_and_fused_say_the_same(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
     loads = ["--concurrency", "2", "--requests", "2", "--rounds", "1", "--threads", "1"]
     assert "both said the same" in _run(

@@ -73,7 +73,7 @@ class Clients:
                 sampling=thinker_pb2.SamplingParameters(temperature=0, max_tokens=8),
             )
             start.messages[0].content.add(text=f"Client {number} asks.")
-            speak = talker_pb2.SpeakRequest(sampling=talker_pb2.TalkerSampling(seed=1, max_frames=8))
+            speak = talker_pb2.SpeakStart(sampling=talker_pb2.TalkerSampling(seed=1, max_frames=8))
             job = Job(uuid.uuid4().hex, {"thinker": start, **speech(speak)})
             try:
                 async with aclosing(run(self._stages, [job], HANG_GUARD_S)) as events:
