@@ -3,6 +3,7 @@
 # docs/services.md says. Stages have reflection, so no proto files are needed.
 set -euo pipefail
 thinker=${THINKER:-127.0.0.1:50051}
+talker=${TALKER:-127.0.0.1:50052}
 dit=${DIT:-127.0.0.1:50054}
 
 # What is there, whether it serves, what it is and how busy it is
@@ -15,6 +16,10 @@ grpcurl -plaintext "$thinker" quartet.v1.ServerInfoService/GetLoad
 grpcurl -plaintext -d '{"start": {"request_id": "curl-1",
   "messages": [{"role": "user", "content": [{"text": "Why is the sky blue?"}]}],
   "sampling": {"max_tokens": 32, "temperature": 0}}}' "$thinker" quartet.v1.ThinkerService/Generate
+
+# A text, spoken: codec frames of 80 ms, which code2wav turns into sound
+grpcurl -plaintext -d '{"start": {"request_id": "curl-3", "text": {"text": "The boats are out."},
+  "sampling": {"max_frames": 20}}}' "$talker" quartet.v1.TalkerService/Speak
 
 # A picture from the diffusion stage: started, progress, pieces in base64, summary
 grpcurl -plaintext -max-msg-sz 16777216 -d '{"start": {"request_id": "curl-2", "prompt": "a red fox", "seed": 7}}' \

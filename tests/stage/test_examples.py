@@ -74,6 +74,14 @@ async def test_a_stage_of_ones_own_joins_a_pipeline() -> None:
     assert len(answer.data or []) == 2
 
 
+async def test_another_model_is_spoken_while_it_writes(tmp_path: Path) -> None:
+    async with running() as gateway:
+        out = await run_example("speak_an_llm.py", "Why?", cwd=tmp_path, QUARTET_URL=gateway.url, LLM_URL=gateway.url)
+        assert gateway.scripts["talker"].typed == list(PIECES)
+    assert out == "".join(PIECES) + "\n"
+    assert (tmp_path / "answer.wav").read_bytes().endswith(PCM16)
+
+
 async def test_one_stage_alone_makes_a_picture(tmp_path: Path) -> None:
     async with scripted_stages("dit") as stages:
         out = await run_example("one_stage.py", "a fox", "fox.png", cwd=tmp_path, DIT_ADDRESS=stages.addresses["dit"])

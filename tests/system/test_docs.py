@@ -76,7 +76,7 @@ def test_a_command_has_the_flags_that_it_is_given(where: str, tmp_path: Path, mo
     words = COMMANDS[where]
     monkeypatch.chdir(tmp_path)
     for word in words:
-        if word.endswith((".png", ".yaml", ".crt", ".key")):  # a file that has to be there
+        if word.endswith((".png", ".mp3", ".mp4", ".yaml", ".crt", ".key")):  # a file that has to be there
             Path(word).parent.mkdir(parents=True, exist_ok=True)
             Path(word).touch()
     if words[0] == "python":
