@@ -156,7 +156,6 @@ class TalkerFamily:
         languages: that a text can be said to have.
         takes_instructions: whether a text can come with instructions.
         sample_reader: loads what hears voices in samples to a device, in a dtype. None: it imitates none.
-        sample_tensors: (subfolder, beginning of names) of what `sample_reader` reads: it is in the folder by then.
     """
 
     spec: TalkerSpec
@@ -166,7 +165,6 @@ class TalkerFamily:
     languages: tuple[str, ...] = ()
     takes_instructions: bool = False
     sample_reader: Callable[[torch.device, torch.dtype], SampleReader] | None = None
-    sample_tensors: tuple[tuple[str, str], ...] = ()
 
 
 class TalkerModule(Protocol):

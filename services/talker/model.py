@@ -132,8 +132,6 @@ def load_talker(model: str, device: torch.device, dtype: torch.dtype | None = No
     family = module.read_talker(config, checkpoint.folder)
     weights = family.weights
     checkpoint.select(lambda name: weights.parameter_of(name) is not None)
-    for subfolder, prefix in family.sample_tensors:
-        checkpoint.fetch(lambda name, prefix=prefix: name.startswith(prefix), subfolder)
     talker = empty_model(family.spec, device, dtype or checkpoint.stored_dtype(weights.stored_dtype_of))
     places = published_parameters(talker)
     embeddings = None

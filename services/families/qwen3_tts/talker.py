@@ -17,7 +17,6 @@ from services.talker.text import TextTokenizer
 CONTROL_IDS = 1024
 MIN_FRAMES = 2
 CODEC = "qwen3_tts_tokenizer_12hz"
-SAMPLE_TENSORS = (("", "speaker_encoder."), ("speech_tokenizer", "encoder."))
 
 WEIGHTS = family.WeightNames(
     prefixes={
@@ -45,7 +44,6 @@ def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
         languages=prompt.languages,
         takes_instructions=kind == "voice_design" or (kind == "custom_voice" and size != "0b6"),
         sample_reader=partial(_sample_reader, config, folder) if kind == "base" else None,
-        sample_tensors=SAMPLE_TENSORS if kind == "base" else (),
     )
 
 
