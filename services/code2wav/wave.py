@@ -103,6 +103,9 @@ class WaveDecoder(CausalDecoder):
 
     def __init__(self, spec: DecoderSpec, sizes: WaveSizes) -> None:
         super().__init__(spec, sizes.transformer.window)
+        self._code_offsets: torch.Tensor
+        offsets = torch.arange(sizes.num_code_groups) * sizes.codebook_size
+        self.register_buffer("_code_offsets", offsets, persistent=False)
         self._rates = sizes.upsample_rates
         self._left_trims = sizes.left_trims if spec.trimmed_samples else (0,) * len(self._rates)
         latent = sizes.latent
@@ -125,6 +128,10 @@ class WaveDecoder(CausalDecoder):
                 CausalConv(widths[-1], 1, 7, self.layout),
             ]
         )
+
+    def table_rows(self, codes: torch.Tensor) -> torch.Tensor:
+        """Rows of codes (..., groups) in a table that has all codebooks, one after the other."""
+        return codes + self._code_offsets
 
     @abstractmethod
     def embed(self, codes: torch.Tensor, carry: Carry) -> torch.Tensor:

@@ -48,10 +48,7 @@ class Qwen3OmniDecoder(WaveDecoder):
         )
         super().__init__(spec, sizes)
         self.code_embedding = nn.Embedding(sizes.codebook_size * sizes.num_code_groups, sizes.latent)
-        self._code_offsets: torch.Tensor
-        offsets = torch.arange(sizes.num_code_groups) * sizes.codebook_size
-        self.register_buffer("_code_offsets", offsets, persistent=False)
 
     def embed(self, codes: torch.Tensor, carry: Carry) -> torch.Tensor:
         """As `WaveDecoder.embed`."""
-        return self.code_embedding(codes + self._code_offsets).mean(2)
+        return self.code_embedding(self.table_rows(codes)).mean(2)

@@ -96,9 +96,6 @@ class Qwen3TtsDecoder(WaveDecoder):
         super().__init__(spec, sizes)
         self.quantizer = SplitQuantizer(sizes.num_code_groups, sizes.codebook_size, codebook_dim)
         self.pre_conv = CausalConv(codebook_dim, sizes.latent, 3, self.layout)
-        self._code_offsets: torch.Tensor
-        offsets = torch.arange(sizes.num_code_groups) * sizes.codebook_size
-        self.register_buffer("_code_offsets", offsets, persistent=False)
 
     def precompute(self) -> None:
         """As `Decoder.precompute`; a frame's vector is then a sum of table rows."""
@@ -108,5 +105,5 @@ class Qwen3TtsDecoder(WaveDecoder):
 
     def embed(self, codes: torch.Tensor, carry: Carry) -> torch.Tensor:
         """As `WaveDecoder.embed`."""
-        vectors = F.embedding(codes + self._code_offsets, self._table).sum(2)
+        vectors = F.embedding(self.table_rows(codes), self._table).sum(2)
         return self.pre_conv(vectors.transpose(1, 2), carry).transpose(1, 2)

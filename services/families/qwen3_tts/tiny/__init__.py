@@ -10,20 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from services.families.qwen3_omni.tiny import Transformer
+
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True)
-class Transformer:
-    """A dense decoder with grouped-query attention, by the keys of its config."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
 
 
 @dataclass(frozen=True)
@@ -178,7 +168,7 @@ def _talker_config(sizes: Sizes, kind: str, text_vocab: int) -> dict[str, Any]:
 def _transformer(sizes: Transformer) -> dict[str, Any]:
     third = sizes.head_dim // 2 // 3
     return {
-        **asdict(sizes),
+        **{key: size for key, size in asdict(sizes).items() if size},  # it has no experts
         "attention_bias": False,
         "hidden_act": "silu",
         "max_position_embeddings": CONTEXT_POSITIONS,
