@@ -20,7 +20,7 @@ from services.common.rpc.errors import DeadlineExceeded
 from services.common.rpc.messages import claimed_wav_s
 
 # Containers of one file each. Playlists (HLS, DASH, concat) are not among them: reading one opens what it names.
-CONTAINERS = (
+_CONTAINERS = (
     "wav,w64,aiff,au,caf,mp3,flac,ogg,aac,ac3,amr,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,mpegts,mpeg,asf,gif"
 )
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -135,24 +135,34 @@ def _check_pixels(width: int, height: int, settings: GatewaySettings) -> None:
         raise MediaError(f"{width} x {height} pixels are more than the {most} allowed")
 
 
-def _check_stream(kind: str, content: bytes, settings: GatewaySettings) -> None:
-    max_s = settings.media_max_audio_s if kind == "audio" else settings.media_max_video_s
+@contextmanager
+def opened_track(kind: str, content: bytes) -> Iterator[tuple[InputContainer, av.AudioStream | av.VideoStream]]:
+    """A file of "audio" or "video", and its first track of that kind.
+
+    Raises:
+        MediaError: it has none, or is broken, which may show only while it is read.
+    """
     try:
-        with av.open(io.BytesIO(content), mode="r", options={"format_whitelist": CONTAINERS}) as container:
+        with av.open(io.BytesIO(content), mode="r", options={"format_whitelist": _CONTAINERS}) as container:
             streams = container.streams.audio if kind == "audio" else container.streams.video
             if not streams:
                 raise MediaError(f"the file has no {kind} track")
-            stream = streams[0]
-            if kind == "video":
-                context = container.streams.video[0].codec_context
-                _check_pixels(context.width, context.height, settings)
-            duration_s = max(_duration_s(container, stream), claimed_wav_s(content))
-            if duration_s > max_s:
-                raise MediaError(f"the {kind} is {duration_s:.0f} s long; at most {max_s:g} s are allowed")
-            if not any(packet.size for packet in container.demux(stream)):
-                raise MediaError(f"the {kind} has no content: its length is zero")
-    except (av.error.FFmpegError, ValueError, OverflowError):
+            yield container, streams[0]
+    except (av.error.FFmpegError, ValueError, OverflowError, AttributeError):  # PyAV: unknown codecs have no `rate`
         raise MediaError(f"the file is corrupt, or is no {kind} that FFmpeg reads") from None
+
+
+def _check_stream(kind: str, content: bytes, settings: GatewaySettings) -> None:
+    max_s = settings.media_max_audio_s if kind == "audio" else settings.media_max_video_s
+    with opened_track(kind, content) as (container, stream):
+        if kind == "video":
+            context = container.streams.video[0].codec_context
+            _check_pixels(context.width, context.height, settings)
+        duration_s = max(_duration_s(container, stream), claimed_wav_s(content))
+        if duration_s > max_s:
+            raise MediaError(f"the {kind} is {duration_s:.0f} s long; at most {max_s:g} s are allowed")
+        if not any(packet.size for packet in container.demux(stream)):
+            raise MediaError(f"the {kind} has no content: its length is zero")
 
 
 def _duration_s(container: InputContainer, stream: av.AudioStream | av.VideoStream) -> float:

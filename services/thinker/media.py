@@ -121,19 +121,17 @@ def _pick(decoded: Iterator[Any], wanted: np.ndarray) -> list[np.ndarray]:
 
 
 def _sound(file: MediaFile, container: Any, sample_rate_hz: int, max_s: float) -> np.ndarray:
-    import av
     import soxr
+
+    from services.common.sound import mono_blocks
 
     stream = container.streams.audio[0]
     _refuse_longer(file, container, stream, max_s)
-    to_float = av.AudioResampler(format="flt")  # not fltp: PyAV crashes on more than 7 planes
     blocks: list[np.ndarray] = []
     samples, rate = 0, stream.rate
-    for frame in container.decode(stream):
-        for converted in to_float.resample(frame):
-            block = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
-            blocks.append(block.mean(axis=1, dtype=np.float32))
-            samples += len(block)
+    for block, _ in mono_blocks(container):
+        blocks.append(block)
+        samples += len(block)
         if samples > (max_s + CODEC_SLACK_S) * rate:
             raise InvalidInput(file.field, f"lasts longer than the {max_s:g} s that are taken")
     if not samples:
