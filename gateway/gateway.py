@@ -15,6 +15,7 @@ from gateway.voice_store import VoiceStore
 from quartet.v1 import talker_pb2
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import Channels
+from services.common.rpc.messages import spelled
 
 _MAX_TRANSCRIPTS = 10_000
 
@@ -114,7 +115,7 @@ class Gateway:
         voices = self.pipeline.voices
         if voice is None or not voices:
             return voice or ""
-        match = next((known for known in voices if known.lower() == voice.lower()), None)
+        match = spelled(voice, voices)
         if match is None:
             raise invalid(param, f"no voice {voice!r}; use one of {', '.join(voices)}")
         return match

@@ -1,9 +1,9 @@
-"""The messages of a request: its start, then the bytes of its files in pieces, which are opened as images."""
+"""The messages of a request: its start, names in it, then the bytes of its files in pieces, opened as images."""
 
 import asyncio
 import io
 import struct
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -82,3 +82,8 @@ async def first_start(requests: AsyncIterator[Any], context: grpc.aio.ServicerCo
         await abort(context, InvalidInput("message", "the first message must be start"))
     assert first is not None
     return first.start
+
+
+def spelled(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that is `name` in upper or lower case; None: there is none."""
+    return next((each for each in known if each.lower() == name.lower()), None)
