@@ -1,5 +1,7 @@
 """Prometheus metrics of the gateway."""
 
+from typing import Any
+
 from prometheus_client import Counter, Gauge, Histogram
 
 _LATENCY_BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -50,6 +52,21 @@ AFFINITY = Counter(
 RETRIES = Counter(
     "quartet_gateway_retries_total", "Requests tried again on other replicas, by the stage that was lost", ["stage"]
 )
+
+
+def came(metric: Histogram, elapsed_s: float, log: dict[str, Any]) -> None:
+    """The first text (TTFT) or audio (TTFA) of a request, `elapsed_s` after it arrived; once for each log line."""
+    name = {TTFT: "ttft_ms", TTFA: "ttfa_ms"}[metric]
+    if name not in log:
+        metric.observe(elapsed_s)
+        log[name] = round(elapsed_s * 1000, 1)
+
+
+def spoken(audio_s: float, elapsed_s: float) -> None:
+    """Speech of `audio_s` seconds, complete `elapsed_s` after its request arrived."""
+    AUDIO_SECONDS.inc(audio_s)
+    if audio_s:
+        RTF.observe(elapsed_s / audio_s)
 
 
 def forget_replica(stage: str, replica: str) -> None:

@@ -151,12 +151,10 @@ class AnswerExchange(_Exchange):
         return time.monotonic() - self._arrived
 
     def _observe(self, event: Event) -> None:
-        if isinstance(event, TextDelta) and event.delta.token_ids and "ttft_ms" not in self._log:
-            metrics.TTFT.observe(self._elapsed_s())
-            self._log["ttft_ms"] = round(self._elapsed_s() * 1000, 1)
-        elif isinstance(event, AudioDelta) and "ttfa_ms" not in self._log:
-            metrics.TTFA.observe(self._elapsed_s())
-            self._log["ttfa_ms"] = round(self._elapsed_s() * 1000, 1)
+        if isinstance(event, TextDelta) and event.delta.token_ids:
+            metrics.came(metrics.TTFT, self._elapsed_s(), self._log)
+        elif isinstance(event, AudioDelta):
+            metrics.came(metrics.TTFA, self._elapsed_s(), self._log)
 
     def _finish(self, answers: Sequence[Answer]) -> None:
         """Remembers what was said, and counts."""
@@ -164,8 +162,7 @@ class AnswerExchange(_Exchange):
             if answer.audio_bytes:
                 self._gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
                 audio_s = answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz
-                metrics.AUDIO_SECONDS.inc(audio_s)
-                metrics.RTF.observe(self._elapsed_s() / audio_s)
+                metrics.spoken(audio_s, self._elapsed_s())
         tokens = usage(answers)
         details = tokens["completion_tokens_details"]
         metrics.PROMPT_TOKENS.inc(tokens["prompt_tokens"])

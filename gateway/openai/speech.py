@@ -209,16 +209,11 @@ class Speaking:
         return time.monotonic() - self._arrived
 
     def _heard(self, audio: AudioDelta) -> None:
-        if not self._audio_bytes:
-            metrics.TTFA.observe(self._elapsed_s())
-            self._log["ttfa_ms"] = round(self._elapsed_s() * 1000, 1)
+        metrics.came(metrics.TTFA, self._elapsed_s(), self._log)
         self._audio_bytes += len(audio.pcm16)
 
     def _finish(self) -> None:
-        audio_s = self._audio_bytes / BYTES_PER_SAMPLE / self.sample_rate_hz
-        metrics.AUDIO_SECONDS.inc(audio_s)
-        if audio_s:
-            metrics.RTF.observe(self._elapsed_s() / audio_s)
+        metrics.spoken(self._audio_bytes / BYTES_PER_SAMPLE / self.sample_rate_hz, self._elapsed_s())
         self._log |= {"text_tokens": self._text_tokens, "frames": self._frames, "finish_reason": self.finish_reason}
 
 
