@@ -39,8 +39,7 @@ class AudioRequest(DiffusionRequest):
     response_format: Literal["wav", "flac", "mp3", "opus", "aac"] = "wav"
 
 
-_OPENAPI = page(AudioRequest, "application/json", "the file")
-_OPENAPI["responses"]["200"]["content"] = {media_type: {} for media_type in MEDIA_TYPES.values()}
+_OPENAPI = page(AudioRequest, "application/json", "the file", answered=MEDIA_TYPES.values())
 
 
 @router.post("/v1/audio/generations", openapi_extra=_OPENAPI, response_model=None)

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import Request
@@ -187,7 +188,14 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
     return resolve(schema)
 
 
-def page(model: type[BaseModel], media_type: str, answer: str, files: dict[str, Any] | None = None) -> dict[str, Any]:
+def page(
+    model: type[BaseModel],
+    media_type: str,
+    answer: str,
+    files: Mapping[str, Any] = MappingProxyType({}),
+    needed: str | None = None,
+    answered: Iterable[str] = ("application/json", "text/event-stream"),
+) -> dict[str, Any]:
     """What the page says of an endpoint.
 
     Args:
@@ -195,15 +203,17 @@ def page(model: type[BaseModel], media_type: str, answer: str, files: dict[str, 
         media_type: of the body.
         answer: what comes back.
         files: the schemas of members that are files.
+        needed: the one of them that is required.
+        answered: media types of what comes back.
     """
     schema = _inlined(model.model_json_schema())
-    if files:
-        schema["properties"] |= files
-        schema["required"] += ["image"]
+    schema["properties"] |= files
+    if needed is not None:
+        schema["required"] = [*schema.get("required", ()), needed]
     return {
         "requestBody": {"required": True, "content": {media_type: {"schema": schema}}},
         "responses": {
-            "200": {"description": answer, "content": {"application/json": {}, "text/event-stream": {}}},
+            "200": {"description": answer, "content": {kind: {} for kind in answered}},
             **dict.fromkeys(("400", "401", "404", "413", "429", "500", "503", "504"), _ERROR),
         },
     }

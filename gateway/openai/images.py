@@ -34,6 +34,7 @@ _EDIT_OPENAPI = page(
     "multipart/form-data",
     _ANSWER.format("image_edit"),
     {"image": {"type": "array", "items": FILE, "description": "also as image[]"}, "mask": FILE},
+    needed="image",
 )
 
 

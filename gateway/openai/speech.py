@@ -68,8 +68,8 @@ class SpeechRequest(SpeechSettings):
     user: Any = None
 
 
-_OPENAPI = page(SpeechRequest, "application/json", "the audio, as it is made; or its events")
-_OPENAPI["responses"]["200"]["content"] = {kind: {} for kind in (*MEDIA_TYPES.values(), "text/event-stream")}
+_ANSWERED = (*MEDIA_TYPES.values(), "text/event-stream")
+_OPENAPI = page(SpeechRequest, "application/json", "the audio, as it is made; or its events", answered=_ANSWERED)
 
 
 @router.post("/v1/audio/speech", openapi_extra=_OPENAPI, response_model=None)

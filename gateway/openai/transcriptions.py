@@ -44,11 +44,8 @@ router = APIRouter(tags=["transcriptions"])
 
 
 def _page(model: type[Strict]) -> dict[str, Any]:
-    described = page(model, "multipart/form-data", "Transcription, or text, or with stream transcript.text events")
-    schema = described["requestBody"]["content"]["multipart/form-data"]["schema"]
-    schema["properties"]["file"] = FILE
-    schema["required"] = [*schema["required"], "file"]
-    return described
+    answer = "Transcription, or text, or with stream transcript.text events"
+    return page(model, "multipart/form-data", answer, {"file": FILE}, needed="file")
 
 
 @router.post("/v1/audio/transcriptions", openapi_extra=_page(TranscriptionRequest), response_model=None)

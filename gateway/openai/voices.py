@@ -57,13 +57,14 @@ class VoiceRequest(Strict):
     )
 
 
-def _openapi() -> dict[str, Any]:
-    described = page(VoiceRequest, "multipart/form-data", "the new voice")
-    schema = described["requestBody"]["content"]["multipart/form-data"]["schema"]
-    schema["properties"]["audio_sample"] = FILE
-    schema["required"].append("audio_sample")
-    described["responses"]["200"]["content"] = {"application/json": {}}
-    return described
+_OPENAPI = page(
+    VoiceRequest,
+    "multipart/form-data",
+    "the new voice",
+    {"audio_sample": FILE},
+    needed="audio_sample",
+    answered=("application/json",),
+)
 
 
 @router.get("/v1/audio/voices")
@@ -84,7 +85,7 @@ async def list_voices(http: Request) -> dict[str, Any]:
     }
 
 
-@router.post("/v1/audio/voices", openapi_extra=_openapi())
+@router.post("/v1/audio/voices", openapi_extra=_OPENAPI)
 async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> dict[str, Any]:
     """Takes a voice up, which speech can then be asked for by its name or id."""
     rate_hz = _require_cloning(gateway)
