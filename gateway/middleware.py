@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.status import WS_1008_POLICY_VIOLATION, WS_1011_INTERNAL_ERROR
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
@@ -21,8 +22,6 @@ _QUIET_PATHS = {"/health", "/ready", "/metrics"}
 OPEN_PATHS = frozenset({*_QUIET_PATHS, "/docs", "/openapi.json"})
 _WEBSOCKET = "WEBSOCKET"  # its method in logs and spans
 _SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
-# Close codes of WebSockets.
-_POLICY_VIOLATION, _INTERNAL_ERROR = 1008, 1011
 
 log = structlog.get_logger()
 
@@ -72,7 +71,7 @@ class RequestContext:
             error = ApiError(500, message, None, "internal_error")
             fields["code"] = error.code
             if scope["type"] == "websocket":
-                await send_with_id({"type": "websocket.close", "code": _INTERNAL_ERROR})
+                await send_with_id({"type": "websocket.close", "code": WS_1011_INTERNAL_ERROR})
             elif status == 0:
                 await error.response()(scope, receive, send_with_id)
         finally:
@@ -156,7 +155,7 @@ class RequireKey:
             state.setdefault("log", {})["key"] = key.name
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            await send({"type": "websocket.close", "code": WS_1008_POLICY_VIOLATION})
         else:
             await _refuse(presented, scope, receive, send)
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -21,14 +22,6 @@ def _state_dir(name: str) -> Path | None:
     except RuntimeError:
         return None
     return Path(base) / "quartet" / name
-
-
-def _jobs_dir() -> Path | None:
-    return _state_dir("jobs")
-
-
-def _voices_dir() -> Path | None:
-    return _state_dir("voices")
 
 
 class GatewaySettings(TlsSettings):
@@ -72,7 +65,7 @@ class GatewaySettings(TlsSettings):
     max_body_bytes: int = Field(default=256 * MIB, ge=1024, description="largest request body")
 
     jobs_dir: Path | None = Field(
-        default_factory=_jobs_dir,
+        default_factory=partial(_state_dir, "jobs"),
         description="directory of video jobs and their files, for this gateway alone; default: quartet/jobs in "
         "$XDG_STATE_HOME or ~/.local/state",
     )
@@ -86,7 +79,7 @@ class GatewaySettings(TlsSettings):
     max_queued_videos: int = Field(default=32, ge=0, description="videos that may wait beyond those; more get 429")
 
     voices_dir: Path | None = Field(
-        default_factory=_voices_dir,
+        default_factory=partial(_state_dir, "voices"),
         description="directory of uploaded voices and their samples; default: quartet/voices in $XDG_STATE_HOME or "
         "~/.local/state",
     )

@@ -2,6 +2,8 @@
 
 import re
 
+from gateway.pipeline.typed_text import is_speakable
+
 # From the best places to the worst: ends of paragraphs and sentences, of clauses, of words. A full stop in a number or
 # an address has no white space after it; Chinese and Japanese ends of sentences need none.
 _PAUSES = (
@@ -21,4 +23,4 @@ def cut(text: str, most_bytes: int) -> list[str]:
         end = next((end for end in ends if end), 0) or max(1, room)
         pieces.append(text[:end])
         text = text[end:]
-    return [piece for piece in (*pieces, text) if any(character.isalnum() for character in piece)]
+    return [piece for piece in (*pieces, text) if is_speakable(piece)]

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, Field
+from starlette.status import WS_1000_NORMAL_CLOSURE, WS_1008_POLICY_VIOLATION, WS_1011_INTERNAL_ERROR
 from starlette.websockets import WebSocketState
 
 from gateway.errors import ApiError, invalid
@@ -22,9 +23,6 @@ from gateway.openai.forms import parsed
 from gateway.openai.speech import MEDIA_TYPES, Speaking, SpeechSettings, nothing_to_say
 from gateway.pipeline.typed_text import TypedText
 from gateway.strict import Strict
-
-# Close codes of WebSockets.
-_DONE, _REFUSED, _FAILED = 1000, 1008, 1011
 
 router = APIRouter(tags=["speech"])
 
@@ -87,8 +85,8 @@ async def _serve(socket: WebSocket) -> int:
     except ApiError as error:
         socket.state.log.update(error.log)
         await socket.send_json({"type": "error", **error.body()})
-        return _REFUSED if error.status < 500 else _FAILED
-    return _DONE
+        return WS_1008_POLICY_VIOLATION if error.status < 500 else WS_1011_INTERNAL_ERROR
+    return WS_1000_NORMAL_CLOSURE
 
 
 def _check_origin(socket: WebSocket) -> None:
@@ -166,7 +164,7 @@ class _Session:
         """The client's next message. Raises ApiError: 400 naming the member at fault; WebSocketDisconnect."""
         message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code", _DONE))
+            raise WebSocketDisconnect(message.get("code", WS_1000_NORMAL_CLOSURE))
         if message.get("text") is None:
             raise invalid("type", "messages of a client are JSON texts")
         kind = (await parsed(_Message, message["text"])).type

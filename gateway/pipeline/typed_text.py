@@ -4,6 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 
 
+def is_speakable(text: str) -> bool:
+    """Whether there is a letter or a digit: signs alone are nothing to say."""
+    return any(character.isalnum() for character in text)
+
+
 class TypedText:
     """Takes a text in pieces, and gives all of them to each who reads it, those that are still to come as they come.
 
@@ -21,7 +26,7 @@ class TypedText:
     def add(self, text: str) -> None:
         """Appends to the text."""
         self.characters += len(text)
-        self.is_speakable = self.is_speakable or any(character.isalnum() for character in text)
+        self.is_speakable = self.is_speakable or is_speakable(text)
         self._pieces.append(text)
         self._changed.set()
 
