@@ -15,6 +15,7 @@ from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.servicer import check_codes
 from services.code2wav.stream import Event, Finished, Samples
 from services.common.rpc.errors import InternalError, InvalidInput, Unavailable
+from tests.support.decode_engine import feed_in_pieces
 
 GUARD_S = 120.0
 TOLERANCE = 1e-4
@@ -62,15 +63,7 @@ def test_more_streams_than_slots_in_random_pieces_give_their_own_samples(decoder
     codes = [random_codes(engine, rng.choice([0, 1, 5, 30, 80]), seed) for seed in range(8)]
     queues: list[queue.Queue[Event]] = [queue.Queue() for _ in codes]
     streams = [engine.open(events.put) for events in queues]
-    left = dict(enumerate(codes))
-    while left:
-        i = rng.choice(list(left))
-        count = rng.randint(1, 9)
-        engine.put(streams[i], left[i][:count])
-        left[i] = left[i][count:]
-        if not len(left[i]):
-            engine.finish(streams[i])
-            del left[i]
+    feed_in_pieces(engine, streams, codes, rng, 9)
     for part, events in zip(codes, queues, strict=True):
         pieces, end = collect(events)
         assert isinstance(end, Finished)

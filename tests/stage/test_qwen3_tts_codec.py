@@ -19,6 +19,7 @@ from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.stream import Event, Finished, Samples
 from services.families.qwen3_tts.tiny.codec import speaker_encoder, write_codec
 from services.families.qwen3_tts.voice_sample import load_sample_reader
+from tests.support.decode_engine import feed_in_pieces
 from tests.support.hub import serving
 from tests.support.media import tone
 from tests.support.qwen_tts import load_codec, load_speaker_encoder
@@ -100,15 +101,7 @@ def test_streams_of_mixed_lengths_with_prompts_share_batches(case: Case) -> None
         streams = [engine.open(events.put) for events in queues]
         for stream, prompt in zip(streams, prompts, strict=True):
             engine.begin(stream, prompt)
-        left = dict(enumerate(codes))
-        while left:
-            i = rng.choice(list(left))
-            count = rng.randint(1, 20)
-            engine.put(streams[i], left[i][:count])
-            left[i] = left[i][count:]
-            if not len(left[i]):
-                engine.finish(streams[i])
-                del left[i]
+        feed_in_pieces(engine, streams, codes, rng, 20)
         for part, prompt, events in zip(codes, prompts, queues, strict=True):
             _check(case, part, prompt, events)
     finally:
