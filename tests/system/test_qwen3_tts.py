@@ -1,15 +1,12 @@
 """A speech server of Qwen3-TTS as users run it: it speaks in an uploaded voice what the package qwen-tts speaks."""
 
 import asyncio
-import base64
-import io
 import json
 from collections.abc import Iterator
 
 import httpx
 import numpy as np
 import pytest
-import soundfile
 import websockets
 
 from tests.support.checkpoints import tts_checkpoint
@@ -17,6 +14,7 @@ from tests.support.qwen_tts import load_tts
 from tests.support.speech import ENDLESS_SPEECH
 from tests.support.stack import Stack, running, until
 from tests.support.voice import RATE_HZ, voice_like
+from tests.support.voices import base64_of, wav
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 FRAMES = 20
@@ -44,15 +42,9 @@ def sample() -> np.ndarray:
 def voice(server: Stack, sample: np.ndarray) -> str:
     """Id of an uploaded one."""
     form = {"name": "anna", "consent": "Anna agreed on 3 May", "ref_text": SAID}
-    files = {"audio_sample": ("anna.wav", _wav(sample))}
+    files = {"audio_sample": ("anna.wav", wav(sample, RATE_HZ))}
     response = server.http.post("/v1/audio/voices", data=form, files=files).raise_for_status()
     return response.json()["id"]
-
-
-def _wav(samples: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, samples, RATE_HZ, format="WAV", subtype="PCM_16")
-    return file.getvalue()
 
 
 def _speak(server: Stack, **fields: object) -> np.ndarray:
@@ -67,7 +59,7 @@ def test_a_cloned_voice_sounds_as_in_the_reference(server: Stack, voice: str, sa
     """With the text of the sample and without it: the sample's frames are decoded and not heard."""
     reference = load_tts(tts_checkpoint("qwen3-tts-base"))
     greedy = {"do_sample": False, "subtalker_dosample": False, "max_new_tokens": FRAMES + 1}
-    given = {"ref_audio": f"data:audio/wav;base64,{base64.b64encode(_wav(sample)).decode()}"}
+    given = {"ref_audio": f"data:audio/wav;base64,{base64_of(wav(sample, RATE_HZ))}"}
     for said, forms in (
         (SAID, ({"voice": voice}, {"voice": "anna", "language": "English"}, {**given, "ref_text": SAID})),
         (None, ({"voice": voice, "x_vector_only_mode": True}, {**given, "non_streaming_mode": True})),
