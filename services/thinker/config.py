@@ -59,7 +59,9 @@ class ThinkerSettings(StageSettings):
     )
 
     max_images: int = Field(default=16, ge=0, description="images in one request")
-    max_audios: int = Field(default=16, ge=0, description="audio parts in one request")
+    max_audios: int = Field(
+        default=256, ge=0, description="audio parts in one request; a spoken conversation has one a turn"
+    )
     max_videos: int = Field(default=4, ge=0, description="video parts in one request")
     max_media_bytes: int = Field(default=256 * 1024 * 1024, ge=1, description="encoded media of one request")
     max_image_pixels: int = Field(

@@ -35,6 +35,7 @@ class Message:
         tool_calls: calls the assistant made, as the chat template takes them.
         tool_call_id: for role "tool": the call this answers.
         name: of the author or tool.
+        token_ids: that the assistant's message was sampled as; they are read in place of all else. Empty: not known.
     """
 
     role: str
@@ -42,6 +43,7 @@ class Message:
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     tool_call_id: str = ""
     name: str = ""
+    token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ neither vLLM nor transformers: those are named in it, and imported where they ar
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,6 +79,12 @@ class ThinkerCheckpoint(ABC):
     def sample_rate_hz(self) -> int:
         """Of the audio that the feature extractor takes."""
         return self.processor.feature_extractor.sampling_rate
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text: they begin and end turns, end answers, and stand for media."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return frozenset({token_id for token_id, token in added if token.special} | set(self.placeholders.values()))
 
     def token_id(self, token: str) -> int | None:
         """Id of `token` if the vocabulary has it as one."""

@@ -119,12 +119,16 @@ class DeltaWriter:
         tokenizer: the checkpoint's, for the text of single tokens.
         top_logprobs: alternatives to report for each token, or None where no log-probabilities were asked for.
         tool_calls: finds calls in the text, or None where there are no tools.
+
+    Attributes:
+        token_ids: all so far.
     """
 
     def __init__(self, tokenizer: Any, top_logprobs: int | None, tool_calls: ToolCallParser | None) -> None:
         self._tokenizer = tokenizer
         self._top_logprobs = top_logprobs
         self._tool_calls = tool_calls
+        self.token_ids: list[int] = []
 
     def delta(self, step: Step) -> thinker_pb2.GenerateDelta:
         """The message for `step`."""
@@ -133,6 +137,7 @@ class DeltaWriter:
         if parser and step.finish_reason:
             message.text += parser.finish()
         message.token_ids.extend(step.token_ids)
+        self.token_ids += step.token_ids
         if self._top_logprobs is not None:  # vLLM adds the sampled token to the alternatives where it is not among them
             for token_id, by_id in zip(step.token_ids, step.logprobs, strict=False):
                 best = sorted(by_id, key=lambda i: by_id[i].rank or 0)[: self._top_logprobs]

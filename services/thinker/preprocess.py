@@ -1,7 +1,6 @@
 """From a conversation to a prompt: chat template, media decoding, multimodal processing."""
 
 import asyncio
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,9 +9,10 @@ import numpy as np
 
 from services.common.rpc.errors import ContextTooLong, InvalidInput
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, MediaFile, Message, Prompt, runs
+from services.thinker.conversation import Conversation, MediaFile, Prompt, runs
 from services.thinker.engine import ThinkerEngine
 from services.thinker.media import decode_audio, decode_image, decode_video
+from services.thinker.template import ChatTemplate
 
 _NO_TOKEN = -1
 
@@ -30,7 +30,7 @@ class Preprocessor:
         self._checkpoint = engine.checkpoint
         self._engine = engine
         self._pool = ThreadPoolExecutor(settings.preprocessing_threads, thread_name_prefix="preprocess")
-        self._tokenizer_lock = threading.Lock()  # transformers' fast tokenizers refuse concurrent calls
+        self._template = ChatTemplate(engine.checkpoint)
 
     async def prepare(self, conversation: Conversation) -> Prompt:
         """The prompt of `conversation`. Cancelling leaves at once; a decoder that runs ends in its thread.
@@ -56,7 +56,8 @@ class Preprocessor:
 
     def _decode(self, conversation: Conversation) -> tuple[list[int], dict[str, list[Any]], dict[str, Any]]:
         """Token ids with one placeholder for each medium, the decoded media by kind, and how to process them."""
-        token_ids = self._tokenize(conversation)
+        token_ids = self._template.apply(conversation)
+        self._refuse_longer(len(token_ids))
         settings, rate = self._settings, self._checkpoint.sample_rate_hz
         media: dict[str, list[Any]] = {"image": [], "audio": [], "video": []}
         silent: list[MediaFile] = []
@@ -85,27 +86,6 @@ class Preprocessor:
                 options["use_audio_in_video"] = True
         media["audio"] = [(wave, rate) for wave in media["audio"]]
         return token_ids, {kind: items for kind, items in media.items() if items}, options
-
-    def _tokenize(self, conversation: Conversation) -> list[int]:
-        checkpoint = self._checkpoint
-        try:
-            with self._tokenizer_lock:
-                text = checkpoint.processor.apply_chat_template(
-                    [_to_template(message) for message in conversation.messages],
-                    tools=conversation.tools or None,
-                    add_generation_prompt=True,
-                    tokenize=False,
-                    **conversation.template_kwargs,
-                )
-                token_ids = checkpoint.tokenizer(text)["input_ids"]
-        except Exception as error:  # a template may raise anything; it ran on the user's input
-            raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
-        for kind, token_id in checkpoint.placeholders.items():
-            if token_ids.count(token_id) != sum(file.kind == kind for file in conversation.media):
-                token = checkpoint.tokenizer.convert_ids_to_tokens(token_id)
-                raise InvalidInput("messages", f"their text must not contain the placeholder {token}")
-        self._refuse_longer(len(token_ids))
-        return token_ids
 
     def sample_frames(self, total: int, rate: float) -> np.ndarray:
         """Indices of `video_fps` frames a second, as transformers' video processor samples them."""
@@ -142,15 +122,3 @@ class Preprocessor:
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _to_template(message: Message) -> dict[str, Any]:
-    """`message` in the form chat templates take."""
-    content: Any = [
-        {"type": part.kind} if isinstance(part, MediaFile) else {"type": "text", "text": part} for part in message.parts
-    ]
-    if all(isinstance(part, str) for part in message.parts):
-        content = "".join(part for part in message.parts if isinstance(part, str))
-    turn: dict[str, Any] = {"role": message.role, "content": content}
-    optional = {"tool_calls": message.tool_calls, "tool_call_id": message.tool_call_id, "name": message.name}
-    return turn | {key: value for key, value in optional.items() if value}

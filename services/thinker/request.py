@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import media_pb2, thinker_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.rpc.errors import InvalidInput, TooManyMedia
 from services.common.rpc.messages import read_bytes
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message
@@ -98,7 +98,7 @@ def _check_media(start: thinker_pb2.GenerateStart, limits: ThinkerSettings) -> N
             raise InvalidInput(field, "must state its kind: image, audio or video")
         counts[kind] += 1
         if counts[kind] > most[kind]:
-            raise InvalidInput(field, f"is one {kind} too many; at most {most[kind]} are taken")
+            raise TooManyMedia(field, f"is one {kind} too many; at most {most[kind]} are taken")
         if not media.data and not media.size_bytes:
             raise InvalidInput(field, "is empty")
         size_bytes += len(media.data) or media.size_bytes
@@ -111,12 +111,16 @@ async def _message(
 ) -> Message:
     if message.role not in _ROLES:
         raise InvalidInput(f"{field}.role", f"must be one of {', '.join(_ROLES)}, not '{message.role}'")
+    if message.token_ids and message.role != "assistant":
+        raise InvalidInput(f"{field}.token_ids", f"only the assistant's messages have them, not role '{message.role}'")
     parts = [await _part(f"{field}.content[{i}]", part, requests) for i, part in enumerate(message.content)]
     calls = []
     for i, call in enumerate(message.tool_calls):
         arguments = _json_object(f"{field}.tool_calls[{i}].arguments_json", call.arguments_json or "{}")
         calls.append({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
-    return Message(message.role, parts, calls, message.tool_call_id, message.name)
+    if message.token_ids and not all(isinstance(part, str) for part in parts):
+        raise InvalidInput(f"{field}.token_ids", "cannot stand for media; leave the ids out, or the media")
+    return Message(message.role, parts, calls, message.tool_call_id, message.name, list(message.token_ids))
 
 
 async def _part(

@@ -18,6 +18,7 @@ from services.thinker.engine import Step, ThinkerEngine
 from services.thinker.output import DeltaWriter, RowForwarder, offered_rows
 from services.thinker.preprocess import Preprocessor
 from services.thinker.request import read_conversation, read_tools, sampling_params
+from services.thinker.template import is_reusable
 from services.thinker.tools import ToolCallParser
 
 STAGE = "thinker"
@@ -89,6 +90,11 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
                 if step.finish_reason:
                     summary.finish_reason = deltas.finish_reason(step.finish_reason)
                     summary.cached_tokens = step.cached_tokens
+                    ended = step.finish_reason == "stop"
+                    # a call that was forced is sampled without the markers that the template puts around it
+                    summary.token_ids_reusable = schema is None and is_reusable(
+                        deltas.token_ids, checkpoint.special_ids, ended
+                    )
         if forwarder:
             forwarder.finish()
         call.set(cached_tokens=summary.cached_tokens, completion_tokens=summary.completion_tokens)

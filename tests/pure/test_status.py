@@ -14,6 +14,7 @@ from services.common.rpc.errors import (
     RequestCancelled,
     StageError,
     StageLost,
+    TooManyMedia,
     Unavailable,
 )
 from services.common.rpc.status import from_rpc_error, to_rpc_status
@@ -72,6 +73,7 @@ def test_other_words_of_grpc_are_no_loss(code: grpc.StatusCode, details: str, ki
     [
         InvalidInput("sampling.top_p", "too low"),
         ContextTooLong("messages", "9 tokens; at most 8 are taken"),
+        TooManyMedia("messages[2].content[0]", "is one audio too many; at most 2 are taken"),
         QueueFull("full", 7.0),
         StageLost("thinker", "10.0.0.1:50052: Socket closed"),
         Unavailable("draining"),

@@ -41,6 +41,12 @@ class ContextTooLong(InvalidInput):
     code = "CONTEXT_LENGTH"
 
 
+class TooManyMedia(InvalidInput):
+    """The prompt has more images, sounds or videos than the stage takes."""
+
+    code = "TOO_MANY_MEDIA"
+
+
 class QueueFull(StageError):
     """The stage runs and queues all it may; the same request can succeed after `retry_after_s` seconds."""
 

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs]
 from grpc_status import rpc_status
 
-from services.common.rpc.errors import ContextTooLong, InternalError, InvalidInput, QueueFull, StageError, StageLost
+from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError, StageLost
 
 _DOMAIN = "quartet"
 _Detail = TypeVar("_Detail", bound=Message)
@@ -96,5 +96,6 @@ def _failure(code: grpc.StatusCode, message: str, reason: str, details: Sequence
     if kind is InvalidInput:
         violations = _find(details, error_details_pb2.BadRequest).field_violations
         field, wrong = (violations[0].field, violations[0].description) if violations else ("request", message)
-        return ContextTooLong(field, wrong) if reason == ContextTooLong.code else InvalidInput(field, wrong)
+        narrower = next((each for each in InvalidInput.__subclasses__() if each.code == reason), InvalidInput)
+        return narrower(field, wrong)
     return kind(message)

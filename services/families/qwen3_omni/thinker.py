@@ -36,13 +36,15 @@ class Qwen3OmniThinker(ThinkerCheckpoint):
 
     def sound_ids(self, sounds: Sequence[np.ndarray]) -> list[str]:
         """See `ThinkerCheckpoint.sound_ids`. Feature extractor and encoder fill all sounds of a request up to the
-        longest, so a sound's end depends on that: but not on what is beyond a window or a chunk."""
+        longest, so a sound's end depends on that: but not on what is beyond a window or a chunk, nor on whether it is
+        filled where it ends in silence and with a whole hop."""
         extractor = self.processor.feature_extractor
         chunk = self.audio_chunk_frames * extractor.hop_length
         longest = max(len(samples) for samples in sounds)
         ids: list[str] = []
         for samples in sounds:
-            filling = min(longest - len(samples), extractor.n_fft)
+            is_filled = len(samples) % extractor.hop_length == 0 and not samples[-extractor.n_fft // 2 - 1 :].any()
+            filling = extractor.n_fft if is_filled else min(longest - len(samples), extractor.n_fft)
             context = f"{filling}/{longest if filling < extractor.n_fft else 0}/{min(longest, chunk)}"
             ids.append(hashlib.sha256(context.encode() + samples.tobytes()).hexdigest())
         return ids

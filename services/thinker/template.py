@@ -1,0 +1,150 @@
+"""From messages to token ids: the chat template, and in it earlier answers as the very ids that were sampled."""
+
+import re
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from services.common.rpc.errors import InvalidInput
+from services.thinker.conversation import Conversation, MediaFile, Message
+from services.thinker.family import ThinkerCheckpoint
+
+
+class ChatTemplate:
+    """Applies a checkpoint's chat template. For any thread.
+
+    Args:
+        checkpoint: has the template and the tokenizer.
+    """
+
+    def __init__(self, checkpoint: ThinkerCheckpoint) -> None:
+        self._checkpoint = checkpoint
+        self._lock = threading.Lock()  # transformers' fast tokenizers refuse concurrent calls
+        self._special_ids = checkpoint.special_ids  # read before there are any
+
+    def apply(self, conversation: Conversation) -> list[int]:
+        """Token ids with one placeholder for each medium.
+
+        A prompt whose last answer is given by its ids begins with the prompt that was answered, and these ids.
+
+        Raises:
+            InvalidInput: names the field: token ids that are no answer's, a placeholder in a text, or messages that
+                the template refuses.
+        """
+        checkpoint = self._checkpoint
+        try:
+            with self._lock:
+                given = [(i, message) for i, message in enumerate(conversation.messages) if message.token_ids]
+                token_ids = self._apply(conversation, {i: self._answer(i, message) for i, message in given})
+        except InvalidInput:
+            raise
+        except Exception as error:  # a template may raise anything; it ran on the user's input
+            raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
+        for kind, token_id in checkpoint.placeholders.items():
+            if token_ids.count(token_id) != sum(file.kind == kind for file in conversation.media):
+                token = checkpoint.tokenizer.convert_ids_to_tokens(token_id)
+                raise InvalidInput("messages", f"their text must not contain the placeholder {token}")
+        return token_ids
+
+    def _answer(self, index: int, message: Message) -> list[int]:
+        """The ids of message `index`, without the special token that ended it. Raises InvalidInput."""
+        checkpoint, token_ids = self._checkpoint, message.token_ids
+        if token_ids[-1] in self._special_ids:
+            token_ids = token_ids[:-1]
+        for place, token_id in enumerate(token_ids):
+            if not 0 <= token_id < checkpoint.vocab_size:
+                reason = f"token ids must be 0 to {checkpoint.vocab_size - 1}, not {token_id}"
+                raise InvalidInput(_field(index), reason)
+            if token_id in self._special_ids:
+                token = checkpoint.tokenizer.convert_ids_to_tokens(token_id)
+                raise InvalidInput(_field(index), f"has the special token {token} at {place}; give the content instead")
+        return token_ids
+
+    def _apply(self, conversation: Conversation, answers: dict[int, list[int]]) -> list[int]:
+        """The prompt, with `answers` by the index of their messages."""
+        # Stands for an answer while the template runs; no text can have it, as nobody can guess it.
+        mark = f"answer-{secrets.token_hex(16)}"
+        turns = [
+            {"role": message.role, "content": f"{mark}-{i}-"} if i in answers else _to_template(message)
+            for i, message in enumerate(conversation.messages)
+        ]
+        text = self._render(turns, conversation, True)
+        opening = ""
+        if answers:
+            ended = self._render(turns, conversation, False)
+            opening = text[len(ended) :] if text.startswith(ended) else ""
+        first, *rest = re.split(f"{mark}-([0-9]+)-", text)
+        found = list(map(int, rest[::2]))
+        for i in answers:
+            if found.count(i) != 1:
+                reason = "the chat template does not write this message once; give the content instead"
+                raise InvalidInput(_field(i), reason)
+        texts = [first, *rest[1::2]]
+        token_ids: list[int] = []
+        for i, before in zip(found, texts, strict=False):
+            token_ids += self._tokens(_as_asked(before, opening), bool(token_ids)) + answers[i]
+        return token_ids + self._tokens(texts[-1], bool(token_ids))
+
+    def _render(self, turns: Sequence[dict[str, Any]], conversation: Conversation, asks: bool) -> str:
+        """The text, up to where an answer begins if it `asks` for one."""
+        return self._checkpoint.processor.apply_chat_template(
+            turns,
+            tools=conversation.tools or None,
+            add_generation_prompt=asks,
+            tokenize=False,
+            **conversation.template_kwargs,
+        )
+
+    def _tokens(self, text: str, continued: bool) -> list[int]:
+        """Of the prompt's beginning, or of a text within it."""
+        return self._checkpoint.tokenizer(text, add_special_tokens=not continued)["input_ids"]
+
+
+def is_reusable(token_ids: Sequence[int], special_ids: frozenset[int], has_ended: bool) -> bool:
+    """Whether these ids, all that was sampled of an answer, may stand for it in a later prompt.
+
+    They may not where they hold a special token before their end: it would begin another turn, or stand for a medium.
+    Nor where a stop string ended them, or a stop token that is text: the answer is without it.
+
+    Args:
+        token_ids: of the answer.
+        special_ids: tokens that are no text.
+        has_ended: by its end or a stop, not by its length.
+    """
+    if has_ended and (not token_ids or token_ids[-1] not in special_ids):
+        return False
+    return special_ids.isdisjoint(token_ids[:-1] if has_ended else token_ids)
+
+
+def _as_asked(before: str, opening: str) -> str:
+    """The text before an answer, as it was when the answer was sampled.
+
+    Templates may begin an earlier answer otherwise than one that is asked for: without the thoughts that were opened,
+    or with empty ones.
+
+    Args:
+        before: as the template writes it before an earlier answer.
+        opening: what it writes last where it asks for one; "": not known.
+    """
+    for size in range(len(opening), 0, -1):
+        if before.endswith(opening[:size]):
+            return before[: len(before) - size] + opening
+    start = before.rfind(opening) if opening else -1
+    return before if start < 0 else before[: start + len(opening)]
+
+
+def _to_template(message: Message) -> dict[str, Any]:
+    """`message` in the form chat templates take."""
+    content: Any = [
+        {"type": part.kind} if isinstance(part, MediaFile) else {"type": "text", "text": part} for part in message.parts
+    ]
+    if all(isinstance(part, str) for part in message.parts):
+        content = "".join(part for part in message.parts if isinstance(part, str))
+    turn: dict[str, Any] = {"role": message.role, "content": content}
+    optional = {"tool_calls": message.tool_calls, "tool_call_id": message.tool_call_id, "name": message.name}
+    return turn | {key: value for key, value in optional.items() if value}
+
+
+def _field(index: int) -> str:
+    return f"messages[{index}].token_ids"
