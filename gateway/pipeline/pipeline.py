@@ -85,6 +85,13 @@ class Pipeline:
         return all(stage.serving for stage in self.by_name.values())
 
     @property
+    def has_room(self) -> bool:
+        """Whether each stage of an answer has a replica that no request waits for."""
+        return all(
+            any(replica.serving and not replica.queued for replica in stage.replicas.values()) for stage in self.answer
+        )
+
+    @property
     def voices(self) -> list[str]:
         """Voices of the talker; empty while it was never reached, or without one."""
         talker = self.info("talker")

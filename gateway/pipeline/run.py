@@ -37,12 +37,15 @@ class Job:
             SpeakStart, DecodeRequest. Ids and sources are filled in by the run.
         media: files of the first stage's media parts without data, in their order.
         text: what follows of the text that the first stage speaks.
+        conversation_id: names the conversation that this is a turn of, for the choice of the thinker: the others went
+            there too. "": not known; the prompt's beginning is what goes by.
     """
 
     request_id: str
     starts: Mapping[str, Any]
     media: Sequence[bytes] = ()
     text: TypedText | None = None
+    conversation_id: str = ""
 
 
 def speech(speak: talker_pb2.SpeakStart) -> dict[str, Any]:
@@ -71,6 +74,13 @@ class TextDelta:
 
 
 @dataclass(frozen=True)
+class TextEnd:
+    """The thinker has written all of the text; its sound may go on."""
+
+    summary: thinker_pb2.GenerateSummary
+
+
+@dataclass(frozen=True)
 class AudioDelta:
     """The next samples, mono PCM16, little-endian."""
 
@@ -86,13 +96,13 @@ class Finished:
     code2wav: code2wav_pb2.DecodeSummary | None = None
 
 
-Event = PromptRead | TextDelta | AudioDelta | Finished
+Event = PromptRead | TextDelta | TextEnd | AudioDelta | Finished
 Queue = asyncio.Queue[tuple[int, Event]]
 
 
 async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> AsyncGenerator[tuple[int, Event], None]:
     """Runs `jobs` at the same time and yields (index of the job, event) as things happen: for each job PromptRead, then
-    TextDelta and AudioDelta, last Finished. Closing the iterator cancels every stage.
+    TextDelta, TextEnd and AudioDelta, last Finished. Closing the iterator cancels every stage.
 
     Raises:
         StageError: of the first job that failed; all others are cancelled. Its `origin` is the kind of the stage that
@@ -136,7 +146,7 @@ class _Answer:
         self._job, self._index, self._queue, self._deadline = job, index, queue, deadline
         stages = [stage for stage in pipeline.answer if stage.kind in job.starts]
         thinker: thinker_pb2.GenerateStart | None = job.starts.get("thinker")
-        key = None if thinker is None else prompt_key(thinker, job.media)
+        key = job.conversation_id.encode() or (None if thinker is None else prompt_key(thinker, job.media))
         self._route = Route(stages, job.request_id, key)
         self._prompt_read = asyncio.Event()
         self._has_output = self._failed = False
@@ -185,6 +195,8 @@ class _Answer:
             async for response in call:
                 if response.HasField("summary"):
                     summary = response.summary
+                    if lease.stage.kind == "thinker":
+                        await self._emit(TextEnd(summary))
                 elif (event := _event(lease.stage, start, response)) is not None:
                     await self._emit(event)
         except grpc.aio.AioRpcError as error:

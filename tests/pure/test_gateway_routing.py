@@ -168,6 +168,15 @@ async def test_repeated_prompts_land_on_one_thinker_and_readers_on_that_one():
                 assert request.source.address == streams[request.source.stream_id]
 
 
+async def test_a_conversation_stays_at_its_thinker_whatever_its_prompt_begins_with():
+    async with routed(2, interval_s=LONG_S) as system:
+        for conversation in range(4):
+            before = system.asked("thinker")
+            for turn in range(8):
+                await system.ask(f"turn {turn}", speech=False, conversation_id=f"conversation {conversation}")
+            assert sorted(b - a for a, b in zip(before, system.asked("thinker"), strict=True)) == [0, 8]
+
+
 async def test_idle_replicas_are_used_in_turn():
     async with routed(2, interval_s=LONG_S) as system:  # no replica tells of a request that ends meanwhile
         for _ in range(6):

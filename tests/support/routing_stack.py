@@ -65,6 +65,7 @@ class Routed:
         speech: bool = True,
         media: Sequence[bytes] = (),
         heard: list[Event] | None = None,
+        conversation_id: str = "",
     ) -> list[Event]:
         """The events of one answer; in `heard` as they come."""
         heard = [] if heard is None else heard
@@ -74,7 +75,7 @@ class Routed:
         for file in media:
             message.content.add().media.size_bytes = len(file)
         starts = {"thinker": start} | (spoken(talker_pb2.SpeakStart()) if speech else {})
-        job = Job(uuid.uuid4().hex, starts, list(media))
+        job = Job(uuid.uuid4().hex, starts, list(media), conversation_id=conversation_id)
         async with aclosing(run(self.stages, [job], TIME_S)) as events:
             async for _, event in events:
                 heard.append(event)

@@ -74,6 +74,8 @@ class Script:
         typed: text that came after the start.
         ended: "done" or "cancelled", one for each call.
         running: calls that have not ended.
+        too_long: the answer ends at its most tokens.
+        ids_reusable: what a thinker says of the answer's token ids.
         takes_s: how long a call takes, beside.
     """
 
@@ -82,6 +84,8 @@ class Script:
     hold: bool = False
     logprobs: bool = False
     tool_call: bool = False
+    too_long: bool = False
+    ids_reusable: bool = True
     requests: list[Any] = field(default_factory=list)
     media: bytearray = field(default_factory=bytearray)
     typed: list[str] = field(default_factory=list)
@@ -147,7 +151,7 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
                 token = thinker_pb2.TokenLogprob(token=delta.text, token_bytes=delta.text.encode(), logprob=-0.5)
                 token.top.extend(top)
                 delta.logprobs.append(token)
-        reason = thinker_pb2.FINISH_REASON_STOP
+        reason = thinker_pb2.FINISH_REASON_LENGTH if self.script.too_long else thinker_pb2.FINISH_REASON_STOP
         if self.script.tool_call:
             calls = [
                 thinker_pb2.ToolCallDelta(index=0, id="call_1", name="lamp"),
@@ -157,7 +161,12 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
             deltas = [thinker_pb2.GenerateDelta(token_ids=[i], tool_calls=[call]) for i, call in enumerate(calls)]
             reason = thinker_pb2.FINISH_REASON_TOOL_CALLS
         summary = thinker_pb2.GenerateSummary(
-            finish_reason=reason, prompt_tokens=10, cached_tokens=2, completion_tokens=3, timings=TIMINGS
+            finish_reason=reason,
+            prompt_tokens=10,
+            cached_tokens=2,
+            completion_tokens=3,
+            timings=TIMINGS,
+            token_ids_reusable=self.script.ids_reusable,
         )
         prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4)
         outputs = [
