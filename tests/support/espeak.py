@@ -1,16 +1,18 @@
-"""Speech by espeak-ng, from the library in the wheel espeakng-loader: it needs neither a command nor root."""
+"""Recordings of speech by espeak-ng, with known pauses."""
 
-import ctypes
+import wave
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import soxr
 
-_SYNCHRONOUS = 2  # AUDIO_OUTPUT_SYNCHRONOUS: speech goes to the callback
-_RATE = 1  # espeakRATE, words a minute
-_UTF8 = 1  # espeakCHARS_UTF8
-_AUDIBLE = 200  # of 32768, -44 dB: quieter samples at the ends of a clip are its silence
+if TYPE_CHECKING:  # only where it is installed
+    from espeak import Speaker
+
 _TEXT = (
     "the boats are out and nobody waits for them because every harbor along this coast has been empty since winter "
     "when we came down from the hills our neighbors had already painted seven old doors in green and yellow"
@@ -36,7 +38,7 @@ def recording(length_s: float, pauses_s: Sequence[float], seed: int = 0) -> Reco
     """Speech of about `length_s`: sentences of 3 to 40 words, with one of `pauses_s` around each. Skips the test where
     espeak-ng is not installed."""
     draw, words = np.random.default_rng(seed), _TEXT.split()
-    speaker = _Speaker()
+    speaker = speaker_or_skip()
     pieces, clips, end = [], [], 0
 
     def silence() -> None:
@@ -54,36 +56,25 @@ def recording(length_s: float, pauses_s: Sequence[float], seed: int = 0) -> Reco
     return Recording(np.concatenate(pieces).tobytes(), speaker.rate_hz, clips)
 
 
-class _Speaker:
-    """The library, of which there is one a process.
+def speaker_or_skip(voice: str = "en-us") -> "Speaker":
+    """A voice. Skips the test where espeak-ng is not installed."""
+    pytest.importorskip("espeakng_loader", reason="espeakng-loader is not installed")
+    from espeak import Speaker
 
-    Attributes:
-        rate_hz: samples a second.
-    """
+    return Speaker(voice)
 
-    def __init__(self) -> None:
-        loader = pytest.importorskip("espeakng_loader", reason="espeakng-loader is not installed")
-        self._library = ctypes.CDLL(loader.get_library_path())
-        self.rate_hz: int = self._library.espeak_Initialize(_SYNCHRONOUS, 0, loader.get_data_path().encode(), 0)
-        assert self.rate_hz > 0, "espeak-ng finds no data"
-        self._said: list[np.ndarray] = []
-        callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
-        self._heard = callback(self._hear)  # kept: the library has only its address
-        self._library.espeak_SetSynthCallback(self._heard)
-        assert self._library.espeak_SetVoiceByName(b"en-us") == 0
-        self._library.espeak_SetParameter(_RATE, 150, 0)
 
-    def say(self, text: str) -> np.ndarray:
-        """PCM16 of `text`, without the silence around it."""
-        self._said = []
-        encoded = text.encode()
-        failed = self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 1, 0, _UTF8, None, None)
-        assert not failed
-        whole = np.concatenate(self._said)
-        loud = np.flatnonzero(np.abs(whole.astype(int)) > _AUDIBLE)
-        return whole[loud[0] : loud[-1] + 1]
+def spoken(text: str, rate_hz: int) -> bytes:
+    """`text` in mono PCM16. Skips the test where espeak-ng is not installed."""
+    speaker = speaker_or_skip()
+    return soxr.resample(speaker.say(text), speaker.rate_hz, rate_hz).tobytes()
 
-    def _hear(self, samples: "ctypes._Pointer[ctypes.c_short]", count: int, _events: object) -> int:
-        if samples and count:
-            self._said.append(np.ctypeslib.as_array(samples, (count,)).copy())
-        return 0
+
+def sentences(file: Path, texts: Sequence[str], pause_s: float) -> None:
+    """Writes a WAV file of `texts`, each with a pause after it. Skips the test as `spoken` does."""
+    speaker = speaker_or_skip()
+    pause = np.zeros(round(pause_s * speaker.rate_hz), np.int16)
+    with wave.open(str(file), "wb") as opened:
+        opened.setparams((1, 2, speaker.rate_hz, 0, "NONE", "not compressed"))
+        for text in texts:
+            opened.writeframes(np.concatenate([speaker.say(text), pause]).tobytes())
