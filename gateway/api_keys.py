@@ -178,6 +178,10 @@ class ApiKeys:
                 found = key
         return found
 
+    def holds(self, key: ApiKey) -> bool:
+        """Whether `key` is still one of them."""
+        return any(known is key for known in self._keys)
+
     async def watch(self) -> None:
         """Reads the file again whenever it has changed, for ever."""
         while True:

@@ -1,5 +1,6 @@
 """What the endpoints share."""
 
+import asyncio
 import time
 import uuid
 from collections import OrderedDict
@@ -10,6 +11,8 @@ from gateway.pipeline.config import PipelineConfig, TalkerSampling
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.stage import Stage
+from gateway.realtime.detector import Detectors
+from gateway.realtime.turn_model import TurnModel
 from gateway.settings import GatewaySettings
 from gateway.voice_store import VoiceStore
 from quartet.v1 import talker_pb2
@@ -21,7 +24,11 @@ _MAX_TRANSCRIPTS = 10_000
 
 
 class Gateway:
-    """The pipeline's stages and the gateway's own state. Use as `async with`: the stages are watched meanwhile."""
+    """The pipeline's stages and the gateway's own state. Use as `async with`: the stages are watched meanwhile.
+
+    Raises:
+        ModelFileError: on entering: a model that the settings name, of speech or of turns, cannot be used.
+    """
 
     def __init__(self, settings: GatewaySettings, config: PipelineConfig, channels: Channels) -> None:
         self.settings = settings
@@ -36,9 +43,16 @@ class Gateway:
         self.fetcher = Fetcher(settings)
         self.transcripts = Transcripts(settings.audio_ttl_s)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
+        self.realtime_sessions = 0
         self._voices: VoiceStore | None = None
+        self._detectors: Detectors | None = None
+        self.turn_model: TurnModel | None = None
 
     async def __aenter__(self) -> "Gateway":
+        if (file := self.settings.speech_detector) is not None:
+            self._detectors = await asyncio.to_thread(Detectors, file)
+        if (file := self.settings.turn_model) is not None:
+            self.turn_model = await asyncio.to_thread(TurnModel, file)
         await self.pipeline.__aenter__()
         self.admission.open()
         return self
@@ -46,8 +60,19 @@ class Gateway:
     async def __aexit__(self, *_) -> None:
         await self.fetcher.close()
         await self.pipeline.__aexit__()
+        if self._detectors is not None:
+            self._detectors.close()
+        if self.turn_model is not None:
+            self.turn_model.close()
         if self._voices is not None:
             await self._voices.close()
+
+    @property
+    def detectors(self) -> Detectors:
+        """Those of speech, for realtime sessions; made when they are first asked for."""
+        if self._detectors is None:
+            self._detectors = Detectors(self.settings.speech_detector)
+        return self._detectors
 
     @property
     def voices(self) -> VoiceStore:

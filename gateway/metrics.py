@@ -54,6 +54,20 @@ RETRIES = Counter(
 )
 
 
+REALTIME_SESSIONS = Gauge("quartet_gateway_realtime_sessions", "Realtime sessions that are open")
+BARGE_INS = Counter("quartet_gateway_barge_ins_total", "Answers that ended because the user began to speak")
+SPECULATIONS = Counter(
+    "quartet_gateway_speculations_total",
+    "Answers begun in a pause of the user, by outcome: used, or wasted as the user went on",
+    ["outcome"],
+)
+SPECULATION_SAVED = Histogram(
+    "quartet_gateway_speculation_saved_seconds",
+    "How much sooner the first audio of an answer came for having begun in a pause",
+    buckets=_LATENCY_BUCKETS_S,
+)
+
+
 def came(metric: Histogram, elapsed_s: float, log: dict[str, Any]) -> None:
     """The first text (TTFT) or audio (TTFA) of a request, `elapsed_s` after it arrived; once for each log line."""
     name = {TTFT: "ttft_ms", TTFA: "ttfa_ms"}[metric]

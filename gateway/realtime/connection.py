@@ -1,0 +1,174 @@
+"""`/v1/realtime`, a WebSocket: spoken conversations in OpenAI's GA dialect."""
+
+import asyncio
+import re
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from starlette.status import (
+    WS_1001_GOING_AWAY,
+    WS_1008_POLICY_VIOLATION,
+    WS_1011_INTERNAL_ERROR,
+    WS_1013_TRY_AGAIN_LATER,
+)
+from starlette.websockets import WebSocketState
+
+from gateway import metrics
+from gateway.errors import ApiError
+from gateway.gateway import Gateway
+from gateway.openai.connection import ClientGone, key_of
+from gateway.realtime.conversing import Conversing
+from gateway.realtime.events import RealtimeError, error_event, parse
+from gateway.realtime.outbox import Outbox, SlowReader
+from gateway.realtime.secrets import AZURE_PATH, PATH, new_session, secret_of, subprotocol_of
+from gateway.realtime.session import Session
+
+_PARSE_APART_CHARACTERS = 256 * 1024  # longer messages are parsed in a thread: others are waiting
+# What OpenAI calls its realtime models. Clients ask for one of them by default.
+_OPENAI_MODEL = re.compile(r"gpt-[\w.-]*(realtime|audio|transcribe)[\w.-]*")
+
+router = APIRouter(tags=["realtime"])
+
+
+@router.websocket(PATH)
+@router.websocket(AZURE_PATH)
+async def realtime(socket: WebSocket) -> None:
+    """A session: it lasts until the client leaves, the gateway drains, or its time is over."""
+    await socket.accept(subprotocol_of(socket))
+    try:
+        code = await _serve(socket)
+        if socket.client_state is WebSocketState.CONNECTED:
+            await socket.close(code)
+    except (WebSocketDisconnect, SlowReader):
+        raise ClientGone from None
+
+
+async def _serve(socket: WebSocket) -> int:
+    """The code to close with. Raises WebSocketDisconnect: the client left; SlowReader: it reads nothing."""
+    gateway: Gateway = socket.app.state.gateway
+    try:
+        _check_origin(socket)
+        session = _session(gateway, socket)
+        with _Place(gateway):
+            return await _Connection(gateway, socket, session).run()
+    except (ApiError, RealtimeError) as error:
+        if isinstance(error, RealtimeError):
+            error = ApiError(400, error.message, error.param, error.code)
+        socket.state.log.update(error.log)
+        await socket.send_json(error_event(_told(error)))
+        if error.status in (429, 503):
+            return WS_1013_TRY_AGAIN_LATER
+        return WS_1011_INTERNAL_ERROR if error.status == 500 else WS_1008_POLICY_VIOLATION
+
+
+def _told(error: ApiError) -> RealtimeError:
+    return RealtimeError(error.code or "invalid_value", error.message, error.param, type=error.kind)
+
+
+def _check_origin(socket: WebSocket) -> None:
+    """Raises ApiError: a page of another site asks, without a key. Browsers let pages connect anywhere, e.g. to a
+    server on the user's own machine that asks for no key."""
+    origin, host = socket.headers.get("origin"), socket.headers.get("host")
+    if origin is not None and key_of(socket) is None and urlsplit(origin).netloc != host:
+        raise ApiError(403, f"a page of {origin} may not use this server from a browser", None, "foreign_origin")
+
+
+def _session(gateway: Gateway, socket: WebSocket) -> Session:
+    """The session that the client asks for by its URL and its client secret.
+
+    Raises:
+        ApiError: nothing here converses, or it is not the model that was asked for.
+        RealtimeError: the session of the client secret is none any more: voices may have changed.
+    """
+    secret, asked = secret_of(socket), socket.query_params
+    session = new_session(gateway, expires_at=int(time.time() + gateway.settings.realtime_session_s))
+    model = asked.get("model") or asked.get("deployment")
+    is_other = model is not None and model not in gateway.models and _OPENAI_MODEL.fullmatch(model)
+    gateway.stage_for("text", None if is_other else model)
+    patch: dict[str, Any] = {} if secret is None else secret.session
+    if asked.get("intent") == "transcription":
+        patch |= {"type": "transcription"}
+    return session.updated(patch) if patch else session
+
+
+class _Place:
+    """One of the sessions that a gateway has at a time. Raises ApiError: there are too many."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def __enter__(self) -> None:
+        most = self._gateway.settings.max_realtime_sessions
+        if self._gateway.realtime_sessions >= most:
+            reason = f"this server has {most} realtime sessions, its most; try again later"
+            raise ApiError(429, reason, None, "session_limit", "rate_limit_error")
+        self._gateway.realtime_sessions += 1
+        metrics.REALTIME_SESSIONS.inc()
+
+    def __exit__(self, *_) -> None:
+        self._gateway.realtime_sessions -= 1
+        metrics.REALTIME_SESSIONS.dec()
+
+
+class _Connection:
+    """One session's socket: who reads it, and who writes.
+
+    Args:
+        gateway: the gateway.
+        socket: accepted.
+        session: its settings at the start.
+    """
+
+    def __init__(self, gateway: Gateway, socket: WebSocket, session: Session) -> None:
+        self._socket, self._outbox = socket, Outbox()
+        self._limit_s = gateway.settings.realtime_session_s
+        self._conversing = Conversing(gateway, session, self._outbox, key_of(socket), socket.state.log)
+
+    async def run(self) -> int:
+        """The code to close with. Raises WebSocketDisconnect, SlowReader."""
+        writing = asyncio.create_task(self._outbox.send(self._socket))
+        reading = asyncio.create_task(self._read())
+        try:
+            await asyncio.wait((writing, reading), timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in (reading, writing):
+                if task.done():
+                    task.result()
+            reason = f"the session has lasted the {self._limit_s:g} s that one may; connect again"
+            self._outbox.put(error_event(RealtimeError("session_expired", reason)))
+            self._outbox.finish()
+            await writing
+            return WS_1001_GOING_AWAY
+        finally:
+            reading.cancel()
+            await asyncio.shield(asyncio.gather(reading, return_exceptions=True))
+            await self._conversing.close()
+            writing.cancel()
+            await asyncio.shield(asyncio.gather(writing, return_exceptions=True))
+
+    async def _read(self) -> None:
+        """Takes the client's events in. Never returns. Raises WebSocketDisconnect."""
+        self._conversing.begin()
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(message.get("code", WS_1001_GOING_AWAY))
+            await self._outbox.room()  # who does not read is not answered
+            await self._take(message.get("text"))
+
+    async def _take(self, text: str | None) -> None:
+        event = None
+        try:
+            if text is None:
+                raise RealtimeError("invalid_value", "events of a client are JSON texts", "type")
+            event = await asyncio.to_thread(parse, text) if len(text) > _PARSE_APART_CHARACTERS else parse(text)
+            await self._conversing.take(event)
+        except RealtimeError as error:
+            if error.event_id is None and event is not None:
+                error.event_id = event.event_id
+            self._outbox.put(error_event(error))
+        except ApiError as error:
+            told = _told(error)
+            told.event_id = event and event.event_id
+            self._outbox.put(error_event(told))

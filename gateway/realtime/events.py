@@ -1,0 +1,241 @@
+"""Events of `/v1/realtime`: what clients send is parsed, what the server sends is made. Members that are not known here
+are kept, never refused: clients send what newer models of OpenAI take."""
+
+import base64
+import binascii
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+MIB = 1024 * 1024
+MAX_AUDIO_CHARACTERS = 15 * MIB  # base64 of one append, as at OpenAI
+MAX_EVENT_CHARACTERS = 16 * MIB
+_MAX_ID_CHARACTERS = 512
+_SHOWN_CHARACTERS = 64  # of a client's value in an error
+
+
+@dataclass(eq=False)
+class RealtimeError(Exception):
+    """A refusal as the client sees it; the session goes on.
+
+    Attributes:
+        code: short machine-readable reason.
+        message: what is wrong and how to fix it.
+        param: member at fault, e.g. "session.audio.output.speed".
+        event_id: of the client's event at fault, if it had one.
+        type: kind of error; "server_error" where the client is not at fault.
+    """
+
+    code: str
+    message: str
+    param: str | None = None
+    event_id: str | None = None
+    type: str = "invalid_request_error"
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    event_id: str | None = Field(default=None, max_length=_MAX_ID_CHARACTERS)
+
+
+_Id = Annotated[str, Field(min_length=1, max_length=_MAX_ID_CHARACTERS)]
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class SessionUpdate(_Event):
+    """Changes the members of the session that it has."""
+
+    type: Literal["session.update"]
+    session: dict[str, Any]
+
+
+class AudioAppend(_Event):
+    """More of the user's audio, in the session's input format."""
+
+    type: Literal["input_audio_buffer.append"]
+    audio: str = Field(max_length=MAX_AUDIO_CHARACTERS)
+
+    def data(self) -> bytes:
+        """The audio as it was before base64. Raises RealtimeError."""
+        try:
+            return base64.b64decode(self.audio, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise RealtimeError("invalid_value", f"audio: is not base64: {error}", "audio", self.event_id) from None
+
+
+class AudioCommit(_Event):
+    """The audio so far is a message of the user."""
+
+    type: Literal["input_audio_buffer.commit"]
+
+
+class AudioClear(_Event):
+    """The audio so far is dropped."""
+
+    type: Literal["input_audio_buffer.clear"]
+
+
+class OutputAudioClear(_Event):
+    """Of WebRTC and SIP, where the server plays the audio."""
+
+    type: Literal["output_audio_buffer.clear"]
+
+
+class ItemCreate(_Event):
+    """Puts an item into the conversation: after `previous_item_id`, first if that is "root", last without it."""
+
+    type: Literal["conversation.item.create"]
+    item: dict[str, Any]
+    previous_item_id: _Id | None = None
+
+
+class ItemRetrieve(_Event):
+    """Asks for an item."""
+
+    type: Literal["conversation.item.retrieve"]
+    item_id: _Id
+
+
+class ItemDelete(_Event):
+    """Removes an item."""
+
+    type: Literal["conversation.item.delete"]
+    item_id: _Id
+
+
+class ItemTruncate(_Event):
+    """The user heard an answer up to `audio_end_ms` milliseconds only."""
+
+    type: Literal["conversation.item.truncate"]
+    item_id: _Id
+    content_index: _Count
+    audio_end_ms: _Count
+
+
+class ResponseCreate(_Event):
+    """Asks for a response; `response` has what is different from the session."""
+
+    type: Literal["response.create"]
+    response: dict[str, Any] | None = None
+
+
+class ResponseCancel(_Event):
+    """Ends a response; without an id that of the conversation."""
+
+    type: Literal["response.cancel"]
+    response_id: _Id | None = None
+
+
+ClientEvent: TypeAlias = (
+    SessionUpdate
+    | AudioAppend
+    | AudioCommit
+    | AudioClear
+    | OutputAudioClear
+    | ItemCreate
+    | ItemRetrieve
+    | ItemDelete
+    | ItemTruncate
+    | ResponseCreate
+    | ResponseCancel
+)
+_CLIENT_EVENTS: TypeAdapter[ClientEvent] = TypeAdapter(Annotated[ClientEvent, Field(discriminator="type")])
+CLIENT_EVENT_TYPES = tuple(event.model_fields["type"].annotation.__args__[0] for event in ClientEvent.__args__)
+
+
+def parse(text: str) -> ClientEvent:
+    """A client's message. One of some MiB takes tens of milliseconds: parse it beside the event loop.
+
+    Raises:
+        RealtimeError: it is no event; with the event's id, if that can be read, and the member at fault.
+    """
+    if len(text) > MAX_EVENT_CHARACTERS:
+        message = f"the event has {len(text)} characters; at most {MAX_EVENT_CHARACTERS} are taken: send it in pieces"
+        raise RealtimeError("event_too_large", message)
+    try:
+        event = pydantic_core.from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise RealtimeError("invalid_json", f"the message is not JSON: {error}") from None
+    if not isinstance(event, dict):
+        raise RealtimeError("invalid_event", "an event must be a JSON object with a `type`")
+    event_id = event.get("event_id")
+    if not isinstance(event_id, str) or len(event_id) > _MAX_ID_CHARACTERS:
+        event_id = None
+    _check_type(event, event_id)
+    try:
+        return _CLIENT_EVENTS.validate_python(event)
+    except ValidationError as error:
+        raise from_validation(error, event_id=event_id, tags=CLIENT_EVENT_TYPES) from None
+
+
+def _check_type(event: dict[str, Any], event_id: str | None) -> None:
+    if "type" not in event:
+        raise RealtimeError("missing_required_parameter", "type: is missing", "type", event_id)
+    if event["type"] not in CLIENT_EVENT_TYPES:
+        shown = repr(event["type"])[:_SHOWN_CHARACTERS]
+        message = f"type: {shown} is not known; supported are {', '.join(CLIENT_EVENT_TYPES)}"
+        raise RealtimeError("invalid_value", message, "type", event_id)
+
+
+def from_validation(
+    error: ValidationError, within: str = "", event_id: str | None = None, tags: Collection[str] = ()
+) -> RealtimeError:
+    """The refusal for the first of pydantic's errors.
+
+    Args:
+        error: pydantic's.
+        within: member that has what was validated, e.g. "session".
+        event_id: of the client's event.
+        tags: what pydantic puts into an error's path beside members: the kinds of its unions.
+    """
+    first = error.errors(include_input=False, include_url=False)[0]
+    param = within
+    for part in first["loc"]:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif part not in tags:
+            param += f".{part}" if param else part
+    return RealtimeError(
+        _code(first), f"{param}: {_reason(first)}" if param else _reason(first), param or None, event_id
+    )
+
+
+def _code(error: ErrorDetails) -> str:
+    kind = error["type"]
+    if kind == "missing":
+        return "missing_required_parameter"
+    if kind == "string_too_long":
+        return "string_above_max_length"
+    return "invalid_type" if kind.endswith("_type") else "invalid_value"
+
+
+def _reason(error: ErrorDetails) -> str:
+    if error["type"] == "missing":
+        return "is missing"
+    reason = error["msg"].removeprefix("Value error, ")
+    return reason[0].lower() + reason[1:]
+
+
+def new_id(prefix: str) -> str:
+    """An id nobody can guess, e.g. "item_5f...", for events, items, responses and sessions."""
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def server_event(type: str, **members: Any) -> dict[str, Any]:
+    """An event of the server, with an id of its own."""
+    return {"type": type, "event_id": new_id("event"), **members}
+
+
+def error_event(error: RealtimeError) -> dict[str, Any]:
+    """The event that tells of `error`. All its members are there: clients read them without asking."""
+    told = {"type": error.type, "code": error.code, "message": error.message, "param": error.param}
+    return server_event("error", error={**told, "event_id": error.event_id})

@@ -1,0 +1,328 @@
+"""One response of a realtime session: what the pipeline makes, told as events in the order of OpenAI's GA dialect."""
+
+import asyncio
+import time
+from array import array
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from gateway import metrics
+from gateway.api_keys import ApiKey
+from gateway.errors import ApiError, from_error
+from gateway.gateway import Gateway
+from gateway.media.encode import BYTES_PER_SAMPLE
+from gateway.openai.answer import Answer
+from gateway.pipeline.run import AudioDelta, Event, TextDelta, TextEnd, run
+from gateway.realtime.conversation import Conversation
+from gateway.realtime.events import RealtimeError, new_id, server_event
+from gateway.realtime.items import Item, Sampled
+from gateway.realtime.outbox import Outbox
+from gateway.realtime.output import CallOutput, MessageOutput, Output
+from gateway.realtime.prompt import Prompt
+from gateway.realtime.telling import Telling
+from gateway.realtime.usage import usage
+from quartet.v1 import server_info_pb2, thinker_pb2
+from services.common.rpc.errors import ContextTooLong, StageError, TooManyMedia
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        prompt: what is answered, and how.
+        metadata: for the client's own use.
+        conversation: that the answer is written to; None: to none.
+        key: whose request it is; None where there are no keys.
+        log: fields of the connection's log line, for what failed.
+    """
+
+    prompt: Prompt
+    metadata: dict[str, Any] | None = None
+    conversation: Conversation | None = None
+    key: ApiKey | None = None
+    log: dict[str, Any] = field(default_factory=dict)
+
+
+class Response:
+    """One response.
+
+    Args:
+        gateway: the gateway.
+        request: what is asked for.
+        outbox: takes the events.
+        held: the events are held back until `release`; nothing is written to the conversation before.
+
+    Attributes:
+        id: names it.
+        status: "in_progress", "completed", "cancelled", "failed" or "incomplete".
+        is_early: its events were held back at first.
+    """
+
+    def __init__(self, gateway: Gateway, request: Request, outbox: Outbox, held: bool = False) -> None:
+        self.id, self.status = new_id("resp"), "in_progress"
+        self._gateway, self._request = gateway, request
+        self._details: dict[str, Any] | None = None
+        self._outputs: list[Output] = []
+        self._message: MessageOutput | None = None
+        self._calls: dict[int, CallOutput] = {}
+        self._answer = Answer(0, self.id, 0)
+        self._telling = Telling(outbox, held)
+        self._token_ids, self._ids_reusable = array("i"), False
+        self._task: asyncio.Task[None] | None = None
+        self._made: asyncio.Task[None] | None = None
+        self._reason: str | None = None
+        self.is_early, self._log = held, dict[str, Any]()
+        self._started, self._first_sound = time.monotonic(), 0.0
+
+    @property
+    def request(self) -> Request:
+        """What was asked for."""
+        return self._request
+
+    @property
+    def item(self) -> Item | None:
+        """The message that it says, once there is one."""
+        return self._message and self._message.item
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the client was not told of it yet."""
+        return self._telling.is_held
+
+    @property
+    def played_at(self) -> float:
+        """The `time.monotonic()` at which the client has played what it says, if it plays at once; 0: it is silent."""
+        return self._message.played_at if self._message is not None else 0.0
+
+    @property
+    def head_start_s(self) -> float:
+        """How much sooner its first sound was made, or will be, for having begun when it did instead of now."""
+        return (self._first_sound or time.monotonic()) - self._started
+
+    @property
+    def _code2wav(self) -> server_info_pb2.Code2WavInfo | None:
+        return self._gateway.pipeline.info("code2wav") if self._request.prompt.speaks(self._gateway) else None
+
+    def start(self) -> asyncio.Task[None]:
+        """Begins; the task ends after response.done, or when it was dropped."""
+        self._task = asyncio.create_task(self._run())
+        return self._task
+
+    async def cancel(self, reason: str) -> None:
+        """Ends it, and returns when response.done was told.
+
+        Args:
+            reason: "client_cancelled" or "turn_detected".
+        """
+        assert self._task is not None
+        self._reason = self._reason or reason
+        if self._made is not None:
+            self._made.cancel()
+        await asyncio.wait([self._task])
+
+    async def drop(self) -> None:
+        """Ends it without a word: for what is held back, or a connection that is gone."""
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def release(self) -> None:
+        """Tells what was held back; what follows is told at once."""
+        await self._telling.release()
+
+    async def _run(self) -> None:
+        created = self._public()
+        await self._telling.tell(lambda: server_event("response.created", response=created))
+        made = self._made = asyncio.create_task(self._make())
+        if self._reason is not None:  # cancelled before it began
+            made.cancel()
+        try:
+            await asyncio.wait([made])
+        finally:
+            made.cancel()
+            await asyncio.shield(asyncio.gather(made, return_exceptions=True))
+            self._judge(made)
+            self._count()
+        self._keep_ids()
+        if self.status == "cancelled" and self._message is not None:
+            self._message.cut()
+        for output in self._outputs:
+            await self._telling.tell(*output.close(self.status))
+        final = self._public()
+        await self._telling.tell(lambda: server_event("response.done", response=final))
+
+    def _judge(self, made: asyncio.Task[None]) -> None:
+        """Settles the status by how the work ended."""
+        error = None if made.cancelled() else made.exception()
+        if made.cancelled():
+            self._settle("cancelled", reason=self._reason or "client_cancelled")
+        elif isinstance(error, ApiError):
+            self._request.log.update(error.log)
+            told = {"type": error.kind, "code": error.code, "message": error.message}
+            self._settle("failed", error=told)
+        elif error is not None:  # a bug
+            log.error("realtime response failed", response_id=self.id, exc_info=error)
+            told = ApiError(500, "internal error; the gateway's log has the details", None, "internal_error")
+            self._request.log.update(told.log)
+            self._settle("failed", error={"type": told.kind, "code": told.code, "message": told.message})
+        elif self._answer.finish_reason == "length":
+            self._settle("incomplete", reason="max_output_tokens")
+        else:
+            self._settle("completed")
+
+    def _keep_ids(self) -> None:
+        """Leaves the answer's ids with its items, if they say what all of its items do."""
+        items = [output.item for output in self._outputs]
+        is_whole = self.status in ("completed", "incomplete") and not any(item.is_cut for item in items)
+        if is_whole and self._ids_reusable:
+            sampled = Sampled(self._token_ids, tuple(item.id for item in items))
+            for item in items:
+                item.sampled = sampled
+
+    def _settle(self, status: str, **details: Any) -> None:
+        self.status, self._details = status, {"type": status, **details}
+
+    async def _make(self) -> None:
+        """Runs the pipeline. Raises ApiError."""
+        key = self._request.key
+        try:
+            with (
+                self._gateway.admission.admit(),
+                nullcontext() if key is None else key.request(),
+                metrics.RUNNING.track_inprogress(),
+            ):
+                prompt: Prompt | None = self._request.prompt
+                while prompt is not None:
+                    prompt = await self._answered(prompt)
+        except StageError as error:
+            raise from_error("gateway", error) from error
+
+    async def _answered(self, prompt: Prompt) -> Prompt | None:
+        """None, the prompt was answered; or a shorter one, as it is too long. What is left out of a conversation's
+        prompt that is answered is forgotten: the next turn begins where this one did, for the thinker's prefix cache.
+
+        Raises:
+            StageError: as pipeline.run.
+            ApiError: 400, there is no such prompt.
+        """
+        job = await asyncio.to_thread(prompt.job, self._gateway, self.id)
+        limit_s = self._gateway.settings.request_timeout_s
+        try:
+            async with aclosing(run(self._gateway.pipeline, [job], limit_s)) as events:
+                async for _, event in events:
+                    self._answer.take(event)
+                    self._observe(event)
+                    await self._take(event)
+        except (ContextTooLong, TooManyMedia):
+            shorter = None if self._outputs else prompt.shortened()
+            if shorter is None:
+                raise
+            return shorter
+        if self._request.conversation is not None:
+            asked, kept = self._request.prompt.items, prompt.retained(self._answer.prompt.prompt_tokens)
+            for item in asked[: len(asked) - len(kept.items)]:
+                item.is_forgotten = True
+        return None
+
+    def _observe(self, event: Event) -> None:
+        elapsed_s = time.monotonic() - self._started
+        if isinstance(event, TextDelta) and event.delta.token_ids:
+            metrics.came(metrics.TTFT, elapsed_s, self._log)
+        elif isinstance(event, AudioDelta):
+            metrics.came(metrics.TTFA, elapsed_s, self._log)
+            self._first_sound = self._first_sound or time.monotonic()
+
+    def _count(self) -> None:
+        """Counts what was made, whatever became of it, and logs it."""
+        made = usage(self._answer, self._code2wav)
+        metrics.PROMPT_TOKENS.inc(made["input_tokens"])
+        metrics.TEXT_TOKENS.inc(made["output_token_details"]["text_tokens"])
+        elapsed_s = time.monotonic() - self._started
+        if self._answer.audio_bytes and self._code2wav is not None:
+            metrics.spoken(self._answer.audio_bytes / BYTES_PER_SAMPLE / self._code2wav.sample_rate_hz, elapsed_s)
+        log.info(
+            "realtime response",
+            request_id=self.id,
+            status=self.status,
+            early=self.is_early,
+            duration_ms=round(elapsed_s * 1000, 1),
+            prompt_tokens=made["input_tokens"],
+            cached_tokens=made["input_token_details"]["cached_tokens"],
+            text_tokens=made["output_token_details"]["text_tokens"],
+            frames=made["output_token_details"]["audio_tokens"],
+            **self._log,
+        )
+
+    async def _take(self, event: Event) -> None:
+        match event:
+            case TextDelta(delta):
+                self._token_ids.extend(delta.token_ids)
+                if delta.text:
+                    self._telling.add(self._said().text(delta.text))
+                for call in delta.tool_calls:
+                    self._call(call)
+            case AudioDelta(pcm16):
+                self._telling.add(self._said().audio(pcm16))
+            case TextEnd(summary):
+                cut_short = summary.finish_reason == thinker_pb2.FINISH_REASON_LENGTH
+                self._ids_reusable = summary.token_ids_reusable and not (cut_short and self._calls)
+                for call in () if cut_short else self._calls.values():  # who runs it need not wait for the sound's end
+                    self._telling.add(call.close("completed"))
+        await self._telling.tell()
+
+    def _said(self) -> MessageOutput:
+        """The message of the answer, opened."""
+        if self._message is None:
+            rate_hz = self._code2wav.sample_rate_hz if self._code2wav is not None else None
+            self._message = MessageOutput(self.id, len(self._outputs), self._request.prompt.session, rate_hz)
+            self._open(self._message)
+        return self._message
+
+    def _call(self, delta: thinker_pb2.ToolCallDelta) -> None:
+        if delta.index not in self._calls:
+            # not the thinker's id: OpenAI's have at most 32 characters, and clients shorten longer ones
+            call = CallOutput(self.id, len(self._outputs), delta.name, new_id("call"))
+            self._calls[delta.index] = call
+            self._open(call)
+        if delta.arguments_json:
+            self._telling.add(self._calls[delta.index].arguments(delta.arguments_json))
+
+    def _open(self, output: Output) -> None:
+        self._outputs.append(output)
+        output.conversation = self._request.conversation
+        self._telling.add(output.open())
+
+    def _public(self) -> dict[str, Any]:
+        """OpenAI's form of it, as it is now."""
+        session, request = self._request.prompt.session, self._request
+        output = session.public()["audio"]["output"]
+        audio = {name: output[name] for name in ("format", "voice") if output.get(name) is not None}
+        return {
+            "object": "realtime.response",
+            "id": self.id,
+            "status": self.status,
+            "status_details": self._details,
+            "output": [output.item.public() for output in self._outputs] if self._details else [],
+            "conversation_id": None if request.conversation is None else request.conversation.id,
+            "output_modalities": list(session.modalities),
+            "max_output_tokens": "inf" if session.max_output_tokens is None else session.max_output_tokens,
+            "audio": {"output": audio},
+            "usage": usage(self._answer, self._code2wav) if self._details else None,
+            "metadata": request.metadata,
+        }
+
+
+def check_metadata(metadata: Any) -> dict[str, Any] | None:
+    """Raises RealtimeError: it is no mapping of texts."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        message = "response.metadata: must be a mapping of texts to texts"
+        raise RealtimeError("invalid_value", message, "response.metadata")
+    return metadata

@@ -1,0 +1,206 @@
+"""What a client may set of a session of `/v1/realtime`: members with their defaults and limits.
+
+What is served here is checked. What is not (tracing, prompts, noise reduction, reasoning, members of newer models) is
+kept as it came: an `error` would end the sessions of clients that send it by default.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+PCM_RATE_HZ = 24_000
+_MAX_PADDING_MS = 10_000  # kept of the audio before speech
+_MAX_SILENCE_MS = 30_000
+_MIN_IDLE_MS, _MAX_IDLE_MS = 100, 3_600_000
+_SECRET_MEMBERS = ("authorization", "headers")  # of remote tools, which a key's holder may not be told
+
+FormatType: TypeAlias = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
+# Tags of the unions below, which pydantic puts into the paths of errors.
+TAGS = frozenset({"server_vad", "semantic_vad"})
+
+
+class _Part(BaseModel):
+    """Takes unknown members, but no value of another type for a known one."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def _whole(value: Any) -> Any:
+    """JavaScript and some Python clients write whole numbers as 500.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Whole = Annotated[int, BeforeValidator(_whole)]
+
+
+class AudioFormat(_Part):
+    """PCM: 16 bits, little-endian, mono, 24 kHz. G.711: 8 kHz."""
+
+    type: FormatType = "audio/pcm"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_rate(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("type", "audio/pcm") != "audio/pcm":
+            return value
+        if value.get("rate") not in (None, PCM_RATE_HZ):
+            raise ValueError(f"audio/pcm has a rate of {PCM_RATE_HZ}, not {str(value['rate'])[:20]}")
+        return {"type": "audio/pcm", **value, "rate": PCM_RATE_HZ}
+
+
+class ServerVad(_Part):
+    """A turn ends with `silence_duration_ms` of silence."""
+
+    type: Literal["server_vad"] = "server_vad"
+    threshold: float = Field(default=0.5, ge=0, le=1)
+    prefix_padding_ms: _Whole = Field(default=300, ge=0, le=_MAX_PADDING_MS)
+    silence_duration_ms: _Whole = Field(default=500, ge=0, le=_MAX_SILENCE_MS)
+    create_response: bool = True
+    interrupt_response: bool = True
+    idle_timeout_ms: _Whole | None = Field(default=None, ge=_MIN_IDLE_MS, le=_MAX_IDLE_MS)
+
+
+class SemanticVad(_Part):
+    """A turn ends when the user seems to have finished; `eagerness` says how long is waited for more."""
+
+    type: Literal["semantic_vad"]
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+    create_response: bool = True
+    interrupt_response: bool = True
+
+
+class Transcription(_Part):
+    """The user's audio is written down, too. The model is this server's, whatever its name here."""
+
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+
+
+class AudioInput(_Part):
+    """How the client sends audio, and what is done with it."""
+
+    format: AudioFormat = AudioFormat.model_validate({})
+    transcription: Transcription | None = None
+    noise_reduction: Any = None
+    turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None = ServerVad()
+
+
+def _voice_id(value: Any) -> Any:
+    """Clients parse the echo of a voice as a text, though {"id": ...} may be sent."""
+    return value.get("id") if isinstance(value, dict) else value
+
+
+class AudioOutput(_Part):
+    """How answers sound."""
+
+    format: AudioFormat = AudioFormat.model_validate({})
+    voice: Annotated[str, BeforeValidator(_voice_id), Field(min_length=1, max_length=256)] | None = None
+    speed: float = Field(default=1.0, ge=0.25, le=1.5)
+
+
+class RealtimeAudio(_Part):
+    """Of a session with answers."""
+
+    input: AudioInput = AudioInput()
+    output: AudioOutput = AudioOutput()
+
+
+class TranscriptionAudio(_Part):
+    """Of a session without answers."""
+
+    input: AudioInput = AudioInput(transcription=Transcription())
+
+
+class Tool(_Part):
+    """A function that the model may call. Tools of other kinds are kept, and not used."""
+
+    type: str = "function"
+    name: str | None = Field(default=None, min_length=1, max_length=64)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _is_named(self) -> "Tool":
+        if self.type == "function" and self.name is None:
+            raise ValueError("name is missing")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _what_is_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None and name not in _SECRET_MEMBERS}
+
+
+def _modalities(value: list[str]) -> list[str]:
+    if value not in (["audio"], ["text"]):
+        raise ValueError('must be ["audio"], which comes with its transcript, or ["text"]')
+    return value
+
+
+def _max_output_tokens(value: Any) -> Any:
+    number = _whole(value)
+    if number != "inf" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 2**31):
+        raise ValueError('must be a number from 1, or "inf"')
+    return number
+
+
+def _tool_choice(value: Any) -> Any:
+    if value in ("none", "auto", "required"):
+        return value
+    if isinstance(value, dict) and isinstance(value.get("type"), str):
+        if value["type"] != "function":
+            return value
+        named = value if "name" in value else value.get("function")  # the latter: as in chats
+        name = named.get("name") if isinstance(named, dict) else None
+        if isinstance(name, str) and name:
+            return {"type": "function", "name": name}
+    raise ValueError('must be "none", "auto", "required" or {"type": "function", "name": ...}')
+
+
+def _truncation(value: Any) -> Any:
+    if value in ("auto", "disabled"):
+        return value
+    ratio = value.get("retention_ratio") if isinstance(value, dict) else None
+    if isinstance(ratio, int | float) and not isinstance(ratio, bool) and 0 <= ratio <= 1:
+        return {**value, "type": "retention_ratio"}
+    raise ValueError('must be "auto", "disabled" or {"type": "retention_ratio", "retention_ratio": 0 to 1}')
+
+
+class RealtimeConfig(_Part):
+    """A session that answers."""
+
+    type: Literal["realtime"] = "realtime"
+    output_modalities: Annotated[list[str], AfterValidator(_modalities)] = ["audio"]
+    instructions: str = ""
+    audio: RealtimeAudio = RealtimeAudio()
+    include: list[str] | None = None
+    max_output_tokens: Annotated[Any, AfterValidator(_max_output_tokens)] = "inf"
+    tools: list[Tool] = []
+    tool_choice: Annotated[Any, AfterValidator(_tool_choice)] = "auto"
+    truncation: Annotated[Any, AfterValidator(_truncation)] = "auto"
+    tracing: Any = None
+    prompt: Any = None
+
+    @model_validator(mode="after")
+    def _tools_differ(self) -> "RealtimeConfig":
+        names = [tool.name for tool in self.tools if tool.type == "function"]
+        if len(set(names)) < len(names):
+            raise ValueError("two of the tools have the same name")
+        return self
+
+
+class TranscriptionConfig(_Part):
+    """A session that only writes down what it hears."""
+
+    type: Literal["transcription"]
+    audio: TranscriptionAudio = TranscriptionAudio()
+    include: list[str] | None = None

@@ -1,0 +1,106 @@
+"""Writes down what the user says in a realtime session, beside the answers to it."""
+
+import asyncio
+from collections import deque
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import structlog
+
+from gateway.errors import ApiError, from_error
+from gateway.gateway import Gateway
+from gateway.media.encode import encode_audio
+from gateway.openai.languages import language_of
+from gateway.openai.transcript import joined
+from gateway.openai.transcription import Transcription, to_transcribe
+from gateway.openai.transcription_requests import ServerVad, TranscriptionRequest
+from gateway.realtime import session_config
+from gateway.realtime.events import new_id
+from gateway.realtime.items import SAMPLE_RATE_HZ, Item
+from services.common.rpc.errors import StageError
+
+log = structlog.get_logger()
+_EVENTS = "conversation.item.input_audio_transcription"
+_PART = 0  # of an item of the buffer's sound: its only one
+
+
+class Tell(Protocol):
+    """Sends an event."""
+
+    def __call__(self, kind: str, /, **members: Any) -> None: ...
+
+
+class Transcribing:
+    """One session's. What is committed is written down one after another, so the transcripts come in order.
+
+    Args:
+        gateway: the gateway.
+        tell: sends an event.
+    """
+
+    def __init__(self, gateway: Gateway, tell: Tell) -> None:
+        self._gateway, self._tell = gateway, tell
+        self._waiting: deque[tuple[Item, session_config.Transcription, bool]] = deque()
+        self._working: asyncio.Task[None] | None = None
+
+    def add(self, item: Item, asked: session_config.Transcription, sound_is_kept: bool) -> None:
+        """Has `item` written down, as `asked`. Its sound is thrown away after that, unless it is kept."""
+        self._waiting.append((item, asked, sound_is_kept))
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work())
+
+    async def close(self) -> None:
+        """Ends it, finished or not."""
+        self._waiting.clear()
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait([self._working])
+
+    async def _work(self) -> None:
+        while self._waiting:
+            item, asked, sound_is_kept = self._waiting.popleft()
+            place = {"item_id": item.id, "content_index": _PART}
+            try:
+                await self._write(item, asked, place)
+            except ApiError as error:
+                told = {"type": error.kind, "code": error.code, "message": error.message, "param": error.param}
+                self._tell(f"{_EVENTS}.failed", **place, error=told)
+            except Exception as error:  # a bug: the session goes on
+                log.exception("transcription failed", item_id=item.id, exc_info=error)
+                told = {"type": "server_error", "code": "internal_error", "message": "internal error", "param": None}
+                self._tell(f"{_EVENTS}.failed", **place, error=told)
+            if not sound_is_kept:
+                item.sound.clear()
+
+    async def _write(self, item: Item, asked: session_config.Transcription, place: dict[str, Any]) -> None:
+        """Raises ApiError."""
+        request = TranscriptionRequest(model=self._model, prompt=asked.prompt)
+        fields: dict[str, Any] = {"request_id": new_id("transcription")}
+        sound = await asyncio.to_thread(encode_audio, item.sound[_PART], SAMPLE_RATE_HZ, "wav")
+        vad = ServerVad(type="server_vad")
+        try:
+            with self._gateway.admission.admit():
+                asking = to_transcribe(_language(asked.language))
+                work = Transcription(self._gateway, request, asking, sound, vad, fields["request_id"], fields)
+                async with aclosing(work.deltas()) as deltas:
+                    async for delta in deltas:
+                        self._tell(f"{_EVENTS}.delta", **place, delta=delta)
+        except StageError as error:
+            raise from_error("gateway", error) from error
+        finally:
+            log.info("realtime transcription", **fields)
+        item.content[_PART]["transcript"] = joined(work.segments)
+        self._tell(f"{_EVENTS}.completed", **place, transcript=joined(work.segments), usage=work.usage)
+
+    @property
+    def _model(self) -> str:
+        """The thinker's, whatever model the client asks for."""
+        return self._gateway.model_of(self._gateway.stage_for("text", None)) or ""
+
+
+def _language(asked: str | None) -> str | None:
+    """Its name; None for one that is not known here: a client's default must not end its session."""
+    try:
+        return None if asked is None else language_of(asked)
+    except ApiError:
+        return None

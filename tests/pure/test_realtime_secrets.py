@@ -1,0 +1,217 @@
+"""Who may open /v1/realtime: keys as clients present them, and client secrets."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from starlette.requests import HTTPConnection
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
+
+from gateway.api_keys import ApiKey, ApiKeyEntry, digest, new_key
+from gateway.errors import ApiError
+from gateway.realtime import secrets
+from gateway.realtime.secrets import ClientSecrets, key_of, subprotocol_of
+from tests.support.gateway_stack import Running, running
+
+ALICE, BOB = new_key(), new_key()
+
+
+def socket(headers: dict[str, str] | None = None, subprotocols: list[str] | None = None) -> HTTPConnection:
+    raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    return HTTPConnection({"type": "websocket", "headers": raw, "subprotocols": subprotocols or []})
+
+
+def key(name: str = "alice", text: str = ALICE) -> ApiKey:
+    return ApiKey(ApiKeyEntry(name=name, sha256=digest(text)))  # pyright: ignore[reportCallIssue]
+
+
+class Clock:
+    now_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> ClientSecrets:
+    return ClientSecrets(clock)
+
+
+@pytest.mark.parametrize(
+    ("headers", "subprotocols", "presented"),
+    [
+        ({"Authorization": "Bearer K"}, [], "K"),
+        ({"authorization": "bearer  K "}, [], "K"),
+        ({"api-key": "K"}, [], "K"),
+        ({}, ["realtime", "openai-insecure-api-key.K"], "K"),
+        ({"Authorization": "Bearer A", "api-key": "B"}, ["openai-insecure-api-key.C"], "A"),
+        ({"Authorization": "Basic A", "api-key": "B"}, ["openai-insecure-api-key.C"], "B"),
+        ({"Authorization": "Bearer "}, ["openai-insecure-api-key.C"], "C"),
+        ({}, ["realtime", "openai-beta.realtime-v1"], ""),
+        ({}, ["openai-insecure-api-key."], ""),
+        ({}, [], ""),
+    ],
+)
+def test_where_a_key_is_presented(headers, subprotocols, presented):
+    assert key_of(socket(headers, subprotocols)) == presented
+
+
+def test_the_subprotocol_that_is_taken_is_never_the_one_with_the_key():
+    assert subprotocol_of(socket({}, ["openai-insecure-api-key.K", "realtime"])) == "realtime"
+    assert subprotocol_of(socket({}, ["openai-insecure-api-key.K"])) is None
+    assert subprotocol_of(socket()) is None
+
+
+def test_a_secret_is_found_until_it_expires(store, clock):
+    alice, session = key(), {"instructions": "Grüße"}
+    text, made = store.make(alice, session, 10)
+    assert text.startswith("ek_")
+    assert made.expires_at == 1_000_010
+    found = store.find(text)
+    assert found is made
+    assert (found.key, found.session) == (alice, session)
+    assert store.find(text[:-1]) is store.find("") is store.find("ek_") is None
+    clock.now_s += 9.5
+    assert store.find(text) is made
+    clock.now_s += 0.5
+    assert store.find(text) is None
+
+
+def test_a_secret_ends_with_the_key_that_was_replaced(store):
+    alice = key()
+    text, _ = store.make(alice, {}, 600)
+    alice.entry = ApiKeyEntry(name="alice", sha256=digest(BOB))  # pyright: ignore[reportCallIssue]
+    assert store.find(text) is None
+
+
+def test_secrets_are_bounded_for_each_key_and_together(store, clock, monkeypatch):
+    monkeypatch.setattr(secrets, "_MAX_SECRETS_PER_KEY", 2)
+    monkeypatch.setattr(secrets, "_MAX_SECRETS", 3)
+    alice, bob = key(), key("bob", BOB)
+    for _ in range(2):
+        store.make(alice, {}, 10)
+    with pytest.raises(ApiError) as caught:
+        store.make(alice, {}, 10)
+    assert (caught.value.status, caught.value.code) == (429, "too_many_client_secrets")
+    assert "'alice'" in caught.value.message
+    store.make(bob, {}, 600)
+    with pytest.raises(ApiError) as caught:
+        store.make(bob, {}, 10)
+    assert caught.value.message.startswith("there are 3 client secrets")
+    clock.now_s += 10
+    store.make(alice, {}, 10)  # those that expired count no more
+
+
+def test_what_the_secrets_sessions_take_is_bounded(store, monkeypatch):
+    with pytest.raises(ApiError) as caught:
+        store.make(None, {"instructions": "x" * 2**18}, 10)
+    assert (caught.value.status, caught.value.param) == (400, "session")
+    monkeypatch.setattr(secrets, "_MAX_HELD_CHARACTERS", 250)
+    store.make(None, {"instructions": "x" * 100}, 10)
+    with pytest.raises(ApiError) as caught:
+        store.make(None, {"instructions": "x" * 200}, 10)
+    assert (caught.value.status, caught.value.code) == (429, "too_many_client_secrets")
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    return write_keys(tmp_path / "keys.yaml", alice=ALICE, bob=BOB)
+
+
+def write_keys(file: Path, **keys: str) -> Path:
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps({"keys": [{"name": name, "sha256": digest(text)} for name, text in keys.items()]}))
+    return new.replace(file)
+
+
+async def connected(gateway: Running, presented: str, path: str = secrets.PATH) -> dict[str, Any]:
+    """The first event of a session that is opened as browsers do."""
+    offered = [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{presented}")]
+    async with connect(gateway.url.replace("http", "ws") + path, subprotocols=offered, open_timeout=60) as opened:
+        assert opened.subprotocol == "realtime"
+        return json.loads(await opened.recv())
+
+
+async def refused(gateway: Running, presented: str, path: str = secrets.PATH) -> int:
+    try:
+        await connected(gateway, presented, path)
+    except InvalidStatus as error:
+        return error.response.status_code
+    return 0
+
+
+def client(gateway: Running, api_key: str) -> AsyncOpenAI:
+    return gateway.openai.with_options(api_key=api_key)
+
+
+async def test_openais_client_makes_secrets_that_open_sessions_in_the_keys_name(key_file: Path):
+    async with running(api_keys_file=key_file) as gateway:
+        made = await client(gateway, ALICE).realtime.client_secrets.create(
+            expires_after={"anchor": "created_at", "seconds": 60},
+            session={"type": "realtime", "instructions": "Be brief.", "audio": {"output": {"voice": "marin"}}},
+        )
+        assert made.value.startswith("ek_")
+        assert made.session.type == "realtime"
+        assert (made.session.instructions, made.session.model) == ("Be brief.", "scripted")
+        session = (await connected(gateway, made.value))["session"]
+        assert (session["instructions"], session["audio"]["output"]["voice"]) == ("Be brief.", "marin")
+        assert (await connected(gateway, made.value, secrets.AZURE_PATH))["session"]["instructions"] == "Be brief."
+        assert (await connected(gateway, ALICE))["session"]["instructions"] == ""
+        assert await refused(gateway, "ek_" + "x" * 43) == 403
+        assert await refused(gateway, made.value, "/v1/audio/speech/stream") == 403  # it opens nothing else
+        headers = {"authorization": f"Bearer {made.value}"}
+        for method, path in (("GET", "/v1/models"), ("POST", f"{secrets.PATH}/client_secrets")):
+            assert (await gateway.http.request(method, path, headers=headers, json={})).status_code == 401
+
+        write_keys(key_file, bob=BOB)
+        await until_refused(gateway, ALICE)
+        assert await refused(gateway, made.value) == 403
+
+
+async def until_refused(gateway: Running, api_key: str) -> None:
+    async def is_refused() -> bool:
+        headers = {"authorization": f"Bearer {api_key}"}
+        return (await gateway.http.get("/v1/models", headers=headers)).status_code == 401
+
+    while not await is_refused():
+        pass
+
+
+async def test_without_api_keys_a_secret_still_brings_its_session():
+    async with running() as gateway:
+        made = await gateway.openai.realtime.client_secrets.create(session={"type": "transcription"})
+        assert made.session.type == "transcription"
+        assert (await connected(gateway, made.value))["session"]["type"] == "transcription"
+        assert (await connected(gateway, "anything"))["session"]["type"] == "realtime"
+        assert (await connected(gateway, "ek_gone"))["error"]["code"] == "invalid_api_key"
+        response = await gateway.http.post(f"{secrets.PATH}/client_secrets", json={})
+        assert response.status_code == 200
+        assert response.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"session": {"audio": {"output": {"speed": 9}}}}, "session.audio.output.speed"),
+        ({"session": {"type": "translation"}}, "session.type"),
+        ({"session": {"unknown": float("nan")}}, "session"),
+        ({"session": 5}, "session"),
+        ({"expires_after": {"seconds": 9}}, "expires_after.seconds"),
+        ({"expires_after": {"seconds": 7201}}, "expires_after.seconds"),
+        ({"expires_after": {"anchor": "now"}}, "expires_after.anchor"),
+    ],
+)
+async def test_a_wrong_request_is_refused_by_its_member(speech_gateway: Running, body, param):
+    response = await speech_gateway.http.post(f"{secrets.PATH}/client_secrets", content=json.dumps(body))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
