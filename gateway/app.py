@@ -17,8 +17,12 @@ from gateway.gateway import Gateway
 from gateway.middleware import BodyLimit, RequestContext, RequireKey
 from gateway.openai import audio, chat, images, models, speech, speech_stream, transcriptions, videos, voices
 from gateway.openai.connection import ClientGone
+from gateway.origin import OwnPagesOnly
+from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
+from gateway.realtime import connection as realtime
+from gateway.realtime import secrets
 from gateway.settings import GatewaySettings
 from gateway.video_jobs import VideoJobs
 from gateway.video_store import VideoStore
@@ -81,16 +85,22 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
             yield
 
     app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)
+    app.state.client_secrets = secrets.ClientSecrets()
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if keys is not None:
-        app.add_middleware(RequireKey, keys=keys)
+        app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
+    else:
+        app.add_middleware(OwnPagesOnly)
     app.add_middleware(RequestContext)  # the outermost: refusals have an id and a log line, too
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)
     app.include_router(router)
-    for module in (chat, images, models, audio, speech, speech_stream, transcriptions, videos, voices):
+    endpoints = (chat, images, models, audio, speech, speech_stream, transcriptions, videos, voices, secrets, realtime)
+    for module in endpoints:
         app.include_router(module.router)
+    if settings.page:
+        app.include_router(page.router)
     return app
 
 

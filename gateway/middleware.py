@@ -7,19 +7,23 @@ from http import HTTPStatus
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.status import WS_1008_POLICY_VIOLATION, WS_1011_INTERNAL_ERROR
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
-from gateway.api_keys import ApiKeys
+from gateway.api_keys import ApiKey, ApiKeys
 from gateway.errors import ApiError
 from gateway.openai.connection import CLIENT_CLOSED_REQUEST, ClientGone
+from gateway.page.files import PATHS as PAGE_PATHS
+from gateway.realtime.secrets import AZURE_PATH, PATH, ClientSecrets, key_of
 from services.common.telemetry import tracing
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET_PATHS = {"/health", "/ready", "/metrics"}
 # For probes, Prometheus and `quartet top`; the API's description is the same everywhere. An Ingress leaves them inside.
-OPEN_PATHS = frozenset({*_QUIET_PATHS, "/docs", "/openapi.json"})
+# The page asks for a key by itself.
+OPEN_PATHS = frozenset({*_QUIET_PATHS, "/docs", "/openapi.json", *PAGE_PATHS})
 _WEBSOCKET = "WEBSOCKET"  # its method in logs and spans
 _SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
 
@@ -138,17 +142,21 @@ class RequireKey:
     Args:
         app: what is protected, but for OPEN_PATHS.
         keys: those that are known.
+        secrets: short-lived ones, which open realtime sessions in the name of the key that they were made with.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
-        self._app, self._keys = app, keys
+    def __init__(self, app: ASGIApp, keys: ApiKeys, secrets: ClientSecrets | None = None) -> None:
+        self._app, self._keys, self._secrets = app, keys, secrets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        presented = _bearer(Headers(scope=scope).get("authorization", ""))
-        key = self._keys.find(presented) if presented else None
+        if scope["type"] == "websocket":
+            presented = key_of(HTTPConnection(scope))
+        else:
+            presented = _bearer(Headers(scope=scope).get("authorization", ""))
+        key = self._key(presented, scope) if presented else None
         if key is not None:
             state = scope.setdefault("state", {})
             state["key"] = key
@@ -158,6 +166,15 @@ class RequireKey:
             await send({"type": "websocket.close", "code": WS_1008_POLICY_VIOLATION})
         else:
             await _refuse(presented, scope, receive, send)
+
+    def _key(self, presented: str, scope: Scope) -> ApiKey | None:
+        key = self._keys.find(presented)
+        is_realtime = scope["type"] == "websocket" and scope["path"] in (PATH, AZURE_PATH)
+        if key is None and self._secrets is not None and is_realtime:
+            secret = self._secrets.find(presented)
+            if secret is not None and secret.key is not None and self._keys.holds(secret.key):
+                key = secret.key
+        return key
 
 
 async def _refuse(presented: str, scope: Scope, receive: Receive, send: Send) -> None:

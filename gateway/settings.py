@@ -52,6 +52,7 @@ class GatewaySettings(TlsSettings):
         default=None,
         description="address that clients reach, where it is not host: that of a container's published port",
     )
+    page: bool = Field(default=True, description="a page at / to talk, write and make pictures, and to see the stages")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
     max_running_requests: int = Field(default=256, ge=1, description="requests at a time; more get 429")
@@ -61,6 +62,27 @@ class GatewaySettings(TlsSettings):
     )
     drain_timeout_s: float = Field(default=60.0, gt=0, description="longest wait for running requests at stop")
     max_speech_characters: int = Field(default=50_000, ge=1, description="longest text of a request to speak it")
+    max_realtime_sessions: int = Field(
+        default=256, ge=0, description="realtime sessions at a time; each answer in one is a request beside"
+    )
+    realtime_session_s: float = Field(default=3600.0, gt=0, description="longest a realtime session may last")
+    max_realtime_items: int = Field(default=1000, ge=1, description="most items of a session's conversation")
+    max_realtime_bytes: int = Field(
+        default=128 * MIB, ge=1024, description="largest conversation of a session, sound and images included"
+    )
+    realtime_speculation: bool = Field(
+        default=True, description="begin an answer in a pause of the user, and drop it if the user goes on"
+    )
+    speech_detector: Path | None = Field(
+        default=None,
+        description="Silero's ONNX file, for realtime sessions, on onnxruntime: install quartet[onnx]; default: the "
+        "model that comes with Quartet",
+    )
+    turn_model: Path | None = Field(
+        default=None,
+        description="ONNX file of a Smart Turn model (version 3), which says for semantic_vad whether a user has "
+        "finished: install quartet[onnx]; default: semantic_vad goes by silence",
+    )
     audio_ttl_s: float = Field(default=3600.0, gt=0, description="how long a produced audio id can be referred to")
     max_body_bytes: int = Field(default=256 * MIB, ge=1024, description="largest request body")
 
