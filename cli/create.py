@@ -54,7 +54,7 @@ def image(
     from cli.generation import IMAGE_FORMATS, Image, asking, make_images
     from cli.http import files
 
-    file_format = _format(out, IMAGE_FORMATS)
+    file_format = format_by_suffix(out, IMAGE_FORMATS)
     if mask and not image:
         raise typer.BadParameter("needs --image, the picture it is a mask of", param_hint="--mask")
     body = _body(ctx.params, output_format=file_format)
@@ -92,7 +92,7 @@ def video(
     from cli.generation import VIDEO_FORMATS, asking, make_video
     from cli.http import files
 
-    _format(out, VIDEO_FORMATS)
+    format_by_suffix(out, VIDEO_FORMATS)
     if seconds is not None and frames is not None:
         raise typer.BadParameter("says the same as --seconds; give one of the two", param_hint="--frames")
     body = _body(ctx.params, num_frames=frames)
@@ -120,7 +120,7 @@ def sound(
     from cli.generation import AUDIO_FORMATS, asking
     from cli.http import check
 
-    response_format = _format(out, AUDIO_FORMATS)
+    response_format = format_by_suffix(out, AUDIO_FORMATS)
     body = _body(ctx.params, response_format=response_format)
     with asking("making the sound", url, api_key) as (client, _):
         response = check(client.post("/v1/audio/generations", json=body))
@@ -151,7 +151,7 @@ def say(
         raise typer.BadParameter(reason, param_hint="--out")
     asked = {"voice": voice, "language": language, "instructions": instructions, "seed": seed, "speed": speed}
     settings = {name: value for name, value in asked.items() if value is not None}
-    settings["response_format"] = "wav" if out is None else _format(out, AUDIO_FORMATS)
+    settings["response_format"] = "wav" if out is None else format_by_suffix(out, AUDIO_FORMATS)
     if text == "-":  # no bar: somebody may be typing on that terminal
         with connect(url, api_key) as client:
             spoken.say_typed(client, settings, spoken.typed(sys.stdin.fileno()), out)
@@ -204,7 +204,7 @@ def _body(flags: Mapping[str, Any], **own: Any) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def _format(out: Path, formats: dict[str, Any]) -> str:
+def format_by_suffix(out: Path, formats: dict[str, Any]) -> str:
     """The format that the suffix of --out names; the work is not begun if it could not be written."""
     if out.suffix.lower() not in formats:
         raise typer.BadParameter(f"{out.name!r} must end in one of {' '.join(formats)}", param_hint="--out")

@@ -10,6 +10,7 @@ import typer
 
 from cli.create import LOCAL, ApiKey, Url, image, say, sound, transcribe, video
 from cli.hardware import StageFlags, budget, doctor
+from cli.talk import talk
 from cli.terminal import CommandError, Commands
 from cli.tiny import ARCHS, make_checkpoint
 from cli.voice import app as voice_commands
@@ -131,7 +132,7 @@ def chat(
 
 
 app.add_typer(voice_commands, name="voice")
-for command in (say, transcribe, image, video, sound, budget, doctor):
+for command in (say, talk, transcribe, image, video, sound, budget, doctor):
     app.command()(command)
 
 

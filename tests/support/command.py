@@ -21,9 +21,9 @@ def quartet(
     )
 
 
-def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+def start(*arguments: str, cwd: Path, stdout: int | None = None) -> subprocess.Popen[str]:
     """Starts it; what it says on stderr goes to a pipe."""
-    return subprocess.Popen(_command(arguments), cwd=cwd, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(_command(arguments), cwd=cwd, stdout=stdout, stderr=subprocess.PIPE, text=True)
 
 
 def on_terminal(*arguments: str, cwd: Path, until: tuple[str, ...]) -> str:

@@ -10,6 +10,7 @@ import soundfile
 from PIL import Image
 
 from tests.support.command import quartet
+from tests.support.espeak import sentences
 from tests.support.stack import START_TIMEOUT_S, free_port
 
 pytestmark = pytest.mark.e2e
@@ -71,6 +72,23 @@ def test_say_writes_a_text_and_what_is_typed(stack, tmp_path: Path):
     done = quartet("say", "-", *options, "c.wav", cwd=tmp_path, stdin="?!")
     assert (done.returncode, list(tmp_path.glob("*c.wav*"))) == (1, [])
     assert "nothing to say" in done.stderr
+
+
+def test_talk_has_two_turns_of_a_file_answered(stack, tmp_path: Path):
+    sentences(tmp_path / "two.wav", ["The boats are out.", "Seven old doors, in green and yellow."], pause_s=1.5)
+    options = ["--url", stack.url, "--api-key", stack.key, "--in", "two.wav", "--out", "heard.wav", "--voice", "ethan"]
+    done = quartet("talk", *options, "--no-transcript", "--fast", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for turn in (1, 2):
+        assert re.search(rf"^turn {turn}: first audio after \d+\.\d\d s$", done.stdout, re.M)
+    assert len(re.findall(r"^model: \S", done.stdout, re.M)) == 2
+    assert re.search(r"^2 turns\nfirst audio after .*\ntokens: \d+ in, .*\nwrote heard.wav\n\Z", done.stdout, re.M)
+    rate_hz, samples = speech(tmp_path / "heard.wav")
+    assert rate_hz == 24000
+    assert np.abs(samples.astype(int)).max() > 100
+    done = quartet("talk", *options, "--api-key", "wrong", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "API key" in done.stderr
 
 
 @pytest.mark.long  # the random model writes until it may no more

@@ -1,0 +1,1 @@
+"""What `quartet talk` is made of."""

@@ -1,0 +1,79 @@
+"""The client's end of a realtime session."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from cli.http import ApiError, address, message
+from cli.say import model_that
+
+_OPEN_TIMEOUT_S = 10.0
+
+
+class Connection:
+    """A session's socket."""
+
+    def __init__(self, socket: ClientConnection, url: str) -> None:
+        self._socket, self._url = socket, url
+        self._told = ""
+
+    async def send(self, event: dict[str, Any]) -> None:
+        """Sends an event of the client. What is sent to a connection that is gone is lost: `event` says why it went."""
+        with contextlib.suppress(ConnectionClosed):
+            await self._socket.send(json.dumps(event))
+
+    async def event(self) -> dict[str, Any]:
+        """The server's next event. Raises ApiError: the server ended the session."""
+        try:
+            event = json.loads(await self._socket.recv())
+        except ConnectionClosed as error:
+            code = error.rcvd.code if error.rcvd else 1006
+            raise ApiError(self._told or f"{self._url}: the server broke off (close code {code})") from None
+        self._told = message(event) if event["type"] == "error" else ""
+        return event
+
+    async def begin(self, session: dict[str, Any]) -> dict[str, Any]:
+        """Sets the session; what it is then. Raises ApiError: the server refused."""
+        await self.send({"type": "session.update", "session": session})
+        while True:
+            event = await self.event()
+            if event["type"] == "error":
+                raise ApiError(message(event))
+            if event["type"] == "session.updated":
+                return event["session"]
+
+
+@contextlib.asynccontextmanager
+async def opened(client: httpx.Client, model: str) -> AsyncIterator[Connection]:
+    """A realtime session of the server of `client`. Raises ApiError: there is none."""
+    url = f"ws{address(client, '/v1/realtime').removeprefix('http')}"
+    key = client.headers.get("authorization")
+    try:
+        async with connect(
+            f"{url}?{httpx.QueryParams(model=model)}",
+            open_timeout=_OPEN_TIMEOUT_S,
+            additional_headers={"authorization": key} if key else {},
+            compression=None,  # sound in base64: costs much, saves little
+            max_size=None,
+        ) as socket:
+            yield Connection(socket, address(client))
+    except InvalidStatus as error:
+        status = error.response.status_code
+        raise ApiError(f"{address(client)} has no /v1/realtime: status {status}") from None
+    except (TimeoutError, OSError, WebSocketException) as error:
+        raise ApiError(f"{address(client)}: {error or type(error).__name__}") from None
+
+
+def model_that_converses(client: httpx.Client, *, speaks: bool) -> str:
+    """Name of the server's model that hears and answers. Raises ApiError: it has none."""
+
+    def fits(facts: dict[str, Any]) -> bool:
+        made = facts.get("output_modalities") or ()
+        return "audio" in (facts.get("input_modalities") or ()) and ("audio" if speaks else "text") in made
+
+    return model_that(client, "hears and speaks" if speaks else "hears and writes", fits)

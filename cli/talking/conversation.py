@@ -1,0 +1,223 @@
+"""A spoken conversation: who sends, who receives, who listens to the keys."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Literal, TypeAlias
+
+import httpx
+
+from cli.talking import screen
+from cli.talking.connection import Connection, opened
+from cli.talking.dialogue import MARK, Dialogue
+from cli.talking.keys import turn_key
+from cli.talking.playback import Playback
+from cli.talking.sound import PIECE_BYTES, PIECE_MS, Sent
+
+Beside: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+Vad: TypeAlias = Literal["server", "semantic", "manual"]
+
+_SHOW_S = 0.1
+_MARK_PIECES = 5  # a file is not further ahead of the server than this
+_MOST_SILENCE_S = 30.0  # after a file, for its last turn to end
+_TRANSCRIPT_S = 30.0  # for which the last transcripts are waited for, when all else is over
+
+
+def session(
+    *, voice: str | None, instructions: str | None, is_written: bool, vad: Vad, transcription: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What is asked of the server in session.update."""
+    detection = None if vad == "manual" else {"type": f"{vad}_vad"}
+    output = {} if voice is None else {"output": {"voice": voice}}
+    return {
+        "type": "realtime",
+        "output_modalities": ["text" if is_written else "audio"],
+        **({} if instructions is None else {"instructions": instructions}),
+        "audio": {"input": {"turn_detection": detection, "transcription": transcription}, **output},
+    }
+
+
+class Conversation:
+    """One session, from its first sound to its end.
+
+    Args:
+        settings: for session.update.
+        vad: who ends turns.
+        may_interrupt: the user may speak while the model does.
+        playback: what is heard.
+
+    Attributes:
+        dialogue: its state; None until it has begun.
+    """
+
+    def __init__(self, settings: dict[str, Any], vad: Vad, may_interrupt: bool, playback: Playback) -> None:
+        self._settings, self._is_manual, self._may_interrupt = settings, vad == "manual", may_interrupt
+        self._is_written = settings["output_modalities"] == ["text"]
+        self._playback, self._sent = playback, Sent()
+        self._microphone: asyncio.Queue[bytes] = asyncio.Queue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.dialogue: Dialogue | None = None
+
+    def hear(self, piece: bytes) -> None:
+        """Takes a piece of the microphone's sound. For any thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the conversation is over
+                self._loop.call_soon_threadsafe(self._microphone.put_nowait, piece)
+
+    async def run(
+        self, client: httpx.Client, model: str, pieces: Iterator[bytes] | None, in_real_time: bool, *beside: Beside
+    ) -> None:
+        """Talks, until the file is answered; from the microphone until it is cancelled.
+
+        Args:
+            client: of the server.
+            model: that is talked to.
+            pieces: of the file; None: the microphone, by `hear`.
+            in_real_time: the file is sent no faster than it was spoken.
+            beside: what runs beside it.
+
+        Raises:
+            ApiError: the server refused, or broke off.
+            CommandError: the file is at fault.
+        """
+        async with opened(client, model) as connection:
+            told = await connection.begin(self._settings)
+            dialogue = self.dialogue = Dialogue(
+                self._playback,
+                self._sent,
+                screen.say,
+                may_interrupt=self._may_interrupt,
+                is_written=self._is_written,
+                is_transcribed=bool(told["audio"]["input"].get("transcription")),
+            )
+            self._loop = asyncio.get_running_loop()
+            if pieces is None:
+                sending = self._talk(connection, dialogue)
+            else:
+                sending = self._send_file(connection, dialogue, pieces, in_real_time)
+            work = [sending, self._receive(connection, dialogue), self._show(connection, dialogue)]
+            work += [run() for run in beside]
+            await _until_one_ends(work)
+
+    async def _receive(self, connection: Connection, dialogue: Dialogue) -> None:
+        while True:
+            for event in dialogue.take(await connection.event(), time.monotonic()):
+                await connection.send(event)
+
+    async def _show(self, connection: Connection, dialogue: Dialogue) -> None:
+        def pressed() -> None:
+            for event in dialogue.end_turn() if self._is_manual else dialogue.interrupt():
+                task = asyncio.create_task(connection.send(event))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+        with turn_key(pressed) as has_keys:
+            what = "space ends your turn, or the model's" if self._is_manual else "space silences the model"
+            hint = f"{what}; ctrl-C ends" if has_keys else "ctrl-C ends"
+            with screen.shown(dialogue, self._sent, time.monotonic, hint) as renew:
+                while True:
+                    dialogue.tick(time.monotonic())
+                    renew()
+                    await asyncio.sleep(_SHOW_S)
+
+    async def _talk(self, connection: Connection, dialogue: Dialogue) -> None:
+        """Sends what the microphone hears, or silence for what it is not to hear."""
+        while True:
+            piece = await self._microphone.get()
+            if self._is_manual and dialogue.is_answering:
+                continue
+            is_muted = dialogue.is_muted(time.monotonic())
+            await self._append(connection, bytes(len(piece)) if is_muted else piece)
+
+    async def _send_file(
+        self, connection: Connection, dialogue: Dialogue, pieces: Iterator[bytes], in_real_time: bool
+    ) -> None:
+        """Sends the file, and returns when all of it is answered."""
+        pace = _Pace(connection, dialogue, in_real_time, waits=not self._may_interrupt and not self._is_manual)
+        for piece in pieces:
+            await pace.next()
+            await self._append(connection, piece)
+        if self._is_manual:
+            for event in dialogue.end_turn():
+                await connection.send(event)
+        else:
+            await self._end_last_turn(connection, dialogue, pace)
+        await _until(lambda: not dialogue.is_answering)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TRANSCRIPT_S):
+                await _until(lambda: not dialogue.is_transcribing)
+
+    async def _end_last_turn(self, connection: Connection, dialogue: Dialogue, pace: "_Pace") -> None:
+        """Sends silence until the server has heard the end of the last turn."""
+        for _ in range(round(_MOST_SILENCE_S * 1000 / PIECE_MS)):
+            await pace.next()
+            await self._append(connection, bytes(PIECE_BYTES))
+            if pace.silent_marks_read() and not dialogue.user_speaks:
+                return
+
+    async def _append(self, connection: Connection, piece: bytes) -> None:
+        self._sent.add(piece, time.monotonic())
+        await connection.send({"type": "input_audio_buffer.append", "audio": base64.b64encode(piece).decode()})
+
+
+class _Pace:
+    """When the next piece of a file is sent.
+
+    How far the server has read is asked by a question that it can only refuse: it answers in the order of what it was
+    sent, and to nothing else that changes nothing.
+
+    Args:
+        connection: to the server.
+        dialogue: counts what the server has read.
+        in_real_time: a piece takes its time.
+        waits: no piece while the model answers, and none long before the server has read those before it.
+    """
+
+    def __init__(self, connection: Connection, dialogue: Dialogue, in_real_time: bool, waits: bool) -> None:
+        self._connection, self._dialogue = connection, dialogue
+        self._in_real_time, self._waits = in_real_time, waits
+        self._due_s, self._pieces, self._marks = time.monotonic(), 0, 0
+        self._first_silent_mark: int | None = None
+
+    async def next(self) -> None:
+        """Returns when it is time."""
+        if self._pieces % _MARK_PIECES == 0:
+            self._marks += 1
+            mark = f"{MARK}{self._marks}"
+            await self._connection.send({"type": "conversation.item.retrieve", "item_id": mark, "event_id": mark})
+        self._pieces += 1
+        if self._waits:
+            await _until(lambda: self._dialogue.read >= self._marks - 1)
+            await _until(lambda: not self._dialogue.is_answering)
+        if self._in_real_time:
+            self._due_s = max(self._due_s + PIECE_MS / 1000, time.monotonic() - PIECE_MS / 1000)
+            await asyncio.sleep(self._due_s - time.monotonic())
+
+    def silent_marks_read(self) -> bool:
+        """Whether the server has heard enough silence to know that nobody speaks. Called since the file has ended."""
+        if self._first_silent_mark is None:
+            self._first_silent_mark = self._marks
+        return self._dialogue.read > self._first_silent_mark + 1
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(PIECE_MS / 4000)
+
+
+async def _until_one_ends(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Runs coroutines until one has ended; the others are cancelled. Raises what it has raised."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

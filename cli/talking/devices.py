@@ -1,0 +1,72 @@
+"""Microphone and speakers, by PortAudio."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cli.talking.playback import Playback
+from cli.talking.sound import PIECE_MS, RATE_HZ
+from cli.terminal import CommandError
+
+_FORMAT: dict[str, Any] = {"samplerate": RATE_HZ, "channels": 1, "dtype": "int16"}
+_FILES = "--in FILE and --out FILE need neither"
+
+
+@contextlib.contextmanager
+def microphone(name: str | None, take: Callable[[bytes], None]) -> Iterator[None]:
+    """In the block, `take` gets what is heard, in a thread of its own: mono PCM16, 24 kHz, PIECE_MS at a time.
+
+    Args:
+        name: or number of the device; None: the system's choice.
+        take: must return soon.
+
+    Raises:
+        CommandError: there is no such device, or no PortAudio.
+    """
+
+    def heard(data: Any, _frames: int, _time: object, _status: object) -> None:
+        take(bytes(data))
+
+    size = RATE_HZ * PIECE_MS // 1000
+    with _stream("microphone", "RawInputStream", name, blocksize=size, callback=heard):
+        yield
+
+
+@contextlib.contextmanager
+def speakers(name: str | None, playback: Playback) -> Iterator[None]:
+    """In the block, `playback` is heard. Raises CommandError: as `microphone`."""
+
+    def play(data: Any, frames: int, _time: object, _status: object) -> None:
+        data[:] = playback.pull(frames)
+
+    with _stream("speakers", "RawOutputStream", name, latency="low", callback=play):
+        yield
+
+
+@contextlib.contextmanager
+def _stream(what: str, kind: str, name: str | None, **options: Any) -> Iterator[None]:
+    sounddevice = _portaudio()
+    device = int(name) if name is not None and name.isdecimal() else name
+    try:
+        stream = getattr(sounddevice, kind)(device=device, **_FORMAT, **options)
+        stream.start()
+    except (sounddevice.PortAudioError, ValueError) as error:
+        channels = "max_input_channels" if what == "microphone" else "max_output_channels"
+        there = [each["name"] for each in sounddevice.query_devices() if each[channels]]
+        choice = f"choose one with --{what}: {', '.join(there)}" if there else "this machine has none"
+        raise CommandError(f"no {what}: {str(error).splitlines()[0]}; {choice}; {_FILES}") from None
+    with stream:
+        yield
+
+
+def _portaudio() -> Any:
+    """The library. Raises CommandError: it is not installed."""
+    try:
+        import sounddevice
+    except ImportError:
+        reason = "need the package sounddevice: pip install 'quartet[talk]'"
+    except OSError:  # it finds no PortAudio; its wheels for macOS and Windows bring it along
+        reason = "need PortAudio: apt install libportaudio2, or the like"
+    else:
+        return sounddevice
+    raise CommandError(f"microphone and speakers {reason}; {_FILES}")

@@ -1,0 +1,79 @@
+"""Files of sound: one that the user's side is read from, one that the model's is written to."""
+
+import asyncio
+import contextlib
+import time
+import wave
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from cli.http import written
+from cli.talking.playback import Playback
+from cli.talking.sound import BYTES_PER_SAMPLE, PIECE_BYTES, RATE_HZ
+from cli.terminal import CommandError
+
+_STEP_S = 0.02
+
+
+def pieces(file: Path) -> Iterator[bytes]:
+    """The sound of a file of sound or film, mono PCM16 of 24 kHz, PIECE_BYTES at a time.
+
+    Raises:
+        CommandError: it has no sound, or PyAV is not installed. While it is read: it is damaged.
+    """
+    read = _read(file)
+    first = next(read, None)
+    if first is None:
+        raise CommandError(f"--in: {file} has no sound")
+    return chain([first], read)
+
+
+def _read(file: Path) -> Iterator[bytes]:
+    try:
+        import av
+        import av.error
+    except ImportError:
+        raise CommandError("--in needs PyAV, which reads media files: pip install 'quartet[talk]'") from None
+    left = bytearray()
+    try:
+        with av.open(str(file)) as opened:
+            if not opened.streams.audio:
+                return
+            resampler = av.AudioResampler("s16", "mono", RATE_HZ)
+            for frame in chain(opened.decode(audio=0), [None]):  # None: the resampler's rest
+                for ready in resampler.resample(frame):
+                    left += bytes(ready.planes[0])[: ready.samples * BYTES_PER_SAMPLE]
+                while len(left) >= PIECE_BYTES:
+                    yield bytes(left[:PIECE_BYTES])
+                    del left[:PIECE_BYTES]
+    except (av.error.FFmpegError, OSError) as error:
+        raise CommandError(f"--in: {file} cannot be read: {error.strerror}") from None
+    if left:
+        yield bytes(left.ljust(PIECE_BYTES, b"\0"))
+
+
+@contextlib.contextmanager
+def recorder(playback: Playback, out: Path) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+    """Writes `out` in the block, as what it yields hears it, in real time, until that is cancelled.
+
+    A block that fails leaves no file. Raises CommandError: it cannot be written.
+    """
+    try:
+        with written(out) as file, wave.open(file, "wb") as opened:
+            opened.setnchannels(1)
+            opened.setsampwidth(BYTES_PER_SAMPLE)
+            opened.setframerate(RATE_HZ)
+            yield lambda: _record(playback, opened)
+    except OSError as error:
+        raise CommandError(f"--out: {error}") from None
+
+
+async def _record(playback: Playback, file: wave.Wave_write) -> None:
+    begun_s, heard = time.monotonic(), 0
+    while True:
+        due = int((time.monotonic() - begun_s) * RATE_HZ)
+        file.writeframes(playback.pull(due - heard))
+        heard = due
+        await asyncio.sleep(_STEP_S)
