@@ -76,6 +76,22 @@ def test_a_text_spoken_beside_transformers(open_stack: Stack, tiny_checkpoint: P
 
 @pytest.mark.e2e
 @pytest.mark.long
+def test_spoken_conversations_beside_chats(open_stack: Stack, tmp_path: Path):
+    loads = ["--sessions", "2", "--turns", "4", "--rounds", "1", "--barging", "2", "--barge-ins", "2"]
+    short = ["--listening", "4", "--seconds", "2", "--tokens", "8", "--frames", "10"]
+    where = ["--run-dir", str(open_stack.run_directory), "--json", str(tmp_path / "figures.json")]
+    assert "from the user's last sample" in _run("realtime.py", *where, *loads, *short)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    for side, turns in figures["turns"]["2"].items():
+        assert len(turns) == 4, side
+        assert all(turn["error"] is None and 0 < turn["stopped_s"] < turn["first_audio_s"] for turn in turns), side
+    assert figures["speculations"]["2"]["used"] > 0
+    assert len(figures["silences"]["sound_s"]) == 2 * 2 + 2
+    assert figures["cost"]["cpu_s"] > 0 < figures["detector_ms"]
+
+
+@pytest.mark.e2e
+@pytest.mark.long
 def test_split_and_fused_say_the_same(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
     loads = ["--concurrency", "2", "--requests", "2", "--rounds", "1", "--threads", "1"]
     assert "both said the same" in _run(
