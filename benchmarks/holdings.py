@@ -12,7 +12,7 @@ from cli.scrape import Scrape
 
 SHARED_MEMORY = Path("/dev/shm")
 # Metrics that are 0 in a stage with nothing to do.
-_HELD = (
+HELD = (
     "quartet_requests_in_flight",
     "quartet_shared_memory_used_bytes",
     "quartet_stream_positions_pending",
@@ -56,7 +56,7 @@ def _held(run_directory: Path, name: str) -> dict[str, float]:
     if name == "gateway":
         return {}
     scrape = _scrape(run_directory, name)
-    return {metric: scrape.total(metric) or 0.0 for metric in _HELD}
+    return {metric: scrape.total(metric) or 0.0 for metric in HELD}
 
 
 def sent_bytes(run_directory: Path, name: str) -> dict[str, float]:
