@@ -1,13 +1,14 @@
 # `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. PIP_FLAGS: more flags for pip, e.g.
 # --extra-index-url of PyTorch's CPU wheels, where the index has only CUDA builds, which makes set-up slow and large.
-# THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT, BENCH_SPEAK: flags of the benchmarks; by default
-# thinker and talker are compiled, which takes minutes and halves their time a step on a CPU.
+# THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT, BENCH_REALTIME, BENCH_SPEAK: flags of the benchmarks;
+# of the first, thinker and talker are compiled, which takes minutes and halves their time a step on a CPU.
 # TEST_COMPOSE: flags of scripts/test_compose.py. TEST, TEST_LONG: flags of pytest. WORKERS: of `make test`.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
 PIP_FLAGS ?=
 BENCH ?= --flag thinker.enforce_eager=false --flag talker.enforce_eager=false
 BENCH_SPEAK ?= --flag talker.enforce_eager=false
 BENCH_DIT ?=
+BENCH_REALTIME ?=
 TEST_COMPOSE ?=
 TEST ?=
 TEST_LONG ?=
@@ -21,14 +22,14 @@ READY := .venv/ready
 # Two hundred processes start in the tests: without its cache each one compiles our code anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test coverage test-long test-gpu test-v2 up lint format protos bench bench-speak bench-dit test-compose clean
+.PHONY: setup demo test coverage chromium test-long test-gpu test-v2 up lint format protos bench bench-speak bench-realtime bench-dit test-compose clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
 $(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(wildcard protos/quartet/v1/*.proto)
 	@echo "setting up .venv (about 3 minutes and 4 GB on the first run)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,ucx,otel,dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,talk,ucx,otel,dev]'
 	$(BIN)/python scripts/cpu_torch_env.py
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps $(QWEN_TTS)
 	@touch $(READY)
@@ -42,7 +43,10 @@ test: $(READY)  ## what every change has to pass, in 8 minutes; with a GPU, the 
 coverage: override TEST += --cov --cov-report=term
 coverage: test  ## which lines of the product `make test` runs, its processes included, and which it does not
 
-test-long: $(READY)  ## the rest: benchmark commands, two hosts, video and sound, every transport and family through whole systems, compilation
+chromium:  ## a browser for the tests of the page, on Debian as root; without one they are skipped
+	@scripts/install_chromium.sh
+
+test-long: $(READY)  ## the rest: benchmark commands, others' realtime clients, two hosts, video and sound, every transport and family through whole systems, compilation
 	$(BIN)/python -m pytest -m long $(TEST_LONG)
 
 test-gpu: $(READY)  ## what this machine is and what will not start on it, then all tests that need a CUDA device
@@ -79,6 +83,9 @@ bench: $(READY)  ## speech under load beside transformers, in one run; BENCH="--
 
 bench-speak: $(READY)  ## texts spoken beside the model's own library, in one run; BENCH_SPEAK: its flags
 	$(BIN)/python benchmarks/speak.py $(BENCH_SPEAK)
+
+bench-realtime: $(READY)  ## spoken conversations beside whole turns to chats, in one run; BENCH_REALTIME: its flags
+	$(BIN)/python benchmarks/realtime.py $(BENCH_REALTIME)
 
 bench-dit: $(READY)  ## pictures, videos and sound beside plain diffusers, in one run; BENCH_DIT: its flags
 	$(BIN)/python benchmarks/dit.py $(BENCH_DIT)
