@@ -6,6 +6,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
+import structlog
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from starlette.status import (
     WS_1001_GOING_AWAY,
@@ -29,6 +30,7 @@ _PARSE_APART_CHARACTERS = 256 * 1024  # longer messages are parsed in a thread: 
 # What OpenAI calls its realtime models. Clients ask for one of them by default.
 _OPENAI_MODEL = re.compile(r"gpt-[\w.-]*(realtime|audio|transcribe)[\w.-]*")
 
+log = structlog.get_logger()
 router = APIRouter(tags=["realtime"])
 
 
@@ -171,4 +173,9 @@ class _Connection:
         except ApiError as error:
             told = _told(error)
             told.event_id = event and event.event_id
+            self._outbox.put(error_event(told))
+        except Exception as error:  # a bug: the session goes on
+            log.exception("realtime event failed", kind=event and event.type, exc_info=error)
+            reason = "internal error; the gateway's log has the details"
+            told = RealtimeError("internal_error", reason, None, event and event.event_id, "server_error")
             self._outbox.put(error_event(told))

@@ -26,6 +26,7 @@ class Conversation:
         self._limits = limits or Limits()
         self._items: list[Item] = []
         self._by_id: dict[str, Item] = {}
+        self._sizes: dict[str, int] = {}  # in bytes, when they were added
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self._items)
@@ -74,13 +75,14 @@ class Conversation:
         else:
             self._items.insert(0 if after == ROOT else self._items.index(self._by_id[after]) + 1, item)
         self._by_id[item.id] = item
+        self._sizes[item.id] = item.size_bytes
         return self.previous_id(item.id)
 
     def _check_room(self, item: Item) -> None:
         if len(self._items) >= self._limits.items:
             reason = f"the conversation has {self._limits.items} items, its most; delete some"
             raise RealtimeError("conversation_too_long", reason)
-        if sum(each.size_bytes for each in self._items) + item.size_bytes > self._limits.size_bytes:
+        if sum(self._sizes.values()) + item.size_bytes > self._limits.size_bytes:
             reason = f"the conversation would be larger than {self._limits.size_bytes} bytes; delete items of sound"
             raise RealtimeError("conversation_too_long", reason)
 
@@ -92,12 +94,13 @@ class Conversation:
         """Takes an item out. Raises RealtimeError."""
         item = self._require(id, "delete")
         self._items.remove(item)
-        del self._by_id[id]
+        del self._by_id[id], self._sizes[id]
 
     def clear(self) -> None:
         """Takes all items out."""
         self._items.clear()
         self._by_id.clear()
+        self._sizes.clear()
 
     def truncate(self, id: str, content_index: int, audio_end_ms: int) -> None:
         """Cuts an answer's transcript to what the user heard of it.

@@ -50,9 +50,9 @@ class Conversing:
         self.buffer = InputBuffer(session.input_format)
         self._active: Response | None = None
         self._responses: dict[str, tuple[Response, asyncio.Task[None]]] = {}
-        self._has_spoken = False
+        self._spoke = False
         self._listening: Listening | None = None
-        self._transcribing = Transcribing(gateway, self.tell)
+        self._transcribing = Transcribing(gateway, self.tell, key)
         self._handlers: dict[str, Callable[[Members], Awaitable[None]]] = {
             "session.update": self._update,
             "input_audio_buffer.append": self._append,
@@ -77,7 +77,7 @@ class Conversing:
         )
         # A session is in circles of references, which Python may find only hours later.
         self._stop_listening()
-        self.buffer.clear()
+        self.buffer = InputBuffer(self.session.input_format)  # a thread may still be at work on the other one
         self.conversation.clear()
 
     async def take(self, event: ClientEvent) -> None:
@@ -86,14 +86,14 @@ class Conversing:
         if self._listening is not None and event.type not in _HARMLESS:
             await self._listening.void()
         if handler is not None:  # others are about what a WebSocket has not
-            await handler(event.model_dump(exclude_unset=True))
+            await handler({name: getattr(event, name) for name in event.model_fields_set})
 
     def tell(self, kind: str, /, **members: Any) -> None:
         self._outbox.put(server_event(kind, **members))
 
     async def _update(self, members: Members) -> None:
         session = self.session.updated(members.get("session") or {})
-        if self._has_spoken and session.voice != self.session.voice:
+        if self._has_spoken() and session.voice != self.session.voice:
             message = "session.audio.output.voice: cannot change once the model has spoken"
             raise RealtimeError("cannot_update_voice", message, "session.audio.output.voice")
         if session.input_format != self.session.input_format:
@@ -115,12 +115,14 @@ class Conversing:
             self._listening.use(rules)
             await self._listening.hear(samples)
         except DetectorError as error:
+            await self._forget_turn()
             self._stop_listening()
             raise RealtimeError("detector_failed", str(error), type="server_error") from None
 
     async def _commit(self, members: Members) -> None:
+        self.commit(spoken(self.buffer.all()))
         await self._forget_turn()
-        self.commit(spoken(self.buffer.take()))
+        self.buffer.clear()
 
     async def _clear(self, members: Members) -> None:
         await self._forget_turn()
@@ -184,6 +186,7 @@ class Conversing:
 
     async def _delete(self, members: Members) -> None:
         self.conversation.delete(_id(members))
+        self._transcribing.forget(_id(members))
         self.tell("conversation.item.deleted", item_id=_id(members))
 
     async def _truncate(self, members: Members) -> None:
@@ -201,7 +204,7 @@ class Conversing:
         if conversation not in ("auto", "none"):
             message = 'response.conversation: must be "auto" or "none"'
             raise RealtimeError("invalid_value", message, "response.conversation")
-        if conversation == "none" and len(self._responses) > _MAX_SIDE_RESPONSES:
+        if conversation == "none" and len(self._responses) - (self._active is not None) >= _MAX_SIDE_RESPONSES:
             raise RealtimeError("too_many_responses", f"at most {_MAX_SIDE_RESPONSES} responses run at a time")
         metadata, input_ = check_metadata(asked.get("metadata")), asked.get("input")
         if conversation == "auto":
@@ -256,17 +259,21 @@ class Conversing:
             self._active = response
             if self._listening is not None:
                 self._listening.idle_from(None)
-        self._has_spoken = self._has_spoken or prompt.speaks(self._gateway)
         task = response.start()
         self._responses[response.id] = response, task
         task.add_done_callback(lambda _: self._ended(response))
         return response
 
+    def _has_spoken(self) -> bool:
+        """Whether the client was sent any sound."""
+        return self._spoke or any(response.played_at for response, _ in self._responses.values())
+
     def _ended(self, response: Response) -> None:
+        self._spoke = self._has_spoken()
         del self._responses[response.id]
         if self._active is response:
             self._active = None
-            if self._listening is not None:
+            if self._listening is not None and not response.is_held:
                 self._listening.idle_from(max(0.0, response.played_at - time.monotonic()))
 
     async def _cancel(self, members: Members) -> None:

@@ -1,8 +1,6 @@
 """Events of `/v1/realtime`: what clients send is parsed, what the server sends is made. Members that are not known here
 are kept, never refused: clients send what newer models of OpenAI take."""
 
-import base64
-import binascii
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -63,13 +61,6 @@ class AudioAppend(_Event):
 
     type: Literal["input_audio_buffer.append"]
     audio: str = Field(max_length=MAX_AUDIO_CHARACTERS)
-
-    def data(self) -> bytes:
-        """The audio as it was before base64. Raises RealtimeError."""
-        try:
-            return base64.b64decode(self.audio, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise RealtimeError("invalid_value", f"audio: is not base64: {error}", "audio", self.event_id) from None
 
 
 class AudioCommit(_Event):

@@ -44,8 +44,8 @@ class InputBuffer:
         new, self._flushed = np.concatenate([self._flushed, samples]), np.empty(0, np.int16)
         return new
 
-    def take(self) -> bytes:
-        """All of it; the buffer is empty then. Raises RealtimeError: there is too little."""
+    def all(self) -> bytes:
+        """All of it. Raises RealtimeError: there is too little."""
         if self.duration_ms < _LEAST_MS:
             message = (
                 f"the buffer is too small: at least {_LEAST_MS} ms of sound make an item, it has "
@@ -53,9 +53,7 @@ class InputBuffer:
             )
             raise RealtimeError("input_audio_buffer_commit_empty", message)
         self._flush()
-        taken = bytes(self._samples)
-        self.clear()
-        return taken
+        return bytes(self._samples)
 
     @property
     def returned_ms(self) -> float:

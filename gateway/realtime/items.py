@@ -22,6 +22,8 @@ _PARTS = {
 _OLD_NAMES = {"assistant": {"text": "output_text", "audio": "output_audio"}, "system": {"text": "input_text"}}
 _FIELDS = {"function_call": ("name", "arguments"), "function_call_output": ("call_id", "output")}
 _MAX_ID_CHARACTERS = 64
+_MAX_PARTS = 256  # of a message
+_PART_BYTES = 256  # of memory, beside its text
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Item:
     @property
     def size_bytes(self) -> int:
         """About what it takes of memory."""
-        texts = sum(len(value) for part in [self.members, *self.content] for value in part.values() if _is_text(value))
+        parts = [self.members, *self.content]
+        texts = _PART_BYTES * len(parts) + sum(len(text) for part in parts for text in part.values() if _is_text(text))
         return texts + sum(map(len, self.sound.values())) + sum(map(len, self.images.values()))
 
     def public(self) -> dict[str, Any]:
@@ -125,22 +128,24 @@ def parse_item(members: Any, audio_format: str, param: str = "item") -> Item:
     own = {"id": _id(members, param), "object": "realtime.item", "type": kind, "status": "completed"}
     if kind == "message":
         return _message(members, own, audio_format, param)
-    if kind not in _FIELDS:
+    if not _is_text(kind) or kind not in _FIELDS:
         raise _wrong(f"{param}.type", f"{kind!r} is none of message, function_call, function_call_output")
     for name in _FIELDS[kind]:
         own[name] = _text(members, name, param)
     if kind == "function_call":
-        own["call_id"] = members.get("call_id") or new_id("call")
+        own["call_id"] = _text(members, "call_id", param) if members.get("call_id") else new_id("call")
     return Item(own)
 
 
 def _message(members: dict[str, Any], own: dict[str, Any], audio_format: str, param: str) -> Item:
     role = members.get("role")
-    if role not in _PARTS:
+    if not _is_text(role) or role not in _PARTS:
         raise _wrong(f"{param}.role", f"{role!r} is none of user, assistant, system")
     parts = members.get("content")
     if not isinstance(parts, list) or not parts:
         raise _wrong(f"{param}.content", "must be a list of at least one part")
+    if len(parts) > _MAX_PARTS:
+        raise _wrong(f"{param}.content", f"has {len(parts)} parts; a message has {_MAX_PARTS} at most: send several")
     item = Item({**own, "role": role, "content": []})
     if members.get("status") in ("incomplete", "in_progress"):
         item.members["status"] = "incomplete"
@@ -148,11 +153,12 @@ def _message(members: dict[str, Any], own: dict[str, Any], audio_format: str, pa
         place = f"{param}.content[{index}]"
         if not isinstance(part, dict):
             raise _wrong(place, "must be an object")
-        kind = _OLD_NAMES.get(role, {}).get(part.get("type", ""), part.get("type"))
-        name = _PARTS[role].get(kind or "")
+        kind = str(part.get("type"))
+        kind = _OLD_NAMES.get(role, {}).get(kind, kind)
+        name = _PARTS[role].get(kind)
         if name is None:
             raise _wrong(f"{place}.type", f"{kind!r} is none of {', '.join(_PARTS[role])}, which role {role} has")
-        told = {"type": kind}
+        told: dict[str, Any] = {"type": kind}
         if kind == "input_audio":
             item.sound[index] = _sound(_text(part, name, place), audio_format, f"{place}.{name}")
             told["transcript"] = part.get("transcript") if _is_text(part.get("transcript")) else None

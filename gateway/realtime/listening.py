@@ -4,13 +4,14 @@ An answer is begun in a short pause, and held back until the silence shows that 
 turn. If the user goes on, it is dropped.
 """
 
+import time
 from typing import Protocol
 
 import numpy as np
 
 from gateway import metrics
 from gateway.realtime.detector import STEP_MS
-from gateway.realtime.events import new_id
+from gateway.realtime.events import RealtimeError, new_id
 from gateway.realtime.input_buffer import InputBuffer
 from gateway.realtime.items import Item, spoken
 from gateway.realtime.responses import Response
@@ -72,13 +73,19 @@ class Listening:
         self._turns.use(rules)
 
     async def hear(self, samples: np.ndarray) -> None:
-        """The next samples."""
+        """The next samples. Raises RealtimeError: a turn could not be committed; all was heard."""
+        refusal: RealtimeError | None = None
         for probability in await self._detector.add(samples):
             self._heard_ms += STEP_MS
             for event in self._turns.add(probability, self._heard_ms):
-                await self._happened(event)
+                try:
+                    await self._happened(event)
+                except RealtimeError as error:
+                    refusal = refusal or error
         if not self._turns.speaking:
             self._session.buffer.forget_before(self._heard_ms - self._kept_ms)
+        if refusal is not None:
+            raise refusal
 
     async def void(self) -> None:
         """The client changes what an answer that was begun in a pause goes by: it is made anew at the turn's end."""
@@ -124,6 +131,7 @@ class Listening:
             case Resumed():
                 await self._drop()
             case SpeechStopped(end_ms, cut_ms):
+                self.idle_from(None)  # an answer that was interrupted is over
                 self._session.tell("input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=self._id)
                 await self._commit(self._item or self._cut(cut_ms), cut_ms)
             case IdleTimeout(start_ms, end_ms) if self._session.active is None:
@@ -157,6 +165,8 @@ class Listening:
             metrics.SPECULATIONS.labels("used").inc()
             metrics.SPECULATION_SAVED.observe(early.head_start_s)
             await early.release()
+            if self._session.active is None:  # it was complete before anybody was told of it
+                self.idle_from(max(0.0, early.played_at - time.monotonic()))
         elif self._rules.create_response and self._session.active is None:
             self._session.respond()
 

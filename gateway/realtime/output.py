@@ -7,6 +7,7 @@ import base64
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.realtime.audio import OutputAudio, rate_hz_of
@@ -128,17 +129,15 @@ class MessageOutput(Output):
         return [*steps, *super().close(status)]
 
     def _sound(self, data: bytes) -> list[Step]:
-        if not data:
-            return []
+        return [SoundStep(self, data)] if data else []
 
-        def step() -> dict[str, Any]:
-            self._sent_bytes += len(data)
-            self._first_sent = self._first_sent or time.monotonic()
-            if not self.item.is_cut:
-                self.item.sent_ms = -(-self._sent_bytes * 1000 // self._bytes_per_s)  # clients may round up, too
-            return self._content("output_audio.delta", delta=base64.b64encode(data).decode())()
-
-        return [step]
+    def sent(self, data: bytes) -> dict[str, Any]:
+        """Some of its sound is sent: the event."""
+        self._sent_bytes += len(data)
+        self._first_sent = self._first_sent or time.monotonic()
+        if not self.item.is_cut:
+            self.item.sent_ms = -(-self._sent_bytes * 1000 // self._bytes_per_s)  # clients may round up, too
+        return self._content("output_audio.delta", delta=base64.b64encode(data).decode())()
 
     def _content(self, kind: str, **members: Any) -> Step:
         return self._event(kind, content_index=0, **members)
@@ -153,6 +152,17 @@ class MessageOutput(Output):
         if self._audio is None:
             return {"type": "text", "text": self._text}
         return {"type": "audio", "transcript": self._text}
+
+
+@dataclass(frozen=True)
+class SoundStep:
+    """Some of a message's sound, in the session's format."""
+
+    message: MessageOutput
+    data: bytes
+
+    def __call__(self) -> dict[str, Any]:
+        return self.message.sent(self.data)
 
 
 class CallOutput(Output):

@@ -165,6 +165,8 @@ def _fill_heard(result: thinker_pb2.ChatMessage, item: Item) -> list[tuple[media
         field = f"{item.id}.content[{index}]"
         if part["type"] == "input_text":
             result.content.add(text=part["text"])
+        elif part["type"] == "input_audio" and index not in item.sound:  # the session only wrote it down
+            result.content.add(text=part["transcript"] or "")
         elif part["type"] == "input_audio":
             media = media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, field=field)
             file = encode_audio(_ended_in_silence(item.sound[index]), SAMPLE_RATE_HZ, "wav")

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from array import array
+from collections.abc import Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,6 +75,7 @@ class Response:
         self._answer = Answer(0, self.id, 0)
         self._telling = Telling(outbox, held)
         self._token_ids, self._ids_reusable = array("i"), False
+        self._left_out: Sequence[Item] = ()
         self._task: asyncio.Task[None] | None = None
         self._made: asyncio.Task[None] | None = None
         self._reason: str | None = None
@@ -150,12 +152,18 @@ class Response:
             self._judge(made)
             self._count()
         self._keep_ids()
-        if self.status == "cancelled" and self._message is not None:
-            self._message.cut()
+        if self.status in ("cancelled", "failed"):
+            self._telling.drop_sound()
+            if self._message is not None:
+                self._message.cut()
         for output in self._outputs:
             await self._telling.tell(*output.close(self.status))
-        final = self._public()
-        await self._telling.tell(lambda: server_event("response.done", response=final))
+        await self._telling.tell(self._done)
+
+    def _done(self) -> dict[str, Any]:
+        for item in self._left_out:
+            item.is_forgotten = True
+        return server_event("response.done", response=self._public())
 
     def _judge(self, made: asyncio.Task[None]) -> None:
         """Settles the status by how the work ended."""
@@ -226,8 +234,7 @@ class Response:
             return shorter
         if self._request.conversation is not None:
             asked, kept = self._request.prompt.items, prompt.retained(self._answer.prompt.prompt_tokens)
-            for item in asked[: len(asked) - len(kept.items)]:
-                item.is_forgotten = True
+            self._left_out = asked[: len(asked) - len(kept.items)]
         return None
 
     def _observe(self, event: Event) -> None:

@@ -202,11 +202,6 @@ class Session:
         return None if most == "inf" else most
 
     @property
-    def include(self) -> tuple[str, ...]:
-        """What server events are to have beyond what they always have."""
-        return tuple(self.config.include or ())
-
-    @property
     def truncation(self) -> Literal["auto", "disabled"] | RetentionRatio:
         """What happens to a conversation that is longer than the context."""
         asked = self._answering.truncation

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from gateway.realtime.outbox import Outbox
-from gateway.realtime.output import Step
+from gateway.realtime.output import SoundStep, Step
 
 _MAX_HELD = 512  # beyond, the pipeline waits
 
@@ -31,6 +31,10 @@ class Telling:
     def add(self, steps: Iterable[Step]) -> None:
         """Leaves `steps` to the next `tell`."""
         self._untold.extend(steps)
+
+    def drop_sound(self) -> None:
+        """The sound that was added, and not told, is not sent: nobody is to hear it."""
+        self._untold = deque(step for step in self._untold if not isinstance(step, SoundStep))
 
     async def tell(self, *steps: Step) -> None:
         """Tells all that was added, then `steps`. A cancellation leaves the rest to the next call."""

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import deque
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any, Protocol
 
 import structlog
 
+from gateway.api_keys import ApiKey
 from gateway.errors import ApiError, from_error
 from gateway.gateway import Gateway
 from gateway.media.encode import encode_audio
@@ -36,18 +37,28 @@ class Transcribing:
     Args:
         gateway: the gateway.
         tell: sends an event.
+        key: the client's; None where there are no keys.
     """
 
-    def __init__(self, gateway: Gateway, tell: Tell) -> None:
-        self._gateway, self._tell = gateway, tell
+    def __init__(self, gateway: Gateway, tell: Tell, key: ApiKey | None) -> None:
+        self._gateway, self._tell, self._key = gateway, tell, key
         self._waiting: deque[tuple[Item, session_config.Transcription, bool]] = deque()
         self._working: asyncio.Task[None] | None = None
 
     def add(self, item: Item, asked: session_config.Transcription, sound_is_kept: bool) -> None:
         """Has `item` written down, as `asked`. Its sound is thrown away after that, unless it is kept."""
+        waiting_bytes = sum(waiting.size_bytes for waiting, *_ in self._waiting)
+        if waiting_bytes + item.size_bytes > self._gateway.settings.max_realtime_bytes:
+            reason = "too much sound waits to be written down; send it more slowly"
+            self._fail(item, ApiError(429, reason, None, "transcription_queue_full", "rate_limit_error"))
+            return
         self._waiting.append((item, asked, sound_is_kept))
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
+
+    def forget(self, item_id: str) -> None:
+        """The item is gone: it is not written down, unless that has begun."""
+        self._waiting = deque(each for each in self._waiting if each[0].id != item_id)
 
     async def close(self) -> None:
         """Ends it, finished or not."""
@@ -59,18 +70,23 @@ class Transcribing:
     async def _work(self) -> None:
         while self._waiting:
             item, asked, sound_is_kept = self._waiting.popleft()
-            place = {"item_id": item.id, "content_index": _PART}
+            # beside answers it is a part of them; alone it is what the key's limits are about
+            place = nullcontext() if self._key is None or sound_is_kept else self._key.request()
             try:
-                await self._write(item, asked, place)
+                with place:
+                    await self._write(item, asked, {"item_id": item.id, "content_index": _PART})
             except ApiError as error:
-                told = {"type": error.kind, "code": error.code, "message": error.message, "param": error.param}
-                self._tell(f"{_EVENTS}.failed", **place, error=told)
+                self._fail(item, error)
             except Exception as error:  # a bug: the session goes on
                 log.exception("transcription failed", item_id=item.id, exc_info=error)
-                told = {"type": "server_error", "code": "internal_error", "message": "internal error", "param": None}
-                self._tell(f"{_EVENTS}.failed", **place, error=told)
+                reason = "internal error; the gateway's log has the details"
+                self._fail(item, ApiError(500, reason, None, "internal_error"))
             if not sound_is_kept:
                 item.sound.clear()
+
+    def _fail(self, item: Item, error: ApiError) -> None:
+        told = {"type": error.kind, "code": error.code, "message": error.message, "param": error.param}
+        self._tell(f"{_EVENTS}.failed", item_id=item.id, content_index=_PART, error=told)
 
     async def _write(self, item: Item, asked: session_config.Transcription, place: dict[str, Any]) -> None:
         """Raises ApiError."""

@@ -14,6 +14,7 @@ STEP_MS = 32  # what a probability is of
 PAUSE_MS = 160  # a shorter silence is within a word: a stop consonant's, for one
 _HYSTERESIS = 0.15  # below the threshold speech goes on, down to this much
 _LEAST_THRESHOLD = 0.05  # silence itself has a probability of a few hundredths
+_LONGEST_TURN_MS = 600_000  # noise may seem to be speech for ever, and the sound has to be kept
 _ONSET_STEPS = 2  # of speech from which a turn begins; a click has one
 
 _SEMANTIC_THRESHOLD, _SEMANTIC_PADDING_MS = 0.5, 300
@@ -97,7 +98,7 @@ class TurnDetector:
     def clear(self, now_ms: float) -> None:
         """Forgets the turn, as its sound was committed or thrown away by the client. No turn's begins before this."""
         self._free_ms = now_ms  # sound from here on is no earlier turn's
-        self._speaking = False
+        self._speaking, self._begun_ms = False, now_ms
         self._onset_ms, self._onset_steps = None, 0  # speech that may become a turn
         self._silent_ms: float | None = None  # when the silence that goes on began
         self._cut_ms: float | None = None  # end of the turn's sound, if it ends in this silence
@@ -151,7 +152,7 @@ class TurnDetector:
             return self._idle(end_ms)
         padding_ms = self._rules.prefix_padding_ms if isinstance(self._rules, ServerVad) else _SEMANTIC_PADDING_MS
         start_ms = max(self._onset_ms - padding_ms, self._free_ms)
-        self._speaking, self._idle_from_ms = True, None
+        self._speaking, self._begun_ms, self._idle_from_ms = True, end_ms, None
         return [SpeechStarted(round(start_ms))]
 
     def _idle(self, end_ms: float) -> list[TurnEvent]:
@@ -164,6 +165,8 @@ class TurnDetector:
 
     def _on(self, probability: float, end_ms: float) -> list[TurnEvent]:
         """A step within a turn. What is between the two thresholds goes on with what was: speech, or silence."""
+        if end_ms - self._begun_ms >= _LONGEST_TURN_MS:
+            return self._stop(end_ms)
         if self._silent_ms is None and probability < self._least:
             self._silent_ms = end_ms - STEP_MS
         if self._silent_ms is None:
@@ -175,10 +178,13 @@ class TurnDetector:
         if paused:
             self._cut_ms = end_ms
         if silence_ms >= self._silence_ms:
-            cut_ms = end_ms if self._cut_ms is None else self._cut_ms
-            self.clear(cut_ms)
-            return [SpeechStopped(round(end_ms), round(cut_ms))]
+            return self._stop(end_ms)
         return [Paused(round(end_ms))] if paused else []
+
+    def _stop(self, end_ms: float) -> list[TurnEvent]:
+        cut_ms = end_ms if self._cut_ms is None else self._cut_ms
+        self.clear(cut_ms)
+        return [SpeechStopped(round(end_ms), round(cut_ms))]
 
     def _resume(self, pause_ms: float) -> list[TurnEvent]:
         void: list[TurnEvent] = [] if self._cut_ms is None else [Resumed()]

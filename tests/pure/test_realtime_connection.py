@@ -499,3 +499,45 @@ async def test_openais_own_client(gateway):
             elif event.type == "response.done":
                 break
     assert text == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"type": []}, "item.type"),
+        ({"type": "message", "role": {}, "content": []}, "item.role"),
+        ({"role": "user", "content": [{"type": []}]}, "item.content[0].type"),
+        ({"role": "user", "content": [{"type": "input_text", "text": ""}] * 257}, "item.content"),
+        ({"type": "function_call", "name": "lamp", "arguments": "{}", "call_id": [[]]}, "item.call_id"),
+    ],
+)
+async def test_an_item_that_is_none_is_refused_and_the_session_goes_on(gateway, item, param):
+    async with session(gateway) as client:
+        error = await client.refusal("conversation.item.create", item=item)
+        assert (error["param"], error["code"]) == (param, "invalid_value")
+        await client.say("Hi")
+
+
+async def test_a_fault_of_ours_is_an_error_of_one_event(gateway, monkeypatch):
+    def broken(*_) -> None:
+        raise ZeroDivisionError
+
+    async with session(gateway) as client:
+        monkeypatch.setattr("gateway.realtime.conversation.Conversation.delete", broken)
+        error = await client.refusal("conversation.item.delete", item_id="x")
+        assert (error["type"], error["code"]) == ("server_error", "internal_error")
+        await client.say("Hi")
+
+
+async def test_a_commit_that_is_refused_loses_nothing(gateway, monkeypatch):
+    monkeypatch.setattr(gateway.app.state.gateway.settings, "max_realtime_items", 1)
+    async with session(gateway) as client:
+        said = (await client.say("Hi"))["item"]["id"]
+        await client.send("input_audio_buffer.append", audio=base64_of(TONE))
+        assert (await client.refusal("input_audio_buffer.commit"))["code"] == "conversation_too_long"
+        await client.ask("conversation.item.delete", "conversation.item.deleted", item_id=said)
+        await client.ask("input_audio_buffer.commit", "conversation.item.done")
+        await client.respond(output_modalities=["text"])
+    (asked,) = gateway.scripts["thinker"].requests
+    sound = asked.messages[0].content[0].media.data
+    assert soundfile.info(io.BytesIO(sound)).duration == pytest.approx(1.0, abs=0.06)

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from gateway.realtime import events
 from gateway.realtime.events import RealtimeError, error_event, parse, server_event
+from gateway.realtime.items import decode_base64
 
 SERVER_EVENTS = TypeAdapter(RealtimeServerEvent)
 OF_EACH_TYPE: list[dict[str, Any]] = [
@@ -111,7 +112,7 @@ def test_appended_audio_is_decoded():
     audio = bytes(range(256))
     event = parse(json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(audio).decode()}))
     assert isinstance(event, events.AudioAppend)
-    assert event.data() == audio
+    assert decode_base64(event.audio, "audio") == audio
 
 
 @pytest.mark.parametrize("audio", ["AAA", "AA-_", "%%%%", "é"])
@@ -119,15 +120,15 @@ def test_audio_that_is_not_base64_is_refused(audio):
     event = parse(json.dumps({"type": "input_audio_buffer.append", "audio": audio, "event_id": "e"}))
     assert isinstance(event, events.AudioAppend)
     with pytest.raises(RealtimeError) as caught:
-        event.data()
-    assert (caught.value.code, caught.value.param, caught.value.event_id) == ("invalid_value", "audio", "e")
+        decode_base64(event.audio, "audio")
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "audio")
 
 
 def test_as_much_audio_as_at_openai_fits_and_no_more():
     head, tail = '{"type": "input_audio_buffer.append", "event_id": "e", "audio": "', '"}'
     event = parse(head + "A" * events.MAX_AUDIO_CHARACTERS + tail)
     assert isinstance(event, events.AudioAppend)
-    assert len(event.data()) == events.MAX_AUDIO_CHARACTERS * 3 // 4
+    assert len(decode_base64(event.audio, "audio")) == events.MAX_AUDIO_CHARACTERS * 3 // 4
     error = refused(head + "A" * (events.MAX_AUDIO_CHARACTERS + 4) + tail)
     assert (error.code, error.param, error.event_id) == ("string_above_max_length", "audio", "e")
     assert refused("x" * (events.MAX_EVENT_CHARACTERS + 1)).code == "event_too_large"

@@ -253,3 +253,17 @@ async def test_all_sound_is_heard_by_the_detector_whatever_else_is_done_with_it(
         await send(client, 0.5, 8000)
         started = (await client.until("input_audio_buffer.speech_started"))[-1]
     assert started["audio_start_ms"] == pytest.approx(2000, abs=33)  # not before what was committed
+
+
+async def test_the_voice_may_change_until_something_was_heard(speech_gateway):
+    thinker = speech_gateway.scripts["thinker"]
+    voices = [{"audio": {"output": {"voice": name}}} for name in ("chelsie", "ethan")]
+    async with listening(speech_gateway) as client:
+        await client.ask("session.update", "session.updated", session={"output_modalities": ["audio"]})
+        await send(client, 0.5, 8000)
+        await send(client, 0.3, 0)
+        await speech_gateway.until(lambda: len(thinker.requests) == 1)
+        await client.ask("session.update", "session.updated", session=voices[1])  # what was begun is dropped, unheard
+        await send(client, 0.5, 0)
+        await client.until("response.done")
+        assert (await client.refusal("session.update", session=voices[0]))["code"] == "cannot_update_voice"

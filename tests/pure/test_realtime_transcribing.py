@@ -112,3 +112,32 @@ async def test_the_oldest_turns_go_where_only_their_text_counts(speech_gateway: 
         first, *_ = [await commit(client, bytes(9600)) for _ in range(3)]
         error = await client.refusal("conversation.item.retrieve", item_id=first)
         assert error["code"] == "item_retrieve_invalid_item_id"
+
+
+async def test_what_was_only_written_down_is_read_by_the_model(speech_gateway: Running, sentence: bytes) -> None:
+    async with session(speech_gateway, None, query="intent=transcription") as client:
+        audio = {"input": {"turn_detection": None}}
+        await client.ask("session.update", "session.updated", session={"type": "transcription", "audio": audio})
+        await commit(client, sentence)
+        await client.until(f"{EVENTS}.completed")
+        await client.ask("session.update", "session.updated", session={"type": "realtime"})
+        assert (await client.respond(output_modalities=["text"]))[-1]["response"]["status"] == "completed"
+    asked = speech_gateway.scripts["thinker"].requests[-1]
+    assert [part.text for part in asked.messages[0].content] == [SAID]
+
+
+async def test_sound_that_waits_to_be_written_down_is_bounded(speech_gateway: Running, sentence: bytes, monkeypatch):
+    thinker = speech_gateway.scripts["thinker"]
+    async with session(speech_gateway) as client:
+        await manual(client)
+        thinker.hold = True
+        ids = [await commit(client, sentence) for _ in range(2)]
+        await speech_gateway.until(lambda: thinker.running == 1)
+        await client.ask("conversation.item.delete", "conversation.item.deleted", item_id=ids[1])
+        monkeypatch.setattr(speech_gateway.app.state.gateway.settings, "max_realtime_bytes", 1024)
+        last = await commit(client, sentence)
+        failed = (await client.until(f"{EVENTS}.failed"))[-1]
+        assert (failed["item_id"], failed["error"]["code"]) == (last, "transcription_queue_full")
+        thinker.go_on()
+        assert (await client.until(f"{EVENTS}.completed"))[-1]["item_id"] == ids[0]
+    assert len(thinker.requests) == 1

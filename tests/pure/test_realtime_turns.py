@@ -138,12 +138,12 @@ def test_semantic_vad_waits_longer_for_who_pauses_but_not_for_ever(eagerness, mo
     clock, steps = Clock(SemanticVad(type="semantic_vad", eagerness=eagerness)), 0
     clock.hear((SPEECH, 10))
     while clock.turns.speaking and steps < 500:
-        steps += 1  # each pause a step longer than the last
+        steps += 4  # each pause longer than the last
         clock.hear((SILENCE, steps))
         if clock.turns.speaking:
             clock.hear((SPEECH, 10))
     waited_ms = steps * STEP_MS
-    assert most_ms <= waited_ms < most_ms + STEP_MS
+    assert most_ms <= waited_ms < most_ms + 4 * STEP_MS
 
 
 def test_semantic_vad_forgets_pauses_with_their_turn():
@@ -179,3 +179,11 @@ def test_who_speaks_is_not_idle():
     clock.turns.idle_from(clock.now_ms)
     clock.turns.idle_from(None)  # another answer has begun
     assert clock.hear((SILENCE, 500)) == []
+
+
+def test_a_turn_that_does_not_end_is_ended():
+    turns, heard = TurnDetector(ServerVad()), []
+    for step in range(1, 19_000):
+        heard += turns.add(0.9, step * STEP_MS)
+    assert [type(event).__name__ for event in heard] == ["SpeechStarted", "SpeechStopped", "SpeechStarted"]
+    assert heard[1].audio_end_ms == heard[1].cut_ms == pytest.approx(600_064, abs=2 * STEP_MS)
