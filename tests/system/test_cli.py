@@ -74,6 +74,7 @@ def test_say_writes_a_text_and_what_is_typed(stack, tmp_path: Path):
     assert "nothing to say" in done.stderr
 
 
+@pytest.mark.long
 def test_talk_has_two_turns_of_a_file_answered(stack, tmp_path: Path):
     sentences(tmp_path / "two.wav", ["The boats are out.", "Seven old doors, in green and yellow."], pause_s=1.5)
     options = ["--url", stack.url, "--api-key", stack.key, "--in", "two.wav", "--out", "heard.wav", "--voice", "ethan"]
