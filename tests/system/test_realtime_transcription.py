@@ -52,17 +52,3 @@ async def test_a_conversation_is_written_down_beside_its_answers(stack: Stack):
         assert done["usage"]["input_tokens"] == expected["usage"]["input_tokens"] > 0
         retrieved = await client.ask("conversation.item.retrieve", "conversation.item.retrieved", item_id=item["id"])
         assert retrieved["item"]["content"][0]["transcript"] == done["transcript"]
-
-
-async def test_a_session_that_only_writes_down(stack: Stack):
-    (sound,) = spoken("Why is the sky blue?")
-    expected = transcript_of(stack, sound)
-    settings = {"type": "transcription", "audio": {"input": {"turn_detection": None, "transcription": WRITTEN}}}
-    async with conversation(stack, stack.key, **settings) as client:
-        for _ in range(2):
-            await send(client, sound)
-            await client.send("input_audio_buffer.commit")
-            assert (await written(client))["transcript"][:SAME] == expected["text"][:SAME]
-        refused = await client.refusal("response.create")
-        assert "transcription session" in refused["message"]
-        assert not client.order.responses
