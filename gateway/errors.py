@@ -59,6 +59,12 @@ def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"{param}: {reason}", param, code)
 
 
+def gateway_fault(where: str = "") -> ApiError:
+    """The 500 for a bug of the gateway's, whose log says what it was: `where` in it, if that can be told."""
+    message = f"internal error; the gateway's log has the details{where}"
+    return ApiError(500, message, None, "internal_error")
+
+
 def from_error(kind: str, error: errors.StageError) -> ApiError:
     """What the client hears of an `error`, and what the request's log line says. It began where its `origin` says, else
     in the stage of `kind`, or in the gateway itself if that is "gateway"."""

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
 from gateway.api_keys import ApiKey, ApiKeys
-from gateway.errors import ApiError
+from gateway.errors import ApiError, gateway_fault
 from gateway.openai.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from gateway.page.files import PATHS as PAGE_PATHS
 from gateway.realtime.secrets import AZURE_PATH, PATH, ClientSecrets, key_of
@@ -71,8 +71,7 @@ class RequestContext:
             status = CLIENT_CLOSED_REQUEST
         except Exception:
             log.exception("request failed", request_id=request_id)
-            message = "internal error; the gateway's log has the details under this request id"
-            error = ApiError(500, message, None, "internal_error")
+            error = gateway_fault(" under this request id")
             fields["code"] = error.code
             if scope["type"] == "websocket":
                 await send_with_id({"type": "websocket.close", "code": WS_1011_INTERNAL_ERROR})

@@ -17,16 +17,15 @@ from starlette.status import (
 from starlette.websockets import WebSocketState
 
 from gateway import metrics
-from gateway.errors import ApiError
+from gateway.errors import ApiError, gateway_fault
 from gateway.gateway import Gateway
 from gateway.openai.connection import ClientGone, key_of
 from gateway.realtime.conversing import Conversing
-from gateway.realtime.events import RealtimeError, error_event, parse
+from gateway.realtime.events import RealtimeError, apart, error_event, from_api, parse, to_api
 from gateway.realtime.outbox import Outbox, SlowReader
 from gateway.realtime.secrets import AZURE_PATH, PATH, new_session, secret_of, subprotocol_of
 from gateway.realtime.session import Session
 
-_PARSE_APART_CHARACTERS = 256 * 1024  # longer messages are parsed in a thread: others are waiting
 # What OpenAI calls its realtime models. Clients ask for one of them by default.
 _OPENAI_MODEL = re.compile(r"gpt-[\w.-]*(realtime|audio|transcribe)[\w.-]*")
 
@@ -57,16 +56,12 @@ async def _serve(socket: WebSocket) -> int:
             return await _Connection(gateway, socket, session).run()
     except (ApiError, RealtimeError) as error:
         if isinstance(error, RealtimeError):
-            error = ApiError(400, error.message, error.param, error.code)
+            error = to_api(error)
         socket.state.log.update(error.log)
-        await socket.send_json(error_event(_told(error)))
+        await socket.send_json(error_event(from_api(error)))
         if error.status in (429, 503):
             return WS_1013_TRY_AGAIN_LATER
         return WS_1011_INTERNAL_ERROR if error.status == 500 else WS_1008_POLICY_VIOLATION
-
-
-def _told(error: ApiError) -> RealtimeError:
-    return RealtimeError(error.code or "invalid_value", error.message, error.param, type=error.kind)
 
 
 def _check_origin(socket: WebSocket) -> None:
@@ -164,18 +159,15 @@ class _Connection:
         try:
             if text is None:
                 raise RealtimeError("invalid_value", "events of a client are JSON texts", "type")
-            event = await asyncio.to_thread(parse, text) if len(text) > _PARSE_APART_CHARACTERS else parse(text)
+            event = await apart(len(text), lambda: parse(text))
             await self._conversing.take(event)
+            return
         except RealtimeError as error:
-            if error.event_id is None and event is not None:
-                error.event_id = event.event_id
-            self._outbox.put(error_event(error))
+            told = error
         except ApiError as error:
-            told = _told(error)
-            told.event_id = event and event.event_id
-            self._outbox.put(error_event(told))
+            told = from_api(error)
         except Exception as error:  # a bug: the session goes on
             log.exception("realtime event failed", kind=event and event.type, exc_info=error)
-            reason = "internal error; the gateway's log has the details"
-            told = RealtimeError("internal_error", reason, None, event and event.event_id, "server_error")
-            self._outbox.put(error_event(told))
+            told = from_api(gateway_fault())
+        told.event_id = told.event_id or (event and event.event_id)
+        self._outbox.put(error_event(told))

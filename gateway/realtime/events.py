@@ -1,18 +1,23 @@
 """Events of `/v1/realtime`: what clients send is parsed, what the server sends is made. Members that are not known here
 are kept, never refused: clients send what newer models of OpenAI take."""
 
+import asyncio
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-MIB = 1024 * 1024
+from gateway.errors import ApiError
+from gateway.settings import MIB
+
+Result = TypeVar("Result")
 MAX_AUDIO_CHARACTERS = 15 * MIB  # base64 of one append, as at OpenAI
 MAX_EVENT_CHARACTERS = 16 * MIB
+_LONG_CHARACTERS = MIB // 4
 _MAX_ID_CHARACTERS = 512
 _SHOWN_CHARACTERS = 64  # of a client's value in an error
 
@@ -37,6 +42,21 @@ class RealtimeError(Exception):
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
+
+
+def from_api(error: ApiError) -> RealtimeError:
+    """What the client hears of a refusal in the terms of HTTP."""
+    return RealtimeError(error.code or "invalid_value", error.message, error.param, type=error.kind)
+
+
+def to_api(error: RealtimeError) -> ApiError:
+    """The 400 for a refusal of what a request says of a session."""
+    return ApiError(400, error.message, error.param, error.code)
+
+
+async def apart(characters: int, work: Callable[[], Result]) -> Result:
+    """Does `work` on so much that a client sent: in a thread, if it is long, as others are waiting."""
+    return await asyncio.to_thread(work) if characters > _LONG_CHARACTERS else work()
 
 
 class _Event(BaseModel):

@@ -13,7 +13,7 @@ from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
 from gateway.openai.chat_requests import MAX_INLINE_BYTES
 from gateway.pipeline.config import TalkerSampling
 from gateway.pipeline.run import Job, speech
-from gateway.realtime.events import RealtimeError
+from gateway.realtime.events import from_api
 from gateway.realtime.items import SAMPLE_RATE_HZ, Item, Sampled
 from gateway.realtime.session import RetentionRatio, Session
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
@@ -202,5 +202,5 @@ async def load_images(gateway: Gateway, item: Item, param: str) -> None:
     try:
         await load_media(gateway.fetcher, list(files.values()))
     except ApiError as error:
-        raise RealtimeError(error.code or "invalid_value", error.message, error.param, type=error.kind) from None
+        raise from_api(error) from None
     item.images.update((index, file.content) for index, file in files.items())

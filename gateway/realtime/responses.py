@@ -12,7 +12,7 @@ import structlog
 
 from gateway import metrics
 from gateway.api_keys import ApiKey
-from gateway.errors import ApiError, from_error
+from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.gateway import Gateway
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer
@@ -81,16 +81,6 @@ class Response:
         self._reason: str | None = None
         self.is_early, self._log = held, dict[str, Any]()
         self._started, self._first_sound = time.monotonic(), 0.0
-
-    @property
-    def request(self) -> Request:
-        """What was asked for."""
-        return self._request
-
-    @property
-    def item(self) -> Item | None:
-        """The message that it says, once there is one."""
-        return self._message and self._message.item
 
     @property
     def is_held(self) -> bool:
@@ -170,15 +160,12 @@ class Response:
         error = None if made.cancelled() else made.exception()
         if made.cancelled():
             self._settle("cancelled", reason=self._reason or "client_cancelled")
-        elif isinstance(error, ApiError):
+        elif error is not None:
+            if not isinstance(error, ApiError):  # a bug
+                log.error("realtime response failed", response_id=self.id, exc_info=error)
+                error = gateway_fault()
             self._request.log.update(error.log)
-            told = {"type": error.kind, "code": error.code, "message": error.message}
-            self._settle("failed", error=told)
-        elif error is not None:  # a bug
-            log.error("realtime response failed", response_id=self.id, exc_info=error)
-            told = ApiError(500, "internal error; the gateway's log has the details", None, "internal_error")
-            self._request.log.update(told.log)
-            self._settle("failed", error={"type": told.kind, "code": told.code, "message": told.message})
+            self._settle("failed", error={"type": error.kind, "code": error.code, "message": error.message})
         elif self._answer.finish_reason == "length":
             self._settle("incomplete", reason="max_output_tokens")
         else:

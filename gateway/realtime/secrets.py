@@ -23,7 +23,7 @@ from gateway.gateway import Gateway, not_reached
 from gateway.openai.connection import admitted
 from gateway.openai.connection import key_of as api_key_of
 from gateway.openai.forms import page, read_json
-from gateway.realtime.events import RealtimeError
+from gateway.realtime.events import RealtimeError, to_api
 from gateway.realtime.session import Session
 
 PATH = "/v1/realtime"
@@ -202,4 +202,4 @@ def _checked(gateway: Gateway, patch: dict[str, Any]) -> Session:
     try:
         return new_session(gateway).updated(patch)
     except RealtimeError as error:
-        raise ApiError(400, error.message, error.param, error.code) from None
+        raise to_api(error) from None

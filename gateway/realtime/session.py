@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
-from gateway.realtime.events import MIB, RealtimeError, from_validation, new_id
+from gateway.realtime.events import RealtimeError, from_validation, new_id
 from gateway.realtime.session_config import (
     TAGS,
     FormatType,
@@ -18,6 +18,7 @@ from gateway.realtime.session_config import (
     Transcription,
     TranscriptionConfig,
 )
+from gateway.settings import MIB
 
 SessionType: TypeAlias = Literal["realtime", "transcription"]
 # OpenAI's voices, in the order in which they are dealt out to the model's voices. New ones go to the end.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import structlog
 
 from gateway.api_keys import ApiKey
-from gateway.errors import ApiError, from_error
+from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.gateway import Gateway
 from gateway.media.encode import encode_audio
 from gateway.openai.languages import language_of
@@ -71,24 +71,22 @@ class Transcribing:
         while self._waiting:
             item, asked, sound_is_kept = self._waiting.popleft()
             # beside answers it is a part of them; alone it is what the key's limits are about
-            place = nullcontext() if self._key is None or sound_is_kept else self._key.request()
+            counted = nullcontext() if self._key is None or sound_is_kept else self._key.request()
             try:
-                with place:
-                    await self._write(item, asked, {"item_id": item.id, "content_index": _PART})
+                with counted:
+                    await self._write(item, asked)
             except ApiError as error:
                 self._fail(item, error)
             except Exception as error:  # a bug: the session goes on
                 log.exception("transcription failed", item_id=item.id, exc_info=error)
-                reason = "internal error; the gateway's log has the details"
-                self._fail(item, ApiError(500, reason, None, "internal_error"))
+                self._fail(item, gateway_fault())
             if not sound_is_kept:
                 item.sound.clear()
 
     def _fail(self, item: Item, error: ApiError) -> None:
-        told = {"type": error.kind, "code": error.code, "message": error.message, "param": error.param}
-        self._tell(f"{_EVENTS}.failed", item_id=item.id, content_index=_PART, error=told)
+        self._tell(f"{_EVENTS}.failed", **_place(item), **error.body())
 
-    async def _write(self, item: Item, asked: session_config.Transcription, place: dict[str, Any]) -> None:
+    async def _write(self, item: Item, asked: session_config.Transcription) -> None:
         """Raises ApiError."""
         request = TranscriptionRequest(model=self._model, prompt=asked.prompt)
         fields: dict[str, Any] = {"request_id": new_id("transcription")}
@@ -100,18 +98,22 @@ class Transcribing:
                 work = Transcription(self._gateway, request, asking, sound, vad, fields["request_id"], fields)
                 async with aclosing(work.deltas()) as deltas:
                     async for delta in deltas:
-                        self._tell(f"{_EVENTS}.delta", **place, delta=delta)
+                        self._tell(f"{_EVENTS}.delta", **_place(item), delta=delta)
         except StageError as error:
             raise from_error("gateway", error) from error
         finally:
             log.info("realtime transcription", **fields)
-        item.content[_PART]["transcript"] = joined(work.segments)
-        self._tell(f"{_EVENTS}.completed", **place, transcript=joined(work.segments), usage=work.usage)
+        transcript = item.content[_PART]["transcript"] = joined(work.segments)
+        self._tell(f"{_EVENTS}.completed", **_place(item), transcript=transcript, usage=work.usage)
 
     @property
     def _model(self) -> str:
         """The thinker's, whatever model the client asks for."""
         return self._gateway.model_of(self._gateway.stage_for("text", None)) or ""
+
+
+def _place(item: Item) -> dict[str, Any]:
+    return {"item_id": item.id, "content_index": _PART}
 
 
 def _language(asked: str | None) -> str | None:
