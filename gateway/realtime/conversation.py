@@ -1,6 +1,5 @@
 """The conversation of a realtime session: items in order."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.realtime.events import RealtimeError, new_id
@@ -27,12 +26,6 @@ class Conversation:
         self._items: list[Item] = []
         self._by_id: dict[str, Item] = {}
         self._sizes: dict[str, int] = {}  # in bytes, when they were added
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     def context(self) -> list[Item]:
         """What the model is told of."""
@@ -64,9 +57,7 @@ class Conversation:
         if item.id in self._by_id:
             message = f"item.id: the conversation has an item {item.id!r} already"
             raise RealtimeError("item_create_duplicate_item_id", message, "item.id")
-        if after not in (None, ROOT) and after not in self._by_id:
-            message = f"previous_item_id: no item {after!r} is in the conversation"
-            raise RealtimeError("item_create_invalid_previous_item_id", message, "previous_item_id")
+        self.check_place(after)
         while makes_room and len(self._items) >= self._limits.items:
             self.delete(self._items[0].id)
         self._check_room(item)
@@ -77,6 +68,12 @@ class Conversation:
         self._by_id[item.id] = item
         self._sizes[item.id] = item.size_bytes
         return self.previous_id(item.id)
+
+    def check_place(self, after: str | None) -> None:
+        """Raises RealtimeError: `after` is none that an item can stand after."""
+        if after not in (None, ROOT) and after not in self._by_id:
+            message = f"previous_item_id: no item {after!r} is in the conversation"
+            raise RealtimeError("item_create_invalid_previous_item_id", message, "previous_item_id")
 
     def _check_room(self, item: Item) -> None:
         if len(self._items) >= self._limits.items:

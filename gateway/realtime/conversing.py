@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from gateway.api_keys import ApiKey
 from gateway.gateway import Gateway
-from gateway.realtime.conversation import ROOT, Conversation, Limits
+from gateway.realtime import events
+from gateway.realtime.conversation import Conversation, Limits
 from gateway.realtime.detector import DetectorError
-from gateway.realtime.events import ClientEvent, RealtimeError, server_event
+from gateway.realtime.events import ClientEvent, RealtimeError, apart, server_event
 from gateway.realtime.input_buffer import InputBuffer
 from gateway.realtime.items import Item, decode_base64, parse_item, parse_items, spoken
 from gateway.realtime.listening import Listening
@@ -21,13 +22,8 @@ from gateway.realtime.transcribing import Transcribing
 from gateway.realtime.turn_model import TurnModel
 
 # What changes nothing that an answer goes by.
-_HARMLESS = ("input_audio_buffer.append", "conversation.item.retrieve", "response.cancel")
+_HARMLESS = (events.AudioAppend, events.ItemRetrieve, events.ResponseCancel)
 _MAX_SIDE_RESPONSES = 8  # out of band, at a time
-
-_LONG_CHARACTERS = 256 * 1024  # of base64: 4 s of PCM
-
-Members = dict[str, Any]
-Result = TypeVar("Result")
 
 
 class Conversing:
@@ -53,17 +49,17 @@ class Conversing:
         self._spoke = False
         self._listening: Listening | None = None
         self._transcribing = Transcribing(gateway, self.tell, key)
-        self._handlers: dict[str, Callable[[Members], Awaitable[None]]] = {
-            "session.update": self._update,
-            "input_audio_buffer.append": self._append,
-            "input_audio_buffer.commit": self._commit,
-            "input_audio_buffer.clear": self._clear,
-            "conversation.item.create": self._create_item,
-            "conversation.item.retrieve": self._retrieve,
-            "conversation.item.delete": self._delete,
-            "conversation.item.truncate": self._truncate,
-            "response.create": self._respond,
-            "response.cancel": self._cancel,
+        self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
+            events.SessionUpdate: self._update,
+            events.AudioAppend: self._append,
+            events.AudioCommit: self._commit,
+            events.AudioClear: self._clear,
+            events.ItemCreate: self._create_item,
+            events.ItemRetrieve: self._retrieve,
+            events.ItemDelete: self._delete,
+            events.ItemTruncate: self._truncate,
+            events.ResponseCreate: self._respond,
+            events.ResponseCancel: self._cancel,
         }
 
     def begin(self) -> None:
@@ -82,17 +78,17 @@ class Conversing:
 
     async def take(self, event: ClientEvent) -> None:
         """Does what an event of the client says. Raises RealtimeError, ApiError: nothing was done."""
-        handler = self._handlers.get(event.type)
-        if self._listening is not None and event.type not in _HARMLESS:
+        handler = self._handlers.get(type(event))
+        if self._listening is not None and not isinstance(event, _HARMLESS):
             await self._listening.void()
         if handler is not None:  # others are about what a WebSocket has not
-            await handler({name: getattr(event, name) for name in event.model_fields_set})
+            await handler(event)
 
     def tell(self, kind: str, /, **members: Any) -> None:
         self._outbox.put(server_event(kind, **members))
 
-    async def _update(self, members: Members) -> None:
-        session = self.session.updated(members.get("session") or {})
+    async def _update(self, event: events.SessionUpdate) -> None:
+        session = self.session.updated(event.session)
         if self._has_spoken() and session.voice != self.session.voice:
             message = "session.audio.output.voice: cannot change once the model has spoken"
             raise RealtimeError("cannot_update_voice", message, "session.audio.output.voice")
@@ -101,9 +97,9 @@ class Conversing:
         self.session = session
         self.tell("session.updated", session=session.public())
 
-    async def _append(self, members: Members) -> None:
-        data, begin_ms = members["audio"], self.buffer.returned_ms
-        samples = await _apart(len(data), lambda: self.buffer.add(decode_base64(data, "audio")))
+    async def _append(self, event: events.AudioAppend) -> None:
+        data, begin_ms = event.audio, self.buffer.returned_ms
+        samples = await apart(len(data), lambda: self.buffer.add(decode_base64(data, "audio")))
         rules = self.session.turn_detection
         if rules is None:
             await self._forget_turn()
@@ -119,12 +115,12 @@ class Conversing:
             self._stop_listening()
             raise RealtimeError("detector_failed", str(error), type="server_error") from None
 
-    async def _commit(self, members: Members) -> None:
+    async def _commit(self, event: events.AudioCommit) -> None:
         self.commit(spoken(self.buffer.all()))
         await self._forget_turn()
         self.buffer.clear()
 
-    async def _clear(self, members: Members) -> None:
+    async def _clear(self, event: events.AudioClear) -> None:
         await self._forget_turn()
         self.buffer.clear()
         self.tell("input_audio_buffer.cleared")
@@ -166,40 +162,30 @@ class Conversing:
         self.tell("conversation.item.added", previous_item_id=previous, item=item.public())
         self.tell("conversation.item.done", previous_item_id=previous, item=item.public())
 
-    async def _create_item(self, members: Members) -> None:
-        item = await self._parsed(members.get("item"))
-        after = members.get("previous_item_id")
-        if after is not None and not isinstance(after, str):
-            raise RealtimeError("invalid_value", "previous_item_id: must be a text", "previous_item_id")
-        if after not in (None, ROOT) and self.conversation.find(after) is None:
-            message = f"previous_item_id: no item {after!r} is in the conversation"
-            raise RealtimeError("item_create_invalid_previous_item_id", message, "previous_item_id")
+    async def _create_item(self, event: events.ItemCreate) -> None:
+        # in a thread: its sound may be long
+        item = await asyncio.to_thread(parse_item, event.item, self.session.input_format)
+        self.conversation.check_place(event.previous_item_id)  # before pictures are fetched in vain
         await load_images(self._gateway, item, "item")
-        self._tell_added(item, self.conversation.add(item, after))
+        self._tell_added(item, self.conversation.add(item, event.previous_item_id))
 
-    async def _parsed(self, members: Any) -> Item:
-        """The item, read in a thread: its sound may be long."""
-        return await asyncio.to_thread(parse_item, members, self.session.input_format)
+    async def _retrieve(self, event: events.ItemRetrieve) -> None:
+        self.tell("conversation.item.retrieved", item=self.conversation.retrieve(event.item_id).public())
 
-    async def _retrieve(self, members: Members) -> None:
-        self.tell("conversation.item.retrieved", item=self.conversation.retrieve(_id(members)).public())
+    async def _delete(self, event: events.ItemDelete) -> None:
+        self.conversation.delete(event.item_id)
+        self._transcribing.forget(event.item_id)
+        self.tell("conversation.item.deleted", item_id=event.item_id)
 
-    async def _delete(self, members: Members) -> None:
-        self.conversation.delete(_id(members))
-        self._transcribing.forget(_id(members))
-        self.tell("conversation.item.deleted", item_id=_id(members))
+    async def _truncate(self, event: events.ItemTruncate) -> None:
+        place = {"item_id": event.item_id, "content_index": event.content_index}
+        self.conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
+        self.tell("conversation.item.truncated", **place, audio_end_ms=event.audio_end_ms)
 
-    async def _truncate(self, members: Members) -> None:
-        index = _whole_number(members.get("content_index", 0), "content_index")
-        end_ms = _whole_number(members.get("audio_end_ms"), "audio_end_ms")
-        self.conversation.truncate(_id(members), index, end_ms)
-        told = {"item_id": _id(members), "content_index": index, "audio_end_ms": end_ms}
-        self.tell("conversation.item.truncated", **told)
-
-    async def _respond(self, members: Members) -> None:
+    async def _respond(self, event: events.ResponseCreate) -> None:
         if self.session.type == "transcription":
             raise RealtimeError("invalid_value", "type: a transcription session has no responses", "type")
-        asked = members.get("response") or {}
+        asked = event.response or {}
         conversation = asked.get("conversation") or "auto"
         if conversation not in ("auto", "none"):
             message = 'response.conversation: must be "auto" or "none"'
@@ -276,28 +262,10 @@ class Conversing:
             if self._listening is not None and not response.is_held:
                 self._listening.idle_from(max(0.0, response.played_at - time.monotonic()))
 
-    async def _cancel(self, members: Members) -> None:
-        id = members.get("response_id")
-        found = self._active if id is None else self._responses.get(id, (None,))[0] if isinstance(id, str) else None
+    async def _cancel(self, event: events.ResponseCancel) -> None:
+        id = event.response_id
+        found = self._active if id is None else self._responses.get(id, (None,))[0]
         if found is None or found.is_held:  # the client knows of none
             message = "Cancellation failed: no active response found"
             raise RealtimeError("response_cancel_not_active", message, "response_id" if id else None)
         await found.cancel("client_cancelled")
-
-
-async def _apart(characters: int, work: Callable[[], Result]) -> Result:
-    """Does `work` on a client's sound: in a thread, if it is long."""
-    return await asyncio.to_thread(work) if characters > _LONG_CHARACTERS else work()
-
-
-def _id(members: Members) -> str:
-    id = members.get("item_id")
-    if not isinstance(id, str):
-        raise RealtimeError("invalid_value", "item_id: must be a text", "item_id")
-    return id
-
-
-def _whole_number(value: Any, param: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise RealtimeError("invalid_value", f"{param}: must be a whole number", param)
-    return value

@@ -32,7 +32,7 @@ def answer(transcript: str, sent_ms: int, status: str = "completed") -> Item:
 
 
 def ids(conversation: Conversation) -> list[str]:
-    return [item.id for item in conversation]
+    return [item.id for item in conversation.context()]
 
 
 async def test_items_come_where_the_client_wants_them():
@@ -74,14 +74,14 @@ async def test_a_conversation_has_a_size():
     conversation.add(spoken(bytes(64_000)))
     with pytest.raises(RealtimeError, match="larger"):
         conversation.add(spoken(bytes(64_000)))
-    assert len(conversation) == 1
+    assert len(conversation.context()) == 1
 
 
 async def test_truncation_keeps_what_was_heard():
     conversation = Conversation()
     conversation.add(answer("one two three four five", 4000))
     conversation.truncate("answer", 0, 2000)
-    (item,) = conversation
+    (item,) = conversation.context()
     assert (item.content[0]["transcript"], item.sent_ms, item.sampled) == ("one two", 2000, None)
     with pytest.raises(RealtimeError, match="2000 ms"):
         conversation.truncate("answer", 0, 2001)
@@ -153,7 +153,7 @@ async def test_a_response_is_held_back_until_it_is_released(speech_gateway):
     response, outbox = held(speech_gateway, conversation)
     task = response.start()
     await task  # made to its end
-    assert (outbox.texts, len(conversation)) == ([], 0)
+    assert (outbox.texts, len(conversation.context())) == ([], 0)
     conversation.add(text("Hi", id="user"))  # what it answers comes before it
     await response.release()
     events = [json.loads(each) for each in outbox.texts]
@@ -162,7 +162,7 @@ async def test_a_response_is_held_back_until_it_is_released(speech_gateway):
     assert events[-1]["response"]["status"] == "completed"
     added = next(event for event in events if event["type"] == "conversation.item.added")
     assert added["previous_item_id"] == "user"
-    user, item = conversation
+    user, item = conversation.context()
     assert (user.id, item.content[0]["transcript"]) == ("user", "".join(PIECES))
     assert item.sampled == Sampled(array("i", [0, 1, 2]), (item.id,))
     assert item.sent_ms == 240
@@ -175,7 +175,7 @@ async def test_a_response_that_is_dropped_leaves_no_trace(speech_gateway):
     response.start()
     await speech_gateway.until(lambda: speech_gateway.scripts["code2wav"].running == 1)
     await response.drop()
-    assert (outbox.texts, len(conversation)) == ([], 0)
+    assert (outbox.texts, len(conversation.context())) == ([], 0)
     await speech_gateway.until(lambda: not any(script.running for script in speech_gateway.scripts.values()))
 
 

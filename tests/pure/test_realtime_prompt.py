@@ -95,7 +95,7 @@ def _write_anew(talk: Conversation) -> None:
 
 
 def _forget(talk: Conversation) -> None:
-    for item in list(talk)[:2]:
+    for item in talk.context()[:2]:
         item.is_forgotten = True
 
 
