@@ -4,6 +4,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from gateway.errors import ApiError
 
@@ -35,5 +36,17 @@ def _is_own(headers: Headers) -> bool:
     """Whether the request is of no page, or of this server's own."""
     if (site := headers.get("sec-fetch-site")) is not None:  # the browser's own word: proxies do not change it
         return site in _OWN_SITES
-    origin = headers.get("origin")  # of pages without TLS on other machines
+    return _is_of_host(headers)  # of pages without TLS on other machines
+
+
+def _is_of_host(headers: Headers) -> bool:
+    origin = headers.get("origin")
     return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def check_socket(socket: WebSocket) -> None:
+    """Raises ApiError: a page of another site asks. Browsers keep such pages from reading our answers over HTTP, but
+    connect their WebSockets anywhere, e.g. to a server on the user's own machine that asks for no key."""
+    if not _is_of_host(socket.headers):
+        message = f"a page of {socket.headers['origin']} may not use this server from a browser"
+        raise ApiError(403, message, None, "foreign_origin")

@@ -9,7 +9,6 @@ closes the connection ends the speech at once.
 import asyncio
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, Field
@@ -21,6 +20,7 @@ from gateway.gateway import Gateway
 from gateway.openai.connection import LAST_WORD_S, ClientGone, admitted
 from gateway.openai.forms import parsed
 from gateway.openai.speech import MEDIA_TYPES, Speaking, SpeechSettings, nothing_to_say
+from gateway.origin import check_socket
 from gateway.pipeline.typed_text import TypedText
 from gateway.strict import Strict
 
@@ -79,7 +79,7 @@ async def speak_as_typed(socket: WebSocket) -> None:
 async def _serve(socket: WebSocket) -> int:
     """The code to close with. Raises WebSocketDisconnect: the client left."""
     try:
-        _check_origin(socket)
+        check_socket(socket)
         async with asynccontextmanager(admitted)(socket) as gateway:
             await _Session(gateway, socket).run()
     except ApiError as error:
@@ -87,14 +87,6 @@ async def _serve(socket: WebSocket) -> int:
         await socket.send_json({"type": "error", **error.body()})
         return WS_1008_POLICY_VIOLATION if error.status < 500 else WS_1011_INTERNAL_ERROR
     return WS_1000_NORMAL_CLOSURE
-
-
-def _check_origin(socket: WebSocket) -> None:
-    """Raises ApiError: a page of another site asks. Browsers keep such pages from reading our answers over HTTP, but
-    connect their WebSockets anywhere, e.g. to a server on the user's own machine that asks for no key."""
-    origin, host = socket.headers.get("origin"), socket.headers.get("host")
-    if origin is not None and urlsplit(origin).netloc != host:
-        raise ApiError(403, f"a page of {origin} may not use this server from a browser", None, "foreign_origin")
 
 
 class _Session:

@@ -4,7 +4,6 @@ import asyncio
 import re
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import structlog
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
@@ -20,6 +19,7 @@ from gateway import metrics
 from gateway.errors import ApiError, gateway_fault
 from gateway.gateway import Gateway
 from gateway.openai.connection import ClientGone, key_of
+from gateway.origin import check_socket
 from gateway.realtime.conversing import Conversing
 from gateway.realtime.events import RealtimeError, apart, error_event, from_api, parse, to_api
 from gateway.realtime.outbox import Outbox, SlowReader
@@ -50,7 +50,8 @@ async def _serve(socket: WebSocket) -> int:
     """The code to close with. Raises WebSocketDisconnect: the client left; SlowReader: it reads nothing."""
     gateway: Gateway = socket.app.state.gateway
     try:
-        _check_origin(socket)
+        if key_of(socket) is None:  # pages of other sites have none to send
+            check_socket(socket)
         session = _session(gateway, socket)
         with _Place(gateway):
             return await _Connection(gateway, socket, session).run()
@@ -62,14 +63,6 @@ async def _serve(socket: WebSocket) -> int:
         if error.status in (429, 503):
             return WS_1013_TRY_AGAIN_LATER
         return WS_1011_INTERNAL_ERROR if error.status == 500 else WS_1008_POLICY_VIOLATION
-
-
-def _check_origin(socket: WebSocket) -> None:
-    """Raises ApiError: a page of another site asks, without a key. Browsers let pages connect anywhere, e.g. to a
-    server on the user's own machine that asks for no key."""
-    origin, host = socket.headers.get("origin"), socket.headers.get("host")
-    if origin is not None and key_of(socket) is None and urlsplit(origin).netloc != host:
-        raise ApiError(403, f"a page of {origin} may not use this server from a browser", None, "foreign_origin")
 
 
 def _session(gateway: Gateway, socket: WebSocket) -> Session:
