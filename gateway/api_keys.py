@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import structlog
 from pydantic import Field, StringConstraints
+from starlette.datastructures import Headers
 
 from gateway import metrics
 from gateway.errors import ApiError
@@ -63,6 +64,12 @@ def digest(key: str) -> str:
     tried. 256 random bits cannot be tried out, whatever the hash, and this one is computed for each request.
     """
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).hexdigest()
+
+
+def bearer_of(headers: Headers) -> str:
+    """The key in the Authorization header; "" for none."""
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    return credentials.strip() if scheme.lower() == "bearer" else ""
 
 
 def read_key_file(file: Path) -> list[ApiKeyEntry]:

@@ -12,7 +12,7 @@ from starlette.status import WS_1008_POLICY_VIOLATION, WS_1011_INTERNAL_ERROR
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
-from gateway.api_keys import ApiKey, ApiKeys
+from gateway.api_keys import ApiKey, ApiKeys, bearer_of
 from gateway.errors import ApiError, gateway_fault
 from gateway.openai.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from gateway.page.files import PATHS as PAGE_PATHS
@@ -151,10 +151,7 @@ class RequireKey:
         if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        if scope["type"] == "websocket":
-            presented = key_of(HTTPConnection(scope))
-        else:
-            presented = _bearer(Headers(scope=scope).get("authorization", ""))
+        presented = key_of(HTTPConnection(scope)) if scope["type"] == "websocket" else bearer_of(Headers(scope=scope))
         key = self._key(presented, scope) if presented else None
         if key is not None:
             state = scope.setdefault("state", {})
@@ -184,8 +181,3 @@ async def _refuse(presented: str, scope: Scope, receive: Receive, send: Send) ->
     response = error.response()
     response.headers["www-authenticate"] = "Bearer"
     await response(scope, receive, send)
-
-
-def _bearer(header: str) -> str:
-    scheme, _, credentials = header.partition(" ")
-    return credentials.strip() if scheme.lower() == "bearer" else ""

@@ -1,20 +1,16 @@
 """Sound as realtime clients send and hear it. Blocking, though a second of sound takes well under a millisecond."""
 
-from typing import Literal
-
 import numpy as np
 import soxr
 
-from gateway.media.encode import Tempo
+from gateway.media.encode import BYTES_PER_SAMPLE, Tempo
 from gateway.realtime import g711
+from gateway.realtime.session_config import PCM_RATE_HZ
 
-Format = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
 MODEL_RATE_HZ = 16_000  # what the models and the detector of speech hear
-PCM_RATE_HZ = 24_000  # of audio/pcm
 _LAWS: dict[str, g711.Law] = {"audio/pcmu": "mu", "audio/pcma": "a"}
 # This filter keeps 12 ms of sound back, soxr's usual one 43 ms. What more it lets by is far below G.711's own noise.
 _G711_QUALITY = "LQ"
-_BYTES_PER_SAMPLE = 2
 
 
 def rate_hz_of(audio_format: str) -> int:
@@ -52,7 +48,7 @@ class InputAudio:
         """The samples that are ready, (n,) int16. Half a sample waits for its other half."""
         if self._law is None:
             data = self._rest + data
-            whole = len(data) // _BYTES_PER_SAMPLE * _BYTES_PER_SAMPLE
+            whole = len(data) // BYTES_PER_SAMPLE * BYTES_PER_SAMPLE
             data, self._rest = data[:whole], data[whole:]
             samples = np.frombuffer(data, "<i2")
         else:

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from gateway.realtime.audio import InputAudio
+from gateway.media.encode import BYTES_PER_SAMPLE
+from gateway.realtime.audio import MODEL_RATE_HZ, InputAudio
 from gateway.realtime.events import RealtimeError
 
 _LEAST_MS = 100
-_BYTES_PER_SAMPLE = 2
-_SAMPLES_PER_MS = 16
-_BYTES_PER_MS = _BYTES_PER_SAMPLE * _SAMPLES_PER_MS
+_SAMPLES_PER_MS = MODEL_RATE_HZ // 1000
+_BYTES_PER_MS = BYTES_PER_SAMPLE * _SAMPLES_PER_MS
 _MOST_S = 900
 
 
@@ -62,15 +62,17 @@ class InputBuffer:
 
     def between(self, begin_ms: float, end_ms: float) -> bytes:
         """The sound of a time, as far as it is here."""
-        first_ms = self._reader.given_ms - len(self._samples) / _BYTES_PER_MS
-        begin, end = (_BYTES_PER_SAMPLE * round(max(0.0, ms - first_ms) * _SAMPLES_PER_MS) for ms in (begin_ms, end_ms))
-        return bytes(self._samples[begin:end])
+        return bytes(self._samples[self._place(begin_ms) : self._place(end_ms)])
 
     def forget_before(self, ms: float) -> None:
         """Forgets the sound before a time."""
-        first_ms = self._reader.given_ms - len(self._samples) / _BYTES_PER_MS
-        del self._samples[: _BYTES_PER_SAMPLE * round(max(0.0, ms - first_ms) * _SAMPLES_PER_MS)]
+        del self._samples[: self._place(ms)]
         self._begin_ms = max(self._begin_ms, ms)
+
+    def _place(self, ms: float) -> int:
+        """Where the sound of a time begins in the bytes."""
+        first_ms = self._reader.given_ms - len(self._samples) / _BYTES_PER_MS
+        return BYTES_PER_SAMPLE * round(max(0.0, ms - first_ms) * _SAMPLES_PER_MS)
 
     def _flush(self) -> None:
         samples = self._reader.flush()

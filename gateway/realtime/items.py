@@ -12,7 +12,6 @@ import numpy as np
 from gateway.realtime.audio import InputAudio
 from gateway.realtime.events import RealtimeError, new_id
 
-SAMPLE_RATE_HZ = 16_000  # of the sound that items keep
 _PARTS = {
     "user": {"input_text": "text", "input_audio": "audio", "input_image": "image_url"},
     "system": {"input_text": "text"},

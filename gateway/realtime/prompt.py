@@ -13,8 +13,9 @@ from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
 from gateway.openai.chat_requests import MAX_INLINE_BYTES
 from gateway.pipeline.config import TalkerSampling
 from gateway.pipeline.run import Job, speech
+from gateway.realtime.audio import MODEL_RATE_HZ
 from gateway.realtime.events import from_api
-from gateway.realtime.items import SAMPLE_RATE_HZ, Item, Sampled
+from gateway.realtime.items import Item, Sampled
 from gateway.realtime.session import RetentionRatio, Session
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.channels import MAX_MESSAGE_BYTES
@@ -22,8 +23,8 @@ from services.common.rpc.channels import MAX_MESSAGE_BYTES
 _MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 _KEPT_PART = 0.75
 # Of the spectrograms that models hear.
-_HOP_SAMPLES = SAMPLE_RATE_HZ // 100
-_WINDOW_SAMPLES = SAMPLE_RATE_HZ // 40
+_HOP_SAMPLES = MODEL_RATE_HZ // 100
+_WINDOW_SAMPLES = MODEL_RATE_HZ // 40
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def _fill_heard(result: thinker_pb2.ChatMessage, item: Item) -> list[tuple[media
             result.content.add(text=part["transcript"] or "")
         elif part["type"] == "input_audio":
             media = media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, field=field)
-            file = encode_audio(_ended_in_silence(item.sound[index]), SAMPLE_RATE_HZ, "wav")
+            file = encode_audio(_ended_in_silence(item.sound[index]), MODEL_RATE_HZ, "wav")
             pending.append((result.content.add(media=media).media, file))
         else:
             media = media_pb2.Media(kind=media_pb2.MEDIA_KIND_IMAGE, field=field)

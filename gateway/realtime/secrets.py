@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.requests import HTTPConnection
 
-from gateway.api_keys import ApiKey, digest
+from gateway.api_keys import ApiKey, bearer_of, digest
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway, not_reached
 from gateway.openai.connection import admitted
@@ -116,10 +116,7 @@ class ClientSecrets:
 def key_of(socket: HTTPConnection) -> str:
     """The key that a WebSocket's client presents, "" for none: in the Authorization header, as Azure's clients do in
     `api-key`, or as browsers must, which cannot set headers, in a subprotocol."""
-    scheme, _, credentials = socket.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and credentials.strip():
-        return credentials.strip()
-    if key := socket.headers.get("api-key", "").strip():
+    if key := bearer_of(socket.headers) or socket.headers.get("api-key", "").strip():
         return key
     offered = (name for name in _offered(socket) if name.startswith(_KEY_SUBPROTOCOL))
     return next(offered, "").removeprefix(_KEY_SUBPROTOCOL)

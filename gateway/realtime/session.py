@@ -19,6 +19,7 @@ from gateway.realtime.session_config import (
     TranscriptionConfig,
 )
 from gateway.settings import MIB
+from services.common.rpc.messages import spelled
 
 SessionType: TypeAlias = Literal["realtime", "transcription"]
 # OpenAI's voices, in the order in which they are dealt out to the model's voices. New ones go to the end.
@@ -220,10 +221,9 @@ class Session:
     def _model_voice(self, asked: str | None) -> str | None:
         if asked is None or not self.voices:
             return asked
-        wanted = asked.lower()
-        own = next((voice for voice in self.voices if voice.lower() == wanted), None)
-        if own is None and wanted in OPENAI_VOICES:
-            return self.voices[OPENAI_VOICES.index(wanted) % len(self.voices)]
+        own = spelled(asked, self.voices)
+        if own is None and (name := asked.lower()) in OPENAI_VOICES:
+            return self.voices[OPENAI_VOICES.index(name) % len(self.voices)]
         return own or asked
 
     def _check_voice(self, within: str) -> None:

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-PCM_RATE_HZ = 24_000
+PCM_RATE_HZ = 24_000  # of audio/pcm
 _MAX_PADDING_MS = 10_000  # kept of the audio before speech
 _MAX_SILENCE_MS = 30_000
 _MIN_IDLE_MS, _MAX_IDLE_MS = 100, 3_600_000

@@ -16,8 +16,9 @@ from gateway.openai.transcript import joined
 from gateway.openai.transcription import Transcription, to_transcribe
 from gateway.openai.transcription_requests import ServerVad, TranscriptionRequest
 from gateway.realtime import session_config
+from gateway.realtime.audio import MODEL_RATE_HZ
 from gateway.realtime.events import new_id
-from gateway.realtime.items import SAMPLE_RATE_HZ, Item
+from gateway.realtime.items import Item
 from services.common.rpc.errors import StageError
 
 log = structlog.get_logger()
@@ -90,7 +91,7 @@ class Transcribing:
         """Raises ApiError."""
         request = TranscriptionRequest(model=self._model, prompt=asked.prompt)
         fields: dict[str, Any] = {"request_id": new_id("transcription")}
-        sound = await asyncio.to_thread(encode_audio, item.sound[_PART], SAMPLE_RATE_HZ, "wav")
+        sound = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
         vad = ServerVad(type="server_vad")
         try:
             with self._gateway.admission.admit():
