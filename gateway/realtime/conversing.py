@@ -107,7 +107,7 @@ class Conversing:
             return
         try:
             if self._listening is None:
-                self._listening = Listening(self, self._gateway.detectors.open(begin_ms), rules, begin_ms)
+                self._listening = Listening(self, self._gateway.detectors.open(begin_ms), rules)
             self._listening.use(rules)
             await self._listening.hear(samples)
         except DetectorError as error:

@@ -21,10 +21,13 @@ from gateway.realtime.turn_model import TurnModel
 from gateway.realtime.turns import IdleTimeout, Paused, Resumed, SpeechStarted, SpeechStopped, TurnDetector, TurnEvent
 
 _MOST_SPECULATIONS = 3  # in one turn: who pauses so often will pause again
+_MORE_KEPT_MS = 1000  # of sound in which nobody speaks, beyond what may become part of a turn
 
 
 class Detector(Protocol):
-    """What says how probable speech is."""
+    """What says how probable speech is. `heard_ms`: time until which it has heard."""
+
+    heard_ms: float
 
     async def add(self, samples: np.ndarray) -> list[float]:
         """Of each 32 ms that these samples, (n,) int16, 16 kHz, complete."""
@@ -57,12 +60,11 @@ class Listening:
         turns: the session.
         detector: new.
         rules: how turns end.
-        begin_ms: time of the first sample that it will hear.
     """
 
-    def __init__(self, turns: Turns, detector: Detector, rules: ServerVad | SemanticVad, begin_ms: float) -> None:
+    def __init__(self, turns: Turns, detector: Detector, rules: ServerVad | SemanticVad) -> None:
         self._session, self._detector, self._rules = turns, detector, rules
-        self._turns, self._heard_ms = TurnDetector(rules, begin_ms), begin_ms
+        self._turns, self._heard_ms = TurnDetector(rules, detector.heard_ms), detector.heard_ms
         self._start_ms, self._id, self._speculations = 0, "", 0
         self._item: Item | None = None
         self._early: Response | None = None
@@ -83,7 +85,7 @@ class Listening:
                 except RealtimeError as error:
                     refusal = refusal or error
         if not self._turns.speaking:
-            self._session.buffer.forget_before(self._heard_ms - self._kept_ms)
+            self._session.buffer.forget_before(self._heard_ms - self._turns.padding_ms - _MORE_KEPT_MS)
         if refusal is not None:
             raise refusal
 
@@ -106,12 +108,6 @@ class Listening:
     def idle_from(self, after_s: float | None) -> None:
         """The user has heard the last answer in so many seconds; None: something else has begun."""
         self._turns.idle_from(None if after_s is None else self._heard_ms + after_s * 1000)
-
-    @property
-    def _kept_ms(self) -> float:
-        """Sound before a turn that may become part of it."""
-        padding_ms = self._rules.prefix_padding_ms if isinstance(self._rules, ServerVad) else 300
-        return padding_ms + 1000
 
     async def _happened(self, event: TurnEvent) -> None:
         match event:
@@ -149,10 +145,8 @@ class Listening:
             self._early = self._session.respond(after=item, held=True)
 
     async def _commit(self, item: Item, cut_ms: float) -> None:
-        if (
-            self._early is not None and self._early.status == "failed"
-        ):  # it may have been refused for a load that is over
-            await self.void()
+        if self._early is not None and self._early.status == "failed":
+            await self.void()  # refused, for a load that may be over
         self._item = None
         self._session.buffer.forget_before(cut_ms)
         try:

@@ -91,6 +91,11 @@ class TurnDetector:
         """Whether a turn has begun and not ended."""
         return self._speaking
 
+    @property
+    def padding_ms(self) -> int:
+        """Sound before a turn's speech that is part of it."""
+        return self._rules.prefix_padding_ms if isinstance(self._rules, ServerVad) else _SEMANTIC_PADDING_MS
+
     def use(self, turn_detection: ServerVad | SemanticVad) -> None:
         """Other rules from now on, for the turn that goes on too."""
         self._rules = turn_detection
@@ -150,8 +155,7 @@ class TurnDetector:
             self._onset_ms, self._onset_steps = None, 0
         if self._onset_ms is None or self._onset_steps < _ONSET_STEPS:
             return self._idle(end_ms)
-        padding_ms = self._rules.prefix_padding_ms if isinstance(self._rules, ServerVad) else _SEMANTIC_PADDING_MS
-        start_ms = max(self._onset_ms - padding_ms, self._free_ms)
+        start_ms = max(self._onset_ms - self.padding_ms, self._free_ms)
         self._speaking, self._begun_ms, self._idle_from_ms = True, end_ms, None
         return [SpeechStarted(round(start_ms))]
 

@@ -20,8 +20,8 @@ VAD = {"type": "server_vad", "prefix_padding_ms": 300, "silence_duration_ms": 50
 class Loudness:
     """Says that what is loud is speech: a tone is none to a real detector."""
 
-    def __init__(self) -> None:
-        self._rest = np.empty(0, np.int16)
+    def __init__(self, begin_ms: float) -> None:
+        self._rest, self.heard_ms = np.empty(0, np.int16), begin_ms
 
     async def add(self, samples: np.ndarray) -> list[float]:
         sound = np.concatenate([self._rest, samples])
@@ -35,7 +35,7 @@ class Loudness:
 
 class Ears:
     def open(self, begin_ms: float = 0.0) -> Loudness:
-        return Loudness()
+        return Loudness(begin_ms)
 
     def close(self) -> None:
         pass
