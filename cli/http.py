@@ -33,6 +33,12 @@ def address(client: httpx.Client, path: str = "") -> str:
     return f"{str(client.base_url).rstrip('/')}{path}"
 
 
+def socket_of(client: httpx.Client, path: str) -> tuple[str, dict[str, str]]:
+    """URL and headers of a WebSocket to `path` of the server of `client`."""
+    key = client.headers.get("authorization")
+    return f"ws{address(client, path).removeprefix('http')}", {"authorization": key} if key else {}
+
+
 @contextlib.contextmanager
 def reaching(url: str) -> Iterator[None]:
     """Names `url` where a request fails on its way. Raises ApiError then."""

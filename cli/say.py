@@ -13,7 +13,7 @@ import httpx
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from cli.http import ApiError, address, check, message, written
+from cli.http import ApiError, address, check, message, socket_of, written
 from cli.terminal import Report
 
 _BLOCK_BYTES = 64 * 1024
@@ -74,13 +74,10 @@ def say_typed(client: httpx.Client, settings: dict[str, Any], texts: Iterable[st
         ApiError: the server refused, broke off, or has no model that speaks a text.
     """
     config = {"type": "session.config", "model": model_that_speaks(client), **settings}
-    url = f"ws{address(client, '/v1/audio/speech/stream').removeprefix('http')}"
-    key = client.headers.get("authorization")
+    url, headers = socket_of(client, "/v1/audio/speech/stream")
     try:
         with (
-            connect(
-                url, open_timeout=_OPEN_TIMEOUT_S, additional_headers={"authorization": key} if key else {}
-            ) as socket,
+            connect(url, open_timeout=_OPEN_TIMEOUT_S, additional_headers=headers) as socket,
             written(out) as file,
         ):
             socket.send(json.dumps(config))

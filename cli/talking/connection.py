@@ -9,7 +9,7 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from cli.http import ApiError, address, message
+from cli.http import ApiError, address, message, socket_of
 from cli.say import model_that
 
 _OPEN_TIMEOUT_S = 10.0
@@ -51,13 +51,12 @@ class Connection:
 @contextlib.asynccontextmanager
 async def opened(client: httpx.Client, model: str) -> AsyncIterator[Connection]:
     """A realtime session of the server of `client`. Raises ApiError: there is none."""
-    url = f"ws{address(client, '/v1/realtime').removeprefix('http')}"
-    key = client.headers.get("authorization")
+    url, headers = socket_of(client, "/v1/realtime")
     try:
         async with connect(
             f"{url}?{httpx.QueryParams(model=model)}",
             open_timeout=_OPEN_TIMEOUT_S,
-            additional_headers={"authorization": key} if key else {},
+            additional_headers=headers,
             compression=None,  # sound in base64: costs much, saves little
             max_size=None,
         ) as socket:
