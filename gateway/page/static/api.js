@@ -50,6 +50,11 @@ export function post(path, body, options = {}) {
   return call(path, { method: "POST", headers, body: JSON.stringify(body), ...options });
 }
 
+// What the API has in base64.
+export function bytesOf(text) {
+  return Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+}
+
 // The server-sent events of a response, parsed. An error among them is thrown.
 export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -106,7 +106,7 @@ function soundFormat({ type, name }) {
 }
 
 // A picture as a data URL; one that is large, or of a rare kind, as a smaller JPEG.
-export async function pictureUrl(file) {
+async function pictureUrl(file) {
   if (PLAIN_PICTURES.has(file.type) && file.size <= MAX_PICTURE_BYTES) return dataUrl(file);
   const bitmap = await createImageBitmap(file), scale = Math.min(1, MAX_SIDE_PX / Math.max(bitmap.width, bitmap.height));
   const canvas = make("canvas", { width: Math.round(bitmap.width * scale), height: Math.round(bitmap.height * scale) });

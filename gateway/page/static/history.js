@@ -14,10 +14,6 @@ export class History {
     return this.#entries.find((entry) => entry.itemId === itemId);
   }
 
-  remove(entry) {
-    this.#entries = this.#entries.filter((each) => each !== entry);
-  }
-
   clear() {
     this.#entries = [];
   }

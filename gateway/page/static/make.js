@@ -74,7 +74,7 @@ async function begin(kind) {
 }
 
 // Something that is being made, as it is seen.
-export class Work {
+class Work {
   #progress = make("progress", { max: 100, ariaLabel: "Progress" });
   #state = make("p", { className: "facts", role: "status", textContent: "waiting ..." });
   #shown = make("div", { className: "result" });

@@ -1,5 +1,7 @@
 // Samples as the API has them: PCM of 16 bits, mono, in base64.
 
+import { bytesOf } from "./api.js";
+
 export const RATE_HZ = 24_000;
 const SLICE = 0x8000; // arguments of a call have a limit
 
@@ -10,8 +12,7 @@ export function toBase64(bytes) {
 }
 
 export function fromBase64(text) {
-  const raw = atob(text), bytes = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  const bytes = bytesOf(text);
   return new Int16Array(bytes.buffer, 0, bytes.length >> 1);
 }
 

@@ -1,6 +1,6 @@
 // Pictures, with previews and progress.
 
-import { call, eventsOf, post } from "./api.js";
+import { bytesOf, call, eventsOf, post } from "./api.js";
 import { make } from "./dom.js";
 
 const STREAMED = { stream: true, partial_images: 3, quartet: { progress: true } };
@@ -27,7 +27,7 @@ function take(event, prompt, work) {
     work.progress((100 * step) / steps, `step ${step} of ${steps}`);
     return;
   }
-  const type = `image/${event.output_format}`, bytes = Uint8Array.from(atob(event.b64_json), (char) => char.charCodeAt(0));
+  const type = `image/${event.output_format}`, bytes = bytesOf(event.b64_json);
   const url = URL.createObjectURL(new Blob([bytes], { type }));
   const picture = make("img", { src: url, alt: prompt });
   if (!event.type.endsWith("completed")) picture.addEventListener("load", () => URL.revokeObjectURL(url));

@@ -25,10 +25,6 @@ export class Transcript {
     this.#keepingEnd(() => this.#log.append(shown));
   }
 
-  has(id) {
-    return this.#turns.has(id);
-  }
-
   busy(id, busy) {
     this.#turns.get(id)?.shown.setAttribute("aria-busy", String(busy));
   }
