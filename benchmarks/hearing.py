@@ -13,7 +13,7 @@ from microphone import call
 from processes import Groups
 from utterances import RATE_HZ, Utterance, silence
 
-from gateway.realtime.audio import InputAudio
+from gateway.realtime.audio import MODEL_RATE_HZ, InputAudio
 from gateway.realtime.detector import Detectors
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -47,8 +47,7 @@ async def detector_ms_per_s(sessions: int, seconds: float, said: Utterance) -> f
     `sessions` comes in turn, in pieces of 100 ms."""
     reader = InputAudio("audio/pcm")
     heard = np.concatenate([reader.add(said.samples.tobytes()), reader.flush()])
-    rate_hz = 16_000
-    pieces = np.resize(heard, round(seconds * rate_hz)).reshape(-1, round(_PIECE_S * rate_hz))
+    pieces = np.resize(heard, round(seconds * MODEL_RATE_HZ)).reshape(-1, round(_PIECE_S * MODEL_RATE_HZ))
     with Detectors() as detectors:
         users = [detectors.open() for _ in range(sessions)]
         await asyncio.gather(*(user.add(pieces[0]) for user in users))  # makes their copies of the model

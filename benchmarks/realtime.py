@@ -26,13 +26,10 @@ from load import PROMPTS
 from microphone import Lost
 from realtime_report import SIDES, Report, Speculations, show
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from speech import console, machine, stage_arguments
+from speech import console, machine, started
 from utterances import Utterance, utterance
 
-from cli.plan import PIPELINE, Options, StartError
-from cli.supervisor import free_ports
-from cli.tiny import make_checkpoint
-from cli.up import running
+from cli.plan import StartError
 from services.common.engine.process import freeze_heap
 
 PAUSE_S = 0.3  # within every other turn: longer than a speculation waits for, shorter than server_vad does
@@ -97,11 +94,7 @@ def target(options: argparse.Namespace, scratch: Path) -> Iterator[Target]:
     short = {"temperature": 0, "max_tokens": options.tokens}, {"temperature": 0, "max_frames": options.frames}
     with ExitStack() as exits:
         if options.run_dir is None:
-            model, flags = options.model or make_checkpoint(scratch / "tiny", seed=0, size="tiny"), options.flag
-            started = Options(
-                str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, stage_arguments(flags)
-            )
-            exits.enter_context(running(started))
+            exits.enter_context(started(options, run_directory, scratch / "tiny"))
         addresses = stage_addresses(run_directory)
 
         def start(name: str, sampling: tuple[Mapping, Mapping], speculates: bool) -> GatewayProcess:

@@ -124,12 +124,20 @@ def target(
         state = json.loads((options.run_dir / "state.json").read_text())
         yield Target(state["url"], options.model, Groups(system_pids(options.run_dir)))
     else:
-        model = options.model or make_checkpoint(scratch / "tiny", seed=0, size="tiny", arch=arch)
-        run_directory, flags = scratch / "run", stage_arguments(options.flag)
-        started_s = time.monotonic()
-        with running(Options(str(model), "127.0.0.1", free_ports(1)[0], pipeline, run_directory, flags)) as stack:
-            console.print(f"ready after {time.monotonic() - started_s:.0f} s")
-            yield Target(stack.url, model, Groups(system_pids(run_directory)))
+        with started(options, scratch / "run", scratch / "tiny", pipeline, arch) as (url, model):
+            yield Target(url, model, Groups(system_pids(scratch / "run")))
+
+
+@contextlib.contextmanager
+def started(
+    options: argparse.Namespace, run_directory: Path, tiny: Path, pipeline: Path = PIPELINE, arch: str = "qwen3-omni"
+) -> Iterator[tuple[str, Path]]:
+    """A new system: its gateway's URL, and its checkpoint, which is made at `tiny` if the options name none."""
+    model = options.model or make_checkpoint(tiny, seed=0, size="tiny", arch=arch)
+    flags, begun_s = stage_arguments(options.flag), time.monotonic()
+    with running(Options(str(model), "127.0.0.1", free_ports(1)[0], pipeline, run_directory, flags)) as stack:
+        console.print(f"ready after {time.monotonic() - begun_s:.0f} s")
+        yield stack.url, model
 
 
 async def load_gateway(

@@ -14,7 +14,7 @@ from utterances import RATE_HZ, silence, utterance
 from gateway.realtime.audio import InputAudio
 from gateway.realtime.detector import Detectors
 from gateway.realtime.session_config import ServerVad
-from gateway.realtime.turns import SpeechStarted, SpeechStopped, TurnDetector
+from gateway.realtime.turns import STEP_MS, SpeechStarted, SpeechStopped, TurnDetector
 from tests.support.espeak import speaker_or_skip
 from tests.support.realtime_client import Gateway, RealtimeClient, base64_of, session
 from tests.support.speech import ENDLESS_SPEECH, ENDLESS_TOKENS
@@ -23,7 +23,6 @@ from tests.support.stack import HANG_GUARD_S, Stack
 GREEDY = {"temperature": 0, "max_tokens": 12}, {"temperature": 0, "max_frames": 24}
 ENDLESS = {"temperature": 0, "ignore_eos": True, "max_tokens": ENDLESS_TOKENS}, ENDLESS_SPEECH
 _APPEND = RATE_HZ // 10
-_STEP_MS = 32
 
 
 @contextmanager
@@ -77,7 +76,7 @@ async def cuts_of(sound: np.ndarray) -> list[tuple[int, int]]:
         probabilities = await detectors.open().add(heard(sound))
     turns, cuts, begin = TurnDetector(ServerVad()), list[tuple[int, int]](), 0
     for number, probability in enumerate(probabilities, 1):
-        for event in turns.add(probability, number * _STEP_MS):
+        for event in turns.add(probability, number * STEP_MS):
             match event:
                 case SpeechStarted(start_ms):
                     begin = start_ms

@@ -15,6 +15,7 @@ from typing import IO
 
 import httpx
 import psutil
+from gateways import stage_addresses
 
 from cli.plan import PIPELINE
 from cli.scrape import Scrape
@@ -116,8 +117,7 @@ class Stack:
     @property
     def addresses(self) -> dict[str, str]:
         """gRPC address of each stage."""
-        processes = self.state["processes"]
-        return {name: process["address"] for name, process in processes.items() if name != "gateway"}
+        return stage_addresses(self.run_directory)
 
     def pid(self, name: str) -> int:
         return self.state["processes"][name]["pid"]
