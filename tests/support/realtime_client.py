@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+import numpy as np
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 from websockets.asyncio.client import ClientConnection, connect
@@ -14,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from tests.support.realtime_order import Order
 
 _EVENTS = TypeAdapter(RealtimeServerEvent)
+TONE = (8000 * np.sin(np.arange(24_000) * 2 * np.pi * 440 / 24_000)).astype("<i2").tobytes()  # 1 s of PCM
 
 
 class Gateway(Protocol):
