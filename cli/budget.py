@@ -157,18 +157,27 @@ def share_out(sizes: Sizes, gpu_bytes: int, demand: Demand, layout: Layout = Lay
         "THINKER_GPU_MEMORY_UTILIZATION": f"{utilization:.3f}",
         "THINKER_KV_CACHE_BYTES": str(kv),
         "THINKER_MAX_CONTEXT_TOKENS": str(demand.context_tokens),
-        "TALKER_MAX_RUNNING_REQUESTS": str(demand.streams),
-        "TALKER_MAX_CONTEXT_POSITIONS": str(demand.talker_positions),
-        "CODE2WAV_MAX_RUNNING_REQUESTS": str(demand.streams),
     }
+    if sizes.has_speech:
+        settings |= {
+            "TALKER_MAX_RUNNING_REQUESTS": str(demand.streams),
+            "TALKER_MAX_CONTEXT_POSITIONS": str(demand.talker_positions),
+            "CODE2WAV_MAX_RUNNING_REQUESTS": str(demand.streams),
+        }
     return Budget(gpu_bytes, layout, (thinker, *speech), tokens, settings)
 
 
 def layouts(sizes: Sizes, gpus: int, tensor_parallel: int | None = None) -> list[Layout]:
     """Layouts on at most `gpus` GPUs, the better first: talker and code2wav on a GPU of their own, then the thinker on
-    as many as its heads can be split over; with `tensor_parallel` on that many."""
+    as many as its heads can be split over; with `tensor_parallel` on that many. A checkpoint without speech has nothing
+    to set apart."""
     ranks = [1 << n for n in reversed(range(gpus.bit_length())) if sizes.heads % (1 << n) == 0]
-    made = [Layout(n, apart) for apart in (True, False) for n in ranks if n + apart <= gpus]
+    made = [
+        Layout(n, apart)
+        for apart in ((True, False) if sizes.has_speech else (False,))
+        for n in ranks
+        if n + apart <= gpus
+    ]
     return [layout for layout in made if tensor_parallel in (None, layout.tensor_parallel)]
 
 
@@ -196,6 +205,9 @@ def best(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand, tensor_paralle
 def _speech(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
     """What is on the GPU of talker and code2wav besides a thinker."""
     gpu = range(layout.speech_gpu, layout.speech_gpu + 1)
+    dit = (Share("dit", gpu, 0, 0, demand.dit_bytes, "as asked for"),) if demand.dit_bytes else ()
+    if not sizes.has_speech:
+        return dit
     streams, positions = demand.streams, demand.talker_positions
     rows = 1 << (streams - 1).bit_length()  # a step's, rounded up to a power of two
     row_sizes = rows.bit_length()
@@ -209,19 +221,19 @@ def _speech(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
     working = CONTEXT_BYTES + CODE2WAV_ENGINE_BYTES + graphs + rows * CODE2WAV_STEP_BYTES
     past, note = streams * CODE2WAV_STREAM_BYTES, f"the past of {streams} streams"
     code2wav = Share("code2wav", gpu, sizes.weights["code2wav"], working, past, note)
-    dit = Share("dit", gpu, 0, 0, demand.dit_bytes, "as asked for")
-    return (talker, code2wav, dit) if demand.dit_bytes else (talker, code2wav)
+    return (talker, code2wav, *dit)
 
 
 def _too_few(
     gpu_bytes: int, short_bytes: int, shares: tuple[Share, ...], demand: Demand, context: str
 ) -> TooLittleMemory:
     needs = ", ".join(f"{share.stage} {share.total / GIB:.1f} GiB" for share in shares)
+    is_spoken = any(share.stage == "talker" for share in shares)
+    spoken = f" with {demand.streams} spoken answers at a time" if is_spoken else ""
+    lower = "--streams, --talker-positions or --context-tokens" if is_spoken else "--context-tokens"
     return TooLittleMemory(
-        f"{gpu_bytes / GIB:.1f} GiB are {short_bytes / GIB:.1f} GiB too few: {needs} with {demand.streams} spoken "
-        f"answers at a time{context}",
-        "give the thinker a GPU of its own or several (--gpus), or lower --streams, --talker-positions or "
-        "--context-tokens",
+        f"{gpu_bytes / GIB:.1f} GiB are {short_bytes / GIB:.1f} GiB too few: {needs}{spoken}{context}",
+        f"give the thinker a GPU of its own or several (--gpus), or lower {lower}",
         short_bytes,
     )
 
@@ -257,6 +269,8 @@ def up_flags(budget: Budget) -> Iterator[str]:
     speech = [("device", f"cuda:{budget.layout.speech_gpu}")]
     flags = {"thinker": thinker, "talker": speech, "code2wav": speech}
     for stage, extra in flags.items():
+        if all(share.stage != stage for share in budget.shares):
+            continue
         named = [
             (name.lower().replace("_", "-").removeprefix(f"{stage}-"), value)
             for name, value in budget.settings.items()

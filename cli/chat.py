@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from cli.http import check, events
+from cli.http import ApiError, check, events
 
 
 @dataclass
@@ -41,9 +41,14 @@ def part(kind: str, file: Path) -> dict[str, Any]:
 
 
 def ask(
-    client: httpx.Client, content: list[dict[str, Any]], options: dict[str, Any], on_text: Callable[[str], None]
+    client: httpx.Client,
+    content: list[dict[str, Any]],
+    options: dict[str, Any],
+    on_text: Callable[[str], None],
+    on_thought: Callable[[str], None] = lambda _: None,
 ) -> Answer:
-    """Asks the server of `client` and calls `on_text` with each piece of text as it comes.
+    """Asks the server of `client` and calls `on_text` with each piece of text as it comes, `on_thought` with those of
+    what the model thinks before.
 
     Args:
         content: content parts of the one user message.
@@ -52,14 +57,17 @@ def ask(
     Raises:
         ApiError: the server refused, or broke off.
     """
-    model = check(client.get("/v1/models")).json()["data"][0]
+    models = check(client.get("/v1/models")).json()["data"]
+    if not models:
+        raise ApiError("no model is served yet: its thinker is not ready")
+    model = models[0]
     answer = Answer(model["quartet"])
     body = {"model": model["id"], "messages": [{"role": "user", "content": content}], "stream": True, **options}
     sent_s = time.perf_counter()
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         for chunk in events(response):
             now_ms = (time.perf_counter() - sent_s) * 1000
-            _add(answer, chunk, now_ms, on_text)
+            _add(answer, chunk, now_ms, on_text, on_thought)
     answer.total_ms = (time.perf_counter() - sent_s) * 1000
     return answer
 
@@ -73,8 +81,16 @@ def write_wav(answer: Answer, file: Path) -> None:
         out.writeframes(answer.pcm)
 
 
-def _add(answer: Answer, chunk: dict[str, Any], now_ms: float, on_text: Callable[[str], None]) -> None:
+def _add(
+    answer: Answer,
+    chunk: dict[str, Any],
+    now_ms: float,
+    on_text: Callable[[str], None],
+    on_thought: Callable[[str], None],
+) -> None:
     for choice in chunk["choices"]:
+        if thought := choice["delta"].get("reasoning_content"):
+            on_thought(thought)
         if text := choice["delta"].get("content"):
             answer.ttft_ms = answer.ttft_ms or now_ms
             on_text(text)

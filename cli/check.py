@@ -54,9 +54,13 @@ def check_model(flag: str, model: str, kind: str) -> None:
             raise UsageError(f"{flag} {model}: has no model_index.json: it is no checkpoint of diffusers")
     else:
         try:
-            family_of(read_config(folder))
+            config = read_config(folder)
+            family = family_of(config)
         except ValueError as error:
             raise UsageError(f"{flag} {model}: {error}") from None
+        if kind not in family.stages(config):
+            served = f": give --pipeline {Path(pipeline).stem}" if (pipeline := family.pipeline_of(config)) else ""
+            raise UsageError(f"{flag} {model}: this checkpoint has no {kind}{served}")
 
 
 def stage_settings(kind: str, model: str, flags: Sequence[str]) -> Any:

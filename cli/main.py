@@ -124,7 +124,13 @@ def chat(
         speech = {"format": "pcm16"} | ({"voice": voice} if voice else {})
         settings |= {"modalities": ["text", "audio"], "audio": speech}
     with connect(url, api_key) as client:
-        answer = ask(client, content, settings, lambda text: typer.echo(text, nl=False))
+        answer = ask(
+            client,
+            content,
+            settings,
+            on_text=lambda text: typer.echo(text, nl=False),
+            on_thought=lambda text: typer.secho(text, nl=False, dim=True, err=True),
+        )
     typer.echo()
     if out:
         write_wav(answer, out)
@@ -173,6 +179,7 @@ def key(
     name: Annotated[str, typer.Argument(help="of who gets it; in logs and metrics")],
     max_concurrent_requests: Annotated[int | None, typer.Option(min=1, help="default: no limit")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="default: no limit")] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="it may load and unload adapters")] = False,
 ) -> None:
     """Make an API key: it is printed once, on stderr; what goes into the gateway's --api-keys-file, on stdout."""
     from pydantic import ValidationError
@@ -186,6 +193,7 @@ def key(
             sha256=digest(made),
             max_concurrent_requests=max_concurrent_requests,
             requests_per_minute=requests_per_minute,
+            admin=admin,
         )
     except ValidationError as error:
         raise typer.BadParameter(error.errors()[0]["msg"], param_hint=str(error.errors()[0]["loc"][0])) from None

@@ -99,13 +99,28 @@ def is_diffusion(model: str) -> bool:
 
 
 def pipeline_for(model: str) -> Path:
-    """The pipeline file for a checkpoint directory or hub id; what a hub id holds is not looked up."""
+    """The pipeline file for a checkpoint directory or hub id; where config.json cannot be read, Qwen3-Omni's."""
     if is_diffusion(model):
         return DIT_PIPELINE
     try:
-        return SHIPPED / (family_of(read_config(Path(model))).pipeline or PIPELINE)
-    except ValueError:
+        config = read_config(_folder_of_config(model))
+        return SHIPPED / (family_of(config).pipeline_of(config) or PIPELINE)
+    except (OSError, ValueError, ImportError):
         return PIPELINE
+
+
+def _folder_of_config(model: str) -> Path:
+    """Where the config.json of a checkpoint directory or hub id is; the latter's is fetched.
+
+    Raises:
+        OSError, ValueError: the hub has none, or is not reached.
+        ImportError: the hub's client is not installed.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(model, "config.json")).parent
 
 
 def stages_to_start(options: Options) -> list[PlannedStage]:

@@ -15,7 +15,7 @@ from gateway.api_keys import ApiKeys
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
 from gateway.middleware import BodyLimit, RequestContext, RequireKey
-from gateway.openai import audio, chat, images, models, speech, speech_stream, transcriptions, videos, voices
+from gateway.openai import adapters, audio, chat, images, models, speech, speech_stream, transcriptions, videos, voices
 from gateway.openai.connection import ClientGone
 from gateway.origin import OwnPagesOnly
 from gateway.page import files as page
@@ -58,6 +58,22 @@ async def metrics() -> Response:
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
+_ENDPOINTS = (
+    chat,
+    adapters,
+    images,
+    models,
+    audio,
+    speech,
+    speech_stream,
+    transcriptions,
+    videos,
+    voices,
+    secrets,
+    realtime,
+)
+
+
 def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials: Credentials | None = None) -> FastAPI:
     """The gateway of `pipeline`. Its stages are watched between the app's startup and shutdown.
 
@@ -96,8 +112,7 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)
     app.include_router(router)
-    endpoints = (chat, images, models, audio, speech, speech_stream, transcriptions, videos, voices, secrets, realtime)
-    for module in endpoints:
+    for module in _ENDPOINTS:
         app.include_router(module.router)
     if settings.page:
         app.include_router(page.router)

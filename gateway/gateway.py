@@ -44,6 +44,7 @@ class Gateway:
         self.transcripts = Transcripts(settings.audio_ttl_s)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
         self.realtime_sessions = 0
+        self.administration = asyncio.Lock()
         self._voices: VoiceStore | None = None
         self._detectors: Detectors | None = None
         self.turn_model: TurnModel | None = None
@@ -98,15 +99,46 @@ class Gateway:
 
     @property
     def models(self) -> dict[str, Stage]:
-        """The models that clients can ask for; of two with one name the first."""
+        """The models that clients can ask for, the adapters of the thinker last; of two with one name the first."""
         models: dict[str, Stage] = {}
         for stage in self.pipeline.with_models:
             if (name := self.model_of(stage)) is not None:
                 models.setdefault(name, stage)
+        if (writer := self.pipeline.output("text")) is not None:
+            for name in writer.loras:
+                models.setdefault(name, writer)
         return models
 
-    def stage_for(self, output: Output, model: str | None) -> Stage:
+    def parent_of(self, model: str) -> str | None:
+        """The model that `model` is an adapter of; None if it is none."""
+        stage = self.models.get(model)
+        base = self.model_of(stage) if stage else None
+        return base if base != model else None
+
+    def lora_of(self, model: str | None, lora: str | None = None) -> str:
+        """The adapter that a request asks for, as `model` or by `lora`; "" for none.
+
+        Raises:
+            ApiError: 404 if there is no adapter `lora`; 400 if `model` is another one.
+        """
+        named = model if model is not None and self.parent_of(model) else ""
+        if lora is None:
+            return named
+        if self.parent_of(lora) is None:
+            known = ", ".join(name for name in self.models if self.parent_of(name)) or "none"
+            message = f"lora: there is no adapter {lora!r}; loaded are: {known}"
+            raise ApiError(404, message, "lora", "model_not_found")
+        if named not in ("", lora):
+            raise invalid("lora", f"the model asked for is another adapter, {named!r}; leave one of them out")
+        return lora
+
+    def stage_for(self, output: Output, model: str | None, takes_loras: bool = False) -> Stage:
         """The stage that makes `output`, for a request that names `model`, or none.
+
+        Args:
+            output: what is asked for.
+            model: as the request names it.
+            takes_loras: whether that may be an adapter of the thinker: the request is answered by one.
 
         Raises:
             ApiError: 400 if nothing here makes it, or another stage has that model; 404 and 503 as require_model.
@@ -115,7 +147,7 @@ class Gateway:
         if stage is None:
             made = ", ".join(self.pipeline.config.made)
             raise invalid("model", f"nothing here makes {output}; this server makes: {made}", "unsupported_model")
-        if model is not None:
+        if model is not None and not (takes_loras and self.parent_of(model)):
             self.require_model(model, stage)
         return stage
 

@@ -48,6 +48,10 @@ class GatewaySettings(TlsSettings):
     allow_anonymous: bool = Field(
         default=False, description="listen on an address that others reach, without API keys; no effect with them"
     )
+    anonymous_admin: bool = Field(
+        default=False,
+        description="without API keys: who reaches the gateway may load and unload adapters; no effect with keys",
+    )
     published_host: str | None = Field(
         default=None,
         description="address that clients reach, where it is not host: that of a container's published port",

@@ -68,6 +68,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA device")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def made_first(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The folder of all temporary ones: an engine in this process has others made in a folder that ends with it."""
+    tmp_path_factory.getbasetemp()
+
+
 @pytest.fixture(autouse=True)
 def own_jobs_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A test's gateway shares no videos with another test's: a directory belongs to one gateway at a time."""

@@ -11,6 +11,7 @@ from cli.doctor.machine import Machine
 from cli.plan import is_diffusion
 from cli.sizes import TooLittleMemory, read_sizes, stored_dtype, tensor_bytes
 from services.families import STAGES, Sizes, family_of, read_config, weights_dtype
+from services.thinker.quantization import refused_on_cpu
 
 LEAST_CONTEXT_TOKENS = 8192  # where no setting says so, vLLM takes what its cache holds
 DIT_STEP_BYTES = 3 * GIB  # activations of a picture of 1024 x 1024 pixels, and of its decoding
@@ -41,10 +42,10 @@ def stages_of(model: str) -> Sequence[str]:
     if is_diffusion(model):
         return ("dit",)
     try:
-        family = family_of(read_config(Path(model)))
+        config = read_config(Path(model))
+        return family_of(config).stages(config)
     except ValueError:
         return STAGES
-    return [stage for stage in STAGES if family.has(stage)]
 
 
 def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
@@ -55,7 +56,10 @@ def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
         return (), ()
     sizes = read_sizes(model)
     if place(machine, settings["thinker"].device)[0] == "cpu":
-        return _host(machine, sizes.weights)
+        lines, findings = _host(machine, sizes.weights)
+        folder = Path(model)
+        reason = refused_on_cpu(read_config(folder), folder) if folder.is_dir() else None
+        return lines, (*findings, Finding(f"thinker: {reason}")) if reason else findings
     return _omni(machine, settings, sizes)
 
 
@@ -79,7 +83,7 @@ def _layout(machine: Machine, settings: Mapping[str, Any]) -> Layout:
     first = int(place(machine, settings["thinker"].device)[0].partition(":")[2])
     thinker = {f"cuda:{index}" for index in range(first, first + ranks)}
     speech = {place(machine, settings[stage].device)[0] for stage in ("talker", "code2wav") if stage in settings}
-    return Layout(ranks, apart=not thinker & speech)
+    return Layout(ranks, apart=bool(speech) and not thinker & speech)
 
 
 def _remedy(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand) -> str:

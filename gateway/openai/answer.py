@@ -74,6 +74,12 @@ class Answer:
         return thinker.completion_tokens if thinker else self.text_tokens
 
     @property
+    def reasoning_tokens(self) -> int:
+        """Those of `completion_tokens` that are a thought, once the thinker has told."""
+        thinker = self.end and self.end.thinker
+        return thinker.reasoning_tokens if thinker else 0
+
+    @property
     def frames(self) -> int:
         """Codec frames of the audio."""
         return self.finished.talker.frames if self.finished.talker else 0
@@ -111,12 +117,13 @@ def timings(message: timings_pb2.Timings) -> dict[str, float | None]:
 
 def usage(answers: Sequence[Answer]) -> dict[str, Any]:
     """Tokens of a request: the prompt once, the answers together, as far as they have come. A codec frame is an audio
-    token; those of an answer are counted when it has finished."""
+    token; those of an answer, and those of its text that are a thought, are counted when it has finished."""
     first = (answers[0].end or Finished()).thinker or thinker_pb2.GenerateSummary()
     prompt = answers[0].prompt
     read = first.prompt_tokens or prompt.prompt_tokens
     text = sum(answer.completion_tokens for answer in answers)
     audio = sum(answer.frames for answer in answers if answer.end)
+    thought = sum(answer.reasoning_tokens for answer in answers)
     return {
         "prompt_tokens": read,
         "completion_tokens": text + audio,
@@ -127,7 +134,7 @@ def usage(answers: Sequence[Answer]) -> dict[str, Any]:
             "image_tokens": prompt.image_tokens,
             "text_tokens": read - prompt.audio_tokens - prompt.image_tokens,
         },
-        "completion_tokens_details": {"text_tokens": text, "audio_tokens": audio, "reasoning_tokens": 0},
+        "completion_tokens_details": {"text_tokens": text, "audio_tokens": audio, "reasoning_tokens": thought},
     }
 
 
@@ -179,7 +186,9 @@ class StreamedAnswer(Answer):
             case PromptRead(text=text):
                 yield chunk(self.index, "text", {"role": "assistant", "content": text})
             case TextDelta(delta):
-                body: dict[str, Any] = {"content": delta.text} if delta.text else {}
+                body: dict[str, Any] = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+                if delta.text:
+                    body["content"] = delta.text
                 if delta.tool_calls:
                     body["tool_calls"] = [_tool_call(call) for call in delta.tool_calls]
                 tokens = logprobs(delta)
@@ -215,11 +224,13 @@ class WholeAnswer(Answer):
         tokens: log-probabilities, if they were asked for.
         calls: of tools, by their index.
         samples: PCM16.
+        reasoning: the thought before the text.
     """
 
     tokens: list[dict[str, Any]] = field(default_factory=list)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     samples: bytearray = field(default_factory=bytearray)
+    reasoning: str = ""
 
     def take(self, event: Event) -> None:
         """Counts an event in, and keeps what it brings."""
@@ -227,6 +238,7 @@ class WholeAnswer(Answer):
         match event:
             case TextDelta(delta):
                 self.tokens += logprobs(delta)
+                self.reasoning += delta.reasoning
                 for call in delta.tool_calls:
                     empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
                     known = self.calls.setdefault(call.index, empty)
@@ -244,6 +256,8 @@ class WholeAnswer(Answer):
             "content": None if calls and not self.text else self.text,
             "refusal": None,
         }
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
         if calls:
             message["tool_calls"] = calls
         if self.samples:

@@ -29,7 +29,7 @@ from gateway.pipeline.stage import Stage
 from services.common.rpc.errors import StageError
 
 # Members that ask for another answer than pictures; those that only say how text is sampled are not read.
-_TEXT_ONLY = ("audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
+_TEXT_ONLY = ("lora", "audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
 _OWN_NAME = {"model", "n", "seed"}
 
 router = APIRouter(tags=["chat"])
@@ -63,7 +63,9 @@ def _stage(gateway: Gateway, model: str) -> Stage:
     if image is not None and (not answer or gateway.models.get(model) is image):
         gateway.require_model(model, image)
         return image
-    return gateway.stage_for("text" if gateway.pipeline.config.outputs.speech is None else "speech", model)
+    return gateway.stage_for(
+        "text" if gateway.pipeline.config.outputs.speech is None else "speech", model, takes_loras=True
+    )
 
 
 class _Exchange:

@@ -20,7 +20,7 @@ from services.common.rpc.channels import MAX_MESSAGE_BYTES
 _MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is beyond follows in chunks
 # Members that say how text is written; those that say how it is sampled are not read where none is.
-_FOR_WRITERS = ("tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
+_FOR_WRITERS = ("lora", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
 
 # A media part's message to the thinker, and its file.
 Pending = tuple[media_pb2.Media, MediaFile]
@@ -70,7 +70,7 @@ def _check(gateway: Gateway, request: ChatCompletionRequest) -> None:
         raise invalid("modalities", 'speech always comes with its text: use ["text"] or ["text", "audio"]')
     request.check()
     if request.speaks and outputs.speech is None:
-        raise invalid("modalities", "this server writes text only")
+        raise invalid("modalities", 'this model has no speech: use ["text"]')
     if (request.n or 1) > gateway.settings.max_choices:
         raise invalid("n", f"at most {gateway.settings.max_choices} answers a request")
 
@@ -121,7 +121,12 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
     """What the thinker gets, and the files that follow it."""
     gateway.speaker(request.voice, "audio.voice")  # an unknown one is refused whether or not it is to be heard
     sampling = _sampling(gateway, request)
-    start = thinker_pb2.GenerateStart(use_audio_in_video=request.use_audio_in_video, sampling=sampling)
+    start = thinker_pb2.GenerateStart(
+        use_audio_in_video=request.use_audio_in_video,
+        sampling=sampling,
+        priority=request.priority or 0,
+        lora=gateway.lora_of(request.model, request.lora),
+    )
     pending: list[Pending] = []
     for i, message in enumerate(request.messages):
         _fill_message(start.messages.add(), gateway, message, i, pending)
@@ -178,10 +183,12 @@ def _fill_message(
                 reason = f"{message.audio.id!r} is unknown or has expired; send the answer's text as content instead"
                 raise invalid(f"messages[{index}].audio.id", reason)
             result.content.add(text=transcript)
+        result.reasoning = message.reasoning_content or message.reasoning or ""
         for call in message.tool_calls or ():
             result.tool_calls.add(id=call.id, name=call.function.name, arguments_json=call.function.arguments)
-        if not result.content and not result.tool_calls:
-            raise invalid(f"messages[{index}].content", "required unless there are tool_calls or audio")
+        if not (result.content or result.tool_calls or result.reasoning):
+            reason = "required unless there are tool_calls, audio or reasoning_content"
+            raise invalid(f"messages[{index}].content", reason)
     elif message.role == "tool":
         result.tool_call_id = message.tool_call_id
 

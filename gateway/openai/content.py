@@ -137,7 +137,8 @@ class AudioReference(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """An earlier answer. Clients send answers back with fields of theirs: those that mean nothing here are not read."""
+    """An earlier answer. Clients send answers back with fields of theirs: those that mean nothing here are not read.
+    The thought before it is `reasoning_content`, or `reasoning` as vLLM calls it."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
     role: Literal["assistant"]
@@ -145,6 +146,8 @@ class AssistantMessage(BaseModel):
     name: str | None = None
     audio: AudioReference | None = None
     tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]

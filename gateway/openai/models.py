@@ -26,7 +26,14 @@ _MAKES = {
 
 def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
     facts = _dit_facts(stage.info) if KINDS[stage.kind].is_diffusion else _answer_facts(gateway)
-    return {"id": name, "object": "model", "created": _STARTED, "owned_by": "quartet", "quartet": facts}
+    return {
+        "id": name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "quartet",
+        "parent": gateway.parent_of(name),
+        "quartet": facts,
+    }
 
 
 def _answer_facts(gateway: Gateway) -> dict[str, Any]:

@@ -148,6 +148,7 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
     """A chat request: OpenAI's parameters, vLLM's further sampling parameters, and `quartet`."""
 
     model: str
+    lora: str | None = Field(default=None, description="adapter of the model; it can be named as `model`, too")
     messages: list[Message] = Field(min_length=1)
     modalities: list[Literal["text", "audio", "image"]] | None = Field(
         default=None,
@@ -169,6 +170,9 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
         | None
     ) = None
     logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        default=None, description="of requests that wait the lower goes first; default: 0"
+    )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None

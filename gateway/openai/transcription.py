@@ -73,7 +73,8 @@ class Transcription:
         self._input_tokens = self._audio_tokens = self._output_tokens = 0
         if gateway.pipeline.output("text") is None:
             raise invalid("model", "no thinker here: only a server with one writes down sound", "unsupported_model")
-        stage = gateway.stage_for("text", request.model)
+        stage = gateway.stage_for("text", request.model, takes_loras=True)
+        self._lora = gateway.lora_of(request.model)  # of all windows: one that is unloaded meanwhile is missed
         thinker = gateway.pipeline.info("thinker")
         if thinker is None:
             raise not_reached(stage)
@@ -166,7 +167,7 @@ class Transcription:
         sampling = thinker_pb2.SamplingParameters(temperature=self.request.temperature, max_tokens=most)
         if self.request.response_format == "verbose_json":
             sampling.top_logprobs = 0
-        start = thinker_pb2.GenerateStart(sampling=sampling)
+        start = thinker_pb2.GenerateStart(sampling=sampling, lora=self._lora)
         content = start.messages.add(role="user").content
         sound = encode_audio(window.pcm16, RATE_HZ, "wav")
         content.add(media=media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, data=sound, field="file"))

@@ -77,6 +77,7 @@ def prompt_key(start: thinker_pb2.GenerateStart, media: Sequence[bytes]) -> byte
     """
     digest = hashlib.blake2b(digest_size=16)
     late = iter(media)
+    _add(digest, start.lora)
     _add(digest, start.chat_template_kwargs_json)
     for tool in start.tools:
         _add(digest, f"{tool.name}\0{tool.description}\0{tool.parameters_json}")

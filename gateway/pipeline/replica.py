@@ -69,7 +69,7 @@ class Replica:
         self.info: server_info_pb2.GetServerInfoResponse | None = None
         self.down_since: float | None = time.monotonic()
         self.running = self.queued = self.in_flight = self.faults = self.last_chosen = 0
-        self._of_others = self._losses = 0
+        self._of_others = self._losses = self._revision = 0
         self._channels, self._on_change = channels, on_change
         self._check_now = asyncio.Event()
         self._idle = asyncio.Event()
@@ -102,6 +102,11 @@ class Replica:
     def identity(self) -> Identity | None:
         """What all replicas of a stage must have in common; None while it was never found serving."""
         return (self.info.model, self.info.config_digest) if self.info else None
+
+    @property
+    def loras(self) -> dict[str, str]:
+        """The adapters that requests there may name, and the digest of each one's files."""
+        return {lora.name: lora.digest for lora in self.info.thinker.loras} if self.info else {}
 
     @property
     def healthy(self) -> bool:
@@ -188,10 +193,11 @@ class Replica:
             response = await stub.Check(request, timeout=timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
             health = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
             if health == "SERVING":
-                if not was_healthy or info is None:
+                revision = await self._ask_load(timeout_s)
+                if not was_healthy or info is None or revision != self._revision:
                     server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
                     info = await server.GetServerInfo(server_info_pb2.GetServerInfoRequest(), timeout=timeout_s)
-                await self._ask_load(timeout_s)
+                    self._revision = revision
         except grpc.aio.AioRpcError as error:
             self._late = self._late + 1 if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else LATE_CHECKS
             if was_healthy and self._late < LATE_CHECKS:
@@ -205,18 +211,20 @@ class Replica:
                 return
         self._set_health(health, info)
 
-    async def _ask_load(self, timeout_s: float) -> None:
+    async def _ask_load(self, timeout_s: float) -> int:
+        """Asks what it has to do; returns the revision of what it says of itself."""
         ours_before, server = self.in_flight, server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
         try:
             load = await server.GetLoad(server_info_pb2.GetLoadRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
-            return  # an older stage has no such call: then what we have there is all that is known
+            return 0  # an older stage has no such call: then what we have there is all that is known
         self.running, self.queued = load.running, load.queued
         # Ours are among those that it told. What came or went in the meantime may be on either side of the count.
         self._of_others = max(0, load.running + load.queued - max(ours_before, self.in_flight))
         metrics.LOAD.labels(self.stage, self.address).set(self.load)
+        return load.info_revision
 
     def _set_health(self, health: str, info: server_info_pb2.GetServerInfoResponse | None = None) -> None:
         info = info or self.info

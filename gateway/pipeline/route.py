@@ -46,10 +46,11 @@ class Route:
         stages: those it needs, at most one of them of a kind that caches prompts.
         request_id: for the log.
         key: what of the request that one may have cached; see `balance.prompt_key`.
+        lora: adapter that the thinker must have; "": none.
     """
 
-    def __init__(self, stages: Sequence[Stage], request_id: str, key: bytes | None = None) -> None:
-        self._stages, self._request_id, self._key = stages, request_id, key
+    def __init__(self, stages: Sequence[Stage], request_id: str, key: bytes | None = None, lora: str = "") -> None:
+        self._stages, self._request_id, self._key, self._lora = stages, request_id, key, lora
         self._leases: list[Lease] = []
         self._avoid: set[Replica] = set()
         self._retried = False
@@ -67,7 +68,8 @@ class Route:
         try:
             for stage in self._stages:
                 key = self._key if KINDS[stage.kind].caches_prompts else None
-                self._leases.append(Lease(stage, stage.choose(key, self._avoid)))
+                lora = self._lora if stage.kind == "thinker" else ""
+                self._leases.append(Lease(stage, stage.choose(key, self._avoid, lora)))
             yield self._leases
         finally:
             for lease in self._leases:

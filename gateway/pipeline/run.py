@@ -10,6 +10,7 @@ import grpc
 
 from gateway.pipeline.balance import prompt_key
 from gateway.pipeline.pipeline import Pipeline
+from gateway.pipeline.replica import Replica
 from gateway.pipeline.route import LOST, Lease, Route
 from gateway.pipeline.stage import Stage
 from gateway.pipeline.typed_text import TypedText
@@ -139,6 +140,14 @@ async def _next(queue: Queue, work: asyncio.Task) -> tuple[int, Event] | None:
     return None if failed or queue.empty() else queue.get_nowait()
 
 
+def _sound_as(decode: code2wav_pb2.DecodeRequest, speak: talker_pb2.SpeakStart, replica: Replica) -> None:
+    """Tells code2wav what it shares with the talker: the voice, where it has voices of its own, and the seed. Without
+    one its noise is that of seed 0, though the talker draws another each time."""
+    decode.seed = speak.sampling.seed % 2**64  # the talker's has a sign
+    if replica.info and replica.info.code2wav.voices:
+        decode.voice = speak.speaker
+
+
 class _Answer:
     """One job on its way through the stages."""
 
@@ -147,7 +156,7 @@ class _Answer:
         stages = [stage for stage in pipeline.answer if stage.kind in job.starts]
         thinker: thinker_pb2.GenerateStart | None = job.starts.get("thinker")
         key = job.conversation_id.encode() or (None if thinker is None else prompt_key(thinker, job.media))
-        self._route = Route(stages, job.request_id, key)
+        self._route = Route(stages, job.request_id, key, "" if thinker is None else thinker.lora)
         self._prompt_read = asyncio.Event()
         self._has_output = self._failed = False
 
@@ -177,6 +186,8 @@ class _Answer:
         for i, lease in enumerate(leases):
             start = self._job.starts[lease.stage.kind]
             start.request_id = self._job.request_id
+            if lease.stage.kind == "code2wav":
+                _sound_as(start, self._job.starts["talker"], lease.replica)
             if i > 0:
                 start.source.CopyFrom(leases[i - 1].replica.source(stream_id))
             if i + 1 < len(leases):

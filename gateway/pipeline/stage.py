@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -143,18 +144,34 @@ class Stage:
         error.origin = self.kind
         return error
 
-    def choose(self, key: bytes | None = None, avoid: Collection[Replica] = ()) -> Replica:
+    @property
+    def loras(self) -> dict[str, str]:
+        """The adapters that requests may name, and the digest of each: what the serving replicas have loaded. Where
+        they have different ones under a name, it is the one that most have."""
+        found: dict[str, Counter[str]] = {}
+        for replica in self.replicas.values():
+            for name, digest in replica.loras.items() if replica.serving else ():
+                found.setdefault(name, Counter())[digest] += 1
+        return {name: digests.most_common(1)[0][0] for name, digests in sorted(found.items())}
+
+    def choose(self, key: bytes | None = None, avoid: Collection[Replica] = (), lora: str = "") -> Replica:
         """The replica for a request; the caller enters its `request()` before anything else is awaited.
 
         Args:
             key: what of the request a replica may have cached.
             avoid: replicas that are taken only if there is no other.
+            lora: adapter that it must have; "": none.
 
         Raises:
-            Unavailable: none serves.
+            Unavailable: none serves, or none that serves has the adapter.
         """
         self.require_serving()
         serving = [replica for replica in self.replicas.values() if replica.serving]
+        if lora:
+            digest = self.loras.get(lora)
+            serving = [replica for replica in serving if digest is not None and replica.loras.get(lora) == digest]
+            if not serving:
+                raise self.unavailable()
         serving = [replica for replica in serving if replica not in avoid] or serving
         if key is None or len(serving) == 1:
             return balance.power_of_two(serving)

@@ -73,10 +73,11 @@ def _session(gateway: Gateway, socket: WebSocket) -> Session:
         RealtimeError: the session of the client secret is none any more: voices may have changed.
     """
     secret, asked = secret_of(socket), socket.query_params
-    session = new_session(gateway, expires_at=int(time.time() + gateway.settings.realtime_session_s))
     model = asked.get("model") or asked.get("deployment")
+    ends = int(time.time() + gateway.settings.realtime_session_s)
+    session = new_session(gateway, expires_at=ends, lora=gateway.lora_of(model))
     is_other = model is not None and model not in gateway.models and _OPENAI_MODEL.fullmatch(model)
-    gateway.stage_for("text", None if is_other else model)
+    gateway.stage_for("text", None if is_other else model, takes_loras=True)
     patch: dict[str, Any] = {} if secret is None else secret.session
     if asked.get("intent") == "transcription":
         patch |= {"type": "transcription"}

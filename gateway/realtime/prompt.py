@@ -61,7 +61,7 @@ class Prompt:
 
     def job(self, gateway: Gateway, request_id: str) -> Job:
         """The pipeline's job. Raises ApiError."""
-        start = thinker_pb2.GenerateStart(sampling=self._sampling(gateway))
+        start = thinker_pb2.GenerateStart(sampling=self._sampling(gateway), lora=self.session.lora)
         late = self._fill_messages(start)
         self._fill_tools(start)
         if not start.messages:

@@ -161,7 +161,8 @@ def new_session(gateway: Gateway, **members: Any) -> Session:
     model = gateway.model_of(stage)
     if model is None:
         raise not_reached(stage)
-    return Session.new(model, gateway.pipeline.voices, **members)
+    speaks = gateway.pipeline.config.outputs.speech is not None
+    return Session.new(model, gateway.pipeline.voices, speaks=speaks, **members)
 
 
 class ExpiresAfter(BaseModel):

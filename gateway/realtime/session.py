@@ -57,6 +57,8 @@ class Session:
         voices: the model's, the first its default; empty if it has none, or they are not known yet.
         expires_at: Unix time in seconds at which the session ends, if it does.
         config: what is set.
+        speaks: whether the model has speech; without, answers are text.
+        lora: adapter of the model that answers; "": none.
     """
 
     id: str
@@ -64,6 +66,8 @@ class Session:
     voices: tuple[str, ...]
     expires_at: int | None
     config: RealtimeConfig | TranscriptionConfig
+    speaks: bool = True
+    lora: str = ""
 
     @classmethod
     def new(
@@ -72,10 +76,13 @@ class Session:
         voices: Sequence[str] = (),
         type: SessionType = "realtime",
         expires_at: int | None = None,
+        speaks: bool = True,
+        lora: str = "",
     ) -> "Session":
         """One as it is before its client says anything."""
         config = _CONFIGS[type].model_validate({"type": type})
-        return cls(new_id("sess"), model, tuple(voices), expires_at, config)
+        session = cls(new_id("sess"), model, tuple(voices), expires_at, config, speaks, lora)
+        return session if speaks or type != "realtime" else session.updated({"output_modalities": None})
 
     def updated(self, patch: dict[str, Any], within: str = "session") -> "Session":
         """The session with the members of `patch`. Null takes a member back to its default, and turn detection off.
@@ -98,6 +105,8 @@ class Session:
             base = _of_other_type(base, type)
         merged = _merged(base, {name: value for name, value in patch.items() if name not in _OURS})
         merged["type"] = type
+        if type == "realtime" and not self.speaks:
+            _refuse_speech(merged, within)
         try:
             config = _CONFIGS[type].model_validate(merged)
         except ValidationError as error:
@@ -125,7 +134,7 @@ class Session:
         """All of it, as session.created and session.updated show it."""
         shown = self.config.model_dump()
         if isinstance(self.config, RealtimeConfig):
-            shown["model"] = self.model
+            shown["model"] = self.lora or self.model
             shown["audio"]["output"]["voice"] = self.config.audio.output.voice or next(iter(self.voices), None)
         return {"id": self.id, "object": _OBJECTS[self.type], "expires_at": self.expires_at, **shown}
 
@@ -233,6 +242,13 @@ class Session:
         param = f"{within}.audio.output.voice"
         message = f"{param}: there is no voice {voice!r}; use one of {', '.join(self.voices)}, or a name of OpenAI's"
         raise RealtimeError("invalid_value", message, param)
+
+
+def _refuse_speech(merged: dict[str, Any], within: str) -> None:
+    """Has the answers be text where nothing else is said. Raises RealtimeError: speech is asked for."""
+    if merged.setdefault("output_modalities", ["text"]) == ["audio"]:
+        param = f"{within}.output_modalities"
+        raise RealtimeError("invalid_value", f'{param}: this model has no speech: use ["text"]', param)
 
 
 def _of_other_type(base: dict[str, Any], type: str) -> dict[str, Any]:

@@ -4,8 +4,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,6 +89,7 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         self._stop: asyncio.Future[None] = self._loop.create_future()
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
         self._info: server_info_pb2.GetServerInfoResponse | None = None
+        self._revision = 0
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self, self.grpc)
         self._listed = [service, "quartet.v1.ServerInfoService", health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -124,7 +125,15 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
     async def GetLoad(
         self, request: server_info_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
     ) -> server_info_pb2.GetLoadResponse:
-        return server_info_pb2.GetLoadResponse(running=self.admission.running, queued=self.admission.queued)
+        running, queued = self.admission.running, self.admission.queued
+        return server_info_pb2.GetLoadResponse(running=running, queued=queued, info_revision=self._revision)
+
+    @contextmanager
+    def revising(self) -> Iterator[server_info_pb2.GetServerInfoResponse]:
+        """What it says of itself, to be changed while it serves: nothing that its digest depends on."""
+        assert self._info is not None
+        yield self._info
+        self._revision += 1
 
     def request_stop(self) -> None:
         """Begins to drain; while the engine is loading, gives up."""

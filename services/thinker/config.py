@@ -1,8 +1,9 @@
 """Settings of the thinker's process."""
 
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.common.rpc.settings import StageSettings
@@ -12,7 +13,7 @@ class ThinkerSettings(StageSettings):
     """Settings of the thinker: flags, QUARTET_THINKER_* variables, or keys of the file that --config names."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_THINKER_")
-    changes_outputs: ClassVar[tuple[str, ...]] = ("video_fps",)
+    changes_outputs: ClassVar[tuple[str, ...]] = ("video_fps", "tool_call_parser")
 
     shared_memory_mib: int = Field(
         default=256,
@@ -44,6 +45,14 @@ class ThinkerSettings(StageSettings):
         "gpu_memory_utilization leaves on a GPU",
     )
     tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs to split the model over")
+    data_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        description="1 and no other: thinkers beside each other are replicas, each with its own address",
+    )
+    speculative_config: str | None = Field(
+        default=None, description="none and no other: vLLM's speculative decoding would send a talker wrong states"
+    )
     enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of prompts that begin alike")
     keep_embeddings: bool = Field(
         default=False,
@@ -53,6 +62,23 @@ class ThinkerSettings(StageSettings):
     enforce_eager: bool | None = Field(
         default=None, description="skip compilation and CUDA graphs; default: on a CPU, where compiling takes a minute"
     )
+    tool_call_parser: str | None = Field(
+        default=None,
+        description="name of vLLM's parser of tool calls, for a model that writes them in its own way; "
+        "default: that of the model's family",
+    )
+    lora: dict[str, str] = Field(
+        default={}, description="NAME=DIRECTORY of an adapter of the thinker, in peft's format; may be repeated"
+    )
+    lora_root: Path | None = Field(
+        default=None,
+        description="directory that adapters loaded at run time are taken from; default: none are loaded at run time",
+    )
+    max_loras: int = Field(default=4, ge=1, description="adapters that requests of one engine step may have")
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = Field(
+        default=16, description="highest rank of an adapter; memory is taken for it"
+    )
+    max_cpu_loras: int = Field(default=8, ge=1, description="adapters that can be loaded at a time, max_loras at least")
     preprocessing_threads: int = Field(default=2, ge=1, description="threads that decode and preprocess media")
     subscription_timeout_s: float = Field(
         default=10.0, gt=0, description="longest wait for the consumer of an output stream"
@@ -74,3 +100,31 @@ class ThinkerSettings(StageSettings):
         default=512 * 1024 * 1024, ge=1, description="pixels of all frames taken from one video before they are resized"
     )
     video_fps: float = Field(default=2.0, gt=0, description="frames a second taken from a video")
+
+    @field_validator("data_parallel_size")
+    @classmethod
+    def _are_replicas(cls, size: int) -> int:
+        """Raises ValueError: one process would hide from the gateway which engine has a prompt cached."""
+        if size > 1:
+            raise ValueError(
+                f"start {size} thinkers instead and list their addresses in the pipeline: the gateway spreads requests "
+                "over replicas by load and by what their prefix caches have (docs/scaling.md)"
+            )
+        return size
+
+    @field_validator("speculative_config")
+    @classmethod
+    def _is_not_guessed(cls, asked: str | None) -> str | None:
+        """Raises ValueError: rows of drafts are sent before it is known which of them are refused, and of those that
+        are not, the last step's would have no step to be sent in."""
+        if asked is not None:
+            raise ValueError(
+                "speculative decoding is not served: a step computes states for drafts that it then refuses, and a "
+                "talker would read them; leave it out"
+            )
+        return None
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether requests may ask for an adapter: there are some, or can be."""
+        return bool(self.lora) or self.lora_root is not None

@@ -36,6 +36,7 @@ class Message:
         tool_call_id: for role "tool": the call this answers.
         name: of the author or tool.
         token_ids: that the assistant's message was sampled as; they are read in place of all else. Empty: not known.
+        reasoning: what the assistant thought before it answered.
     """
 
     role: str
@@ -44,6 +45,7 @@ class Message:
     tool_call_id: str = ""
     name: str = ""
     token_ids: list[int] = field(default_factory=list)
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Prompt:
         audio_tokens: how many of those stand for sound.
         image_tokens: how many of those stand for images and video frames.
         engine_input: the form vLLM takes.
+        opens_thought: whether it ends in a thought, which the answer goes on with.
     """
 
     token_ids: list[int]
@@ -85,6 +88,7 @@ class Prompt:
     audio_tokens: int
     image_tokens: int
     engine_input: Any = field(repr=False)
+    opens_thought: bool = False
 
 
 def runs(mask: np.ndarray) -> list[Range]:

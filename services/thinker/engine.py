@@ -11,20 +11,26 @@ from typing import TYPE_CHECKING, Any, Self
 from services.common.engine.device import log_choices
 from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.stream.rows import Rows
+from services.families import read_config
 from services.thinker import device, execution
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Prompt
 from services.thinker.environment import scratch_dir
 from services.thinker.execution import compute_dtype, engine_args
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
+from services.thinker.lora import Adapters
 from services.thinker.metrics import EngineStats
+from services.thinker.named_tools import find_parser
 from services.thinker.plugin.row_channel import RowReceiver
 from services.thinker.plugin.rows import Range, RowKind, RowRequest
+from services.thinker.quantization import refused_on_cpu
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.logprobs import Logprob
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
+    from vllm.tool_parsers import ToolParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
 HEALTH_PERIOD_S = 0.2
@@ -79,6 +85,8 @@ class ThinkerEngine:
         max_context_tokens: longest prompt plus output.
         sampling_defaults: sampling parameters of the checkpoint's generation_config, by vLLM's names.
         renderer: vLLM's preprocessor of prompts.
+        tool_parser: the settings' of vLLM's registry; None: they name none.
+        adapters: those that requests can ask for.
     """
 
     def __init__(
@@ -88,7 +96,10 @@ class ThinkerEngine:
         rows: RowReceiver,
         row_kinds: Sequence[RowKind],
         resources: contextlib.AsyncExitStack,
+        adapters: Adapters,
+        tool_parser: "type[ToolParser] | None",
     ) -> None:
+        self.adapters, self.tool_parser = adapters, tool_parser
         self.checkpoint = checkpoint
         self.rows = rows
         self.row_kinds = row_kinds
@@ -106,19 +117,31 @@ class ThinkerEngine:
         """Loads the model; the event loop stays free meanwhile.
 
         Raises:
-            ValueError: a path that the settings ask for cannot run on this device.
+            ValueError: a path that the settings ask for cannot run on this device, or vLLM lacks the parser of tool
+                calls that they name.
             Exception: what vLLM raises when it cannot load or does not fit.
         """
         checkpoint = await asyncio.to_thread(load_checkpoint, settings.model)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(scratch_dir())
+            name, tokenizer = settings.tool_call_parser, checkpoint.tokenizer
+            tool_parser = await asyncio.to_thread(find_parser, name, tokenizer) if name else None
             rows = RowReceiver()
             stack.push_async_callback(rows.close)
             llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)
-            return cls(llm, checkpoint, rows, checkpoint.row_kinds(settings.keep_embeddings), stack.pop_all())
+            adapters = Adapters(llm, settings, checkpoint.folder)
+            kinds = checkpoint.row_kinds(settings.keep_embeddings)
+            engine = cls(llm, checkpoint, rows, kinds, stack.pop_all(), adapters, tool_parser)
+        try:
+            await adapters.load_named()
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
 
-    def validate(self, params: "SamplingParams", structure: str | None) -> None:
-        """Checks what vLLM can check before there is a prompt: structured output above all.
+    async def validate(self, params: "SamplingParams", structure: str | None) -> None:
+        """Checks what vLLM can check before there is a prompt: structured output above all. A grammar may take long to
+        compile, so it is done in a thread.
 
         Args:
             params: of a request.
@@ -128,15 +151,26 @@ class ThinkerEngine:
             InvalidInput: names that field, else "sampling", when vLLM refuses the parameters.
         """
         config = self._llm.vllm_config
+        checked = (config.model_config, config.speculative_config, config.structured_outputs_config)
         try:
-            params.verify(
-                config.model_config, config.speculative_config, config.structured_outputs_config, self._llm.tokenizer
-            )
+            if params.structured_outputs is None:
+                params.verify(*checked, self._llm.tokenizer)
+            else:
+                await asyncio.to_thread(params.verify, *checked, self._llm.tokenizer)
         except Exception as error:  # the grammar compilers raise what they like
             raise InvalidInput(f"sampling.{structure}" if structure else "sampling", str(error)) from error
+        # vLLM verifies what it is given, too: that would compile the grammar once more, on the event loop.
+        params.verify = _verified  # pyright: ignore[reportAttributeAccessIssue]
 
     async def generate(
-        self, request_id: str, prompt: Prompt, params: "SamplingParams", subscription: RowSubscription | None = None
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: "SamplingParams",
+        subscription: RowSubscription | None = None,
+        *,
+        priority: int = 0,
+        lora: "LoRARequest | None" = None,
     ) -> AsyncGenerator[Step]:
         """Generates one answer. Closing the iterator aborts the request and frees its KV blocks.
 
@@ -144,30 +178,48 @@ class ThinkerEngine:
         received when the iterator ends by itself: those of every position but that of the last token, which was never
         fed.
 
+        Args:
+            request_id: for the log.
+            prompt: what is answered.
+            params: how it is sampled.
+            subscription: the rows that are wanted.
+            priority: the lower goes first.
+            lora: an adapter in use (see `Adapters.use`).
+
         Raises:
             InvalidInput: vLLM refuses the parameters.
             Unavailable: the engine died.
             InternalError: the engine failed at this request.
         """
         if subscription is None:
-            async for step in self._steps(request_id, prompt, params):
+            async for step in self._steps(request_id, prompt, params, priority, lora):
                 yield step
             return
         rows = RowRequest(next(self._keys), subscription.ranges)
         params.extra_args = rows.to_extra_args()
         with self.rows.deliver(rows.key, subscription.sink) as delivery:
             computed = len(prompt.token_ids) - 1
-            async for step in self._steps(request_id, prompt, params):
+            async for step in self._steps(request_id, prompt, params, priority, lora):
                 computed += len(step.token_ids)
                 yield step
             await delivery.wait(sum(b - a for _, (a, b) in rows.between(0, computed)))
 
-    async def _steps(self, request_id: str, prompt: Prompt, params: "SamplingParams") -> AsyncGenerator[Step]:
+    async def _steps(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: "SamplingParams",
+        priority: int,
+        lora: "LoRARequest | None",
+    ) -> AsyncGenerator[Step]:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            async with aclosing(self._llm.generate(prompt.engine_input, params, request_id)) as outputs:
+            options: dict[str, Any] = {"priority": priority, "lora_request": lora}
+            if self.checkpoint.reasoning:  # a structure is that of what follows the thought
+                options["reasoning_ended"] = not prompt.opens_thought
+            async with aclosing(self._llm.generate(prompt.engine_input, params, request_id, **options)) as outputs:
                 async for output in outputs:
                     yield _step(output)
         except VLLMClientError as error:
@@ -204,12 +256,18 @@ def _load(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint, row_address:
     for choice in choices:
         if choice.fatal:
             raise ValueError(f"{choice.part}: {choice.reason}")
+    if accelerator is None and (reason := refused_on_cpu(read_config(checkpoint.folder), checkpoint.folder)):
+        raise ValueError(reason)
     return AsyncLLM.from_engine_args(
         engine_args(settings, checkpoint, row_address, accelerator),
         # vLLM's defaults are by context; without one, a step has a quarter of the tokens that a large GPU takes
         usage_context=UsageContext.OPENAI_API_SERVER,
         stat_loggers=[EngineStats],  # pyright: ignore[reportArgumentType]
     )
+
+
+def _verified(*_: Any) -> None:
+    """Takes the place of `verify` of parameters that have been."""
 
 
 def _step(output: "RequestOutput") -> Step:

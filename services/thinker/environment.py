@@ -5,12 +5,13 @@ vLLM and the hub client read the variables when they are imported, in this proce
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -63,9 +64,25 @@ def defaults(settings: ThinkerSettings) -> dict[str, str]:
     if settings.enforce_eager is not False and device.vllm_is_for_cpus():
         # vLLM's sampler compiles a few small functions when they are first used, which stops a CPU for 15 s
         variables["TORCHDYNAMO_DISABLE"] = "1"
+    if settings.tensor_parallel_size > 1 and device.vllm_is_for_cpus():
+        # vLLM's own choice is a NUMA node for each process, and an error where there are fewer
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(
+            sorted(os.sched_getaffinity(0)), settings.tensor_parallel_size
+        )
     if Path(settings.model).is_dir():
         variables["HF_HUB_OFFLINE"] = "1"
     return variables
+
+
+def cores_of_ranks(cores: Sequence[int], ranks: int) -> str:
+    """The `cores` shared out evenly among the processes that a model on CPUs is split over, as vLLM is told.
+
+    Neighbours are together, so that a process stays on one NUMA node where the nodes' cores are numbered in turn.
+    Threads are not bound where there are fewer cores than processes."""
+    if len(cores) < ranks:
+        return "nobind"
+    bounds = [len(cores) * rank // ranks for rank in range(ranks + 1)]
+    return "|".join(",".join(map(str, cores[a:b])) for a, b in itertools.pairwise(bounds))
 
 
 def configure_logs() -> None:

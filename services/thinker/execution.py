@@ -5,12 +5,13 @@ vLLM is told what it would choose otherwise, and what it cannot know.
 
 import importlib.metadata
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from services.common.engine.device import Accelerator, Choice
 from services.thinker import device
 from services.thinker.config import ThinkerSettings
 from services.thinker.family import ThinkerCheckpoint
+from services.thinker.lora_files import TARGETS_ON_CPU
 from services.thinker.request import MAX_TOP_LOGPROBS
 
 if TYPE_CHECKING:
@@ -151,7 +152,25 @@ def engine_args(
         kv_transfer_config=PluginSettings(checkpoint.row_kinds(settings.keep_embeddings), row_address).to_vllm(),
         use_tqdm_on_load=False,  # a bar is no log line
         max_logprobs=MAX_TOP_LOGPROBS,
-        # Models with a grammar to follow are prone to endless whitespace.
-        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},  # pyright: ignore[reportArgumentType]
+        scheduling_policy="priority",  # of equal priorities the one that came first, as without
+        structured_outputs_config={  # pyright: ignore[reportArgumentType]
+            "backend": "xgrammar",
+            # Models with a grammar to follow are prone to endless whitespace.
+            "disable_any_whitespace": True,
+            "reasoning_parser": checkpoint.reasoning.vllm_parser if checkpoint.reasoning else "",
+        },
         **checkpoint.engine_args(on_cpu),
+        **_lora_args(settings, on_cpu),
     )
+
+
+def _lora_args(settings: ThinkerSettings, on_cpu: bool) -> dict[str, Any]:
+    if not settings.takes_adapters:
+        return {}
+    most = max(settings.max_cpu_loras, settings.max_loras)
+    limits = {"enable_lora": True, "max_lora_rank": settings.max_lora_rank, "max_cpu_loras": most}
+    if not on_cpu:
+        return limits | {"max_loras": settings.max_loras}
+    # On a CPU vLLM gives a request without an adapter that of the last place. So there is one more than can be loaded:
+    # it stays empty. Adapters that wait for a place lie in the same memory there anyway.
+    return limits | {"max_loras": most + 1, "max_cpu_loras": most + 1, "lora_target_modules": TARGETS_ON_CPU}

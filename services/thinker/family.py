@@ -4,9 +4,8 @@ A family that has one has a module `thinker` (see `services.families`) with the 
 neither vLLM nor transformers: those are named in it, and imported where they are needed.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ import numpy as np
 from services.common.telemetry import logs
 from services.families import family_of, read_config
 from services.thinker.conversation import MediaKind
-from services.thinker.plugin.rows import RowKind
+from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states
 
 _FILES = ("*.json", "*.txt", "*.jinja")  # configurations, tokenizer, chat template
 
@@ -30,34 +29,64 @@ class ToolCallMarkers:
 
 
 @dataclass(frozen=True)
-class ThinkerCheckpoint(ABC):
+class ReasoningMarkers:
+    """What stands around that which a model thinks before it answers; each is one token.
+
+    Attributes:
+        opening, closing: their text.
+        opening_id, closing_id: their tokens.
+        vllm_parser: vLLM's reasoning parser that has these, by its name; by it vLLM knows where a structure begins.
+    """
+
+    opening: str
+    closing: str
+    opening_id: int
+    closing_id: int
+    vllm_parser: str
+
+    def open_in(self, text: str) -> bool:
+        """Whether `text` opens a thought and does not close it."""
+        return text.rfind(self.opening) > text.rfind(self.closing)
+
+
+@dataclass(frozen=True)
+class ThinkerCheckpoint:
     """What config.json, the tokenizer and the processor say.
 
     Attributes:
         folder: where the files are; vLLM is given it, and so asks the hub for nothing.
         dtype: that the weights are stored in, e.g. "bfloat16".
         vocab_size: token ids are below it.
-        accept_hidden_layer: layer whose states the talker reads.
+        hidden_size: elements of a hidden state.
+        accept_hidden_layer: layer whose states the talker reads; None: there is no talker.
         placeholders: the media that the model takes, and the token that stands for each in a prompt.
         tool_calls: how the model writes calls of tools; None: it has no tools.
         processor: transformers' processor of the checkpoint: chat template, tokenizer, media processors.
+        system_prompt: what a conversation without a system message begins with; None: what the template begins it with.
+        reasoning: how the model writes thoughts; None: it writes none.
     """
 
     folder: Path
     dtype: str
     vocab_size: int
-    accept_hidden_layer: int
+    hidden_size: int
+    accept_hidden_layer: int | None
     placeholders: Mapping[MediaKind, int]
     tool_calls: ToolCallMarkers | None
     processor: Any
+    system_prompt: str | None = field(default=None, kw_only=True)
+    reasoning: ReasoningMarkers | None = field(default=None, kw_only=True)
 
-    @abstractmethod
     def row_kinds(self, keep_embeddings: bool) -> tuple[RowKind, ...]:
         """The rows that are kept of every token and that a stream offers beside the token ids.
 
         Args:
             keep_embeddings: also the embeddings, after the media were merged in.
         """
+        layers = [0] if keep_embeddings else []
+        if self.accept_hidden_layer is not None:
+            layers.append(self.accept_hidden_layer)
+        return (*(RowKind(hidden_states(layer), self.hidden_size) for layer in layers), MROPE_POSITIONS)
 
     def sound_ids(self, sounds: Sequence[np.ndarray]) -> Sequence[str | None]:
         """For each sound of a request, (samples) float32, an id by which vLLM's caches know it.

@@ -11,7 +11,9 @@ from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Rows
 from services.thinker.conversation import Prompt
 from services.thinker.engine import RowSubscription, Step
+from services.thinker.named_tools import NamedToolParser
 from services.thinker.plugin.rows import Range, RowKind
+from services.thinker.reasoning import ThoughtParser
 from services.thinker.tools import ToolCallParser
 
 if TYPE_CHECKING:
@@ -119,23 +121,31 @@ class DeltaWriter:
         tokenizer: the checkpoint's, for the text of single tokens.
         top_logprobs: alternatives to report for each token, or None where no log-probabilities were asked for.
         tool_calls: finds calls in the text, or None where there are no tools.
+        thought: finds what the model thinks before it answers, or None where it does not.
 
     Attributes:
         token_ids: all so far.
     """
 
-    def __init__(self, tokenizer: Any, top_logprobs: int | None, tool_calls: ToolCallParser | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        top_logprobs: int | None,
+        tool_calls: ToolCallParser | NamedToolParser | None,
+        thought: ThoughtParser | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._top_logprobs = top_logprobs
         self._tool_calls = tool_calls
+        self._thought = thought
         self.token_ids: list[int] = []
 
     def delta(self, step: Step) -> thinker_pb2.GenerateDelta:
         """The message for `step`."""
-        parser = self._tool_calls
-        message = parser.feed(step.text) if parser else thinker_pb2.GenerateDelta(text=step.text)
-        if parser and step.finish_reason:
-            message.text += parser.finish()
+        reasoning, text, token_ids = self._separated(step)
+        parser, is_last = self._tool_calls, step.finish_reason is not None
+        message = parser.feed(text, token_ids, is_last) if parser else thinker_pb2.GenerateDelta(text=text)
+        message.reasoning = reasoning
         message.token_ids.extend(step.token_ids)
         self.token_ids += step.token_ids
         if self._top_logprobs is not None:  # vLLM adds the sampled token to the alternatives where it is not among them
@@ -144,9 +154,26 @@ class DeltaWriter:
                 message.logprobs.append(self._logprob(token_id, by_id, best))
         return message
 
+    def _separated(self, step: Step) -> tuple[str, str, list[int]]:
+        """Of the step: (text of the thought, text of the answer, tokens of the answer)."""
+        if self._thought is None:
+            return "", step.text, step.token_ids
+        reasoning, text, token_ids = self._thought.feed(step.text, step.token_ids)
+        return (reasoning + self._thought.finish() if step.finish_reason else reasoning), text, token_ids
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the answer has called a tool so far."""
+        return self._tool_calls is not None and self._tool_calls.calls > 0
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the thought so far."""
+        return self._thought.tokens if self._thought else 0
+
     def finish_reason(self, reason: str) -> thinker_pb2.FinishReason:
         """Why the answer ended, given the engine's reason: "stop" or "length"."""
-        if reason == "stop" and self._tool_calls and self._tool_calls.calls:
+        if reason == "stop" and self.has_calls:
             return thinker_pb2.FINISH_REASON_TOOL_CALLS
         return getattr(thinker_pb2, f"FINISH_REASON_{reason.upper()}")
 

@@ -40,7 +40,8 @@ class Preprocessor:
                 refuses, or a prompt that leaves no room for an answer.
         """
         loop = asyncio.get_running_loop()
-        token_ids, media, options = await loop.run_in_executor(self._pool, self._decode, conversation)
+        decoding = loop.run_in_executor(self._pool, self._decode, conversation)
+        token_ids, media, options, opens_thought = await decoding
         prompt: dict[str, Any] = {"prompt_token_ids": token_ids}
         if media:
             prompt |= {"multi_modal_data": media, "mm_processor_kwargs": options}
@@ -52,10 +53,11 @@ class Preprocessor:
             engine_input: Any = await self._engine.renderer.process_for_engine_async(prompt, time.time())
         except ValueError as error:  # media of a shape the processor refuses, such as an image of 1 x 300
             raise InvalidInput("messages", f"the media cannot be processed: {error}") from error
-        return self._prompt(engine_input)
+        return self._prompt(engine_input, opens_thought)
 
-    def _decode(self, conversation: Conversation) -> tuple[list[int], dict[str, list[Any]], dict[str, Any]]:
-        """Token ids with one placeholder for each medium, the decoded media by kind, and how to process them."""
+    def _decode(self, conversation: Conversation) -> tuple[list[int], dict[str, list[Any]], dict[str, Any], bool]:
+        """Token ids with one placeholder for each medium, the decoded media by kind, how to process them, and whether
+        the prompt ends in a thought."""
         token_ids = self._template.apply(conversation)
         self._refuse_longer(len(token_ids))
         settings, rate = self._settings, self._checkpoint.sample_rate_hz
@@ -85,7 +87,8 @@ class Preprocessor:
                     )
                 options["use_audio_in_video"] = True
         media["audio"] = [(wave, rate) for wave in media["audio"]]
-        return token_ids, {kind: items for kind, items in media.items() if items}, options
+        opens_thought = self._template.opens_thought(conversation)
+        return token_ids, {kind: items for kind, items in media.items() if items}, options, opens_thought
 
     def sample_frames(self, total: int, rate: float) -> np.ndarray:
         """Indices of `video_fps` frames a second, as transformers' video processor samples them."""
@@ -104,13 +107,13 @@ class Preprocessor:
             raise InvalidInput(file.field, f"its sound must last longer than {least_ms:g} ms")
         return samples
 
-    def _prompt(self, engine_input: Any) -> Prompt:
+    def _prompt(self, engine_input: Any, opens_thought: bool) -> Prompt:
         token_ids = list(engine_input["prompt_token_ids"])
         self._refuse_longer(len(token_ids))
         ids, placeholders = np.asarray(token_ids), self._checkpoint.placeholders
         audio = ids == placeholders.get("audio", _NO_TOKEN)
         image = np.isin(ids, [placeholders.get("image", _NO_TOKEN), placeholders.get("video", _NO_TOKEN)])
-        return Prompt(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input)
+        return Prompt(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input, opens_thought)
 
     def _refuse_longer(self, tokens: int) -> None:
         most = self._engine.max_context_tokens

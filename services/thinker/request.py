@@ -120,7 +120,10 @@ async def _message(
         calls.append({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
     if message.token_ids and not all(isinstance(part, str) for part in parts):
         raise InvalidInput(f"{field}.token_ids", "cannot stand for media; leave the ids out, or the media")
-    return Message(message.role, parts, calls, message.tool_call_id, message.name, list(message.token_ids))
+    if message.reasoning and message.role != "assistant":
+        raise InvalidInput(f"{field}.reasoning", f"only the assistant's messages have it, not role '{message.role}'")
+    ids, reasoning = list(message.token_ids), message.reasoning
+    return Message(message.role, parts, calls, message.tool_call_id, message.name, ids, reasoning)
 
 
 async def _part(

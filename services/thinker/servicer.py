@@ -2,29 +2,39 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from quartet.v1 import server_info_pb2, stream_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.call import Call, serve_call
-from services.common.rpc.errors import Unavailable
+from services.common.rpc.errors import InvalidInput, StageError, Unavailable
 from services.common.rpc.messages import first_start
+from services.common.rpc.status import abort
 from services.common.stage import Stage
 from services.common.stream.output_stream import OutputStream
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Message, Prompt
 from services.thinker.engine import Step, ThinkerEngine
+from services.thinker.family import ToolCallMarkers
+from services.thinker.lora import Adapters
+from services.thinker.named_tools import NamedToolParser
 from services.thinker.output import DeltaWriter, RowForwarder, offered_rows
 from services.thinker.preprocess import Preprocessor
+from services.thinker.reasoning import ThoughtParser
 from services.thinker.request import read_conversation, read_tools, sampling_params
 from services.thinker.template import is_reusable
 from services.thinker.tools import ToolCallParser
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
 
 STAGE = "thinker"
 SERVICE_NAME = thinker_pb2.DESCRIPTOR.services_by_name["ThinkerService"].full_name
 # Requests in flight get the engine's own error before the process goes.
 GRACE_S = 0.5
+_ANY_MARKERS = ToolCallMarkers("<tool_call>", "</tool_call>")  # a forced call has none around it
 
 
 class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
@@ -43,8 +53,9 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         start = await first_start(request_iterator, context)
         async with serve_call(STAGE, start.request_id, context, self._stage.admission) as call:
             hub, rows = self._stage.hub, offered_rows(self.engine.row_kinds)
-            with hub.open(start.output_stream_id, rows) if start.output_stream_id else nullcontext() as output:
-                async with aclosing(self._generate(start, request_iterator, call, output)) as responses:
+            stream = hub.open(start.output_stream_id, rows) if start.output_stream_id else nullcontext()
+            with self.engine.adapters.use(start.lora) as lora, stream as output:
+                async with aclosing(self._generate(start, request_iterator, call, output, lora)) as responses:
                     async for response in responses:
                         yield response
 
@@ -54,11 +65,14 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         requests: AsyncIterator[thinker_pb2.GenerateRequest],
         call: Call,
         output: OutputStream | None,
+        lora: "LoRARequest | None",
     ) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
         engine, checkpoint = self.engine, self.engine.checkpoint
         tools, schema = read_tools(start)
+        if tools and schema is None and not (checkpoint.tool_calls or engine.tool_parser):
+            raise InvalidInput("tools[0]", "this model has no tools; leave them out")
         params = sampling_params(start.sampling, engine.sampling_defaults, checkpoint.vocab_size, schema)
-        engine.validate(params, start.sampling.WhichOneof("structure"))
+        await engine.validate(params, start.sampling.WhichOneof("structure"))
         conversation = await read_conversation(start, tools, requests, self._settings)
         prompt, selections = await self._prepare(conversation, output)
         prompt_tokens = len(prompt.token_ids)
@@ -68,38 +82,85 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
                 prompt_tokens=prompt_tokens, audio_tokens=prompt.audio_tokens, image_tokens=prompt.image_tokens
             )
         )
-        markers = checkpoint.tool_calls if tools else None
-        parser = ToolCallParser(markers, forced=schema is not None) if markers else None
-        top_logprobs = start.sampling.top_logprobs if start.sampling.HasField("top_logprobs") else None
-        deltas = DeltaWriter(checkpoint.tokenizer, top_logprobs, parser)
+        parser = self._tool_parser(tools, is_forced=schema is not None)
+        if isinstance(parser, NamedToolParser) and parser.reads_special_tokens:
+            params.skip_special_tokens = False
+        deltas = self._writer(start, prompt, parser)
         forwarder = None
         if output:
+            markers = checkpoint.tool_calls if tools else None
             opening_id = checkpoint.token_id(markers.opening) if markers else None
             forwarder = RowForwarder(output, prompt, selections, opening_id)
             if schema is not None:
                 forwarder.close()  # the answer is a call: there is nothing to speak
         subscription = forwarder.subscription() if forwarder else None
         summary = thinker_pb2.GenerateSummary(prompt_tokens=prompt_tokens)
-        async with aclosing(engine.generate(start.request_id, prompt, params, subscription)) as steps:
+        answer = engine.generate(start.request_id, prompt, params, subscription, priority=start.priority, lora=lora)
+        async with aclosing(answer) as steps:
             async for step in steps:
                 if forwarder:
                     forwarder.add(step)
                 _mark(call, step)
                 yield thinker_pb2.GenerateResponse(delta=deltas.delta(step))
+                if forwarder and deltas.has_calls:
+                    forwarder.close()  # a named parser's calls may begin with another token
                 summary.completion_tokens += len(step.token_ids)
                 if step.finish_reason:
                     summary.finish_reason = deltas.finish_reason(step.finish_reason)
-                    summary.cached_tokens = step.cached_tokens
+                    summary.cached_tokens, summary.reasoning_tokens = step.cached_tokens, deltas.reasoning_tokens
                     ended = step.finish_reason == "stop"
+                    reusable = is_reusable(deltas.token_ids, checkpoint.special_ids, ended)
                     # a call that was forced is sampled without the markers that the template puts around it
-                    summary.token_ids_reusable = schema is None and is_reusable(
-                        deltas.token_ids, checkpoint.special_ids, ended
-                    )
+                    summary.token_ids_reusable = schema is None and reusable
         if forwarder:
             forwarder.finish()
         call.set(cached_tokens=summary.cached_tokens, completion_tokens=summary.completion_tokens)
         summary.timings.CopyFrom(call.timings.to_message())
         yield thinker_pb2.GenerateResponse(summary=summary)
+
+    def _writer(
+        self, start: thinker_pb2.GenerateStart, prompt: Prompt, parser: ToolCallParser | NamedToolParser | None
+    ) -> DeltaWriter:
+        """What turns the answer's steps into messages."""
+        checkpoint = self.engine.checkpoint
+        top_logprobs = start.sampling.top_logprobs if start.sampling.HasField("top_logprobs") else None
+        thought = ThoughtParser(checkpoint.reasoning, prompt.opens_thought) if checkpoint.reasoning else None
+        return DeltaWriter(checkpoint.tokenizer, top_logprobs, parser, thought)
+
+    def _tool_parser(self, tools: list[dict[str, Any]], is_forced: bool) -> ToolCallParser | NamedToolParser | None:
+        """What finds calls of `tools` in the answer. One that is forced is a JSON object, whatever the parser."""
+        engine, checkpoint = self.engine, self.engine.checkpoint
+        if tools and engine.tool_parser and not is_forced:
+            return NamedToolParser(engine.tool_parser, checkpoint.tokenizer, tools)
+        markers = checkpoint.tool_calls or (_ANY_MARKERS if is_forced else None)
+        return ToolCallParser(markers, is_forced) if tools and markers else None
+
+    async def LoadLora(
+        self, request: thinker_pb2.LoadLoraRequest, context: grpc.aio.ServicerContext
+    ) -> thinker_pb2.LoadLoraResponse:
+        is_new = False
+        async with self._changing_adapters(context) as adapters:
+            is_new = await adapters.load(request.name, request.path)
+        return thinker_pb2.LoadLoraResponse(is_new=is_new)
+
+    async def UnloadLora(
+        self, request: thinker_pb2.UnloadLoraRequest, context: grpc.aio.ServicerContext
+    ) -> thinker_pb2.UnloadLoraResponse:
+        async with self._changing_adapters(context) as adapters:
+            adapters.unload(request.name)
+        return thinker_pb2.UnloadLoraResponse()
+
+    @asynccontextmanager
+    async def _changing_adapters(self, context: grpc.aio.ServicerContext) -> AsyncGenerator[Adapters]:
+        """The engine's adapters; what they are afterwards is in the stage's ServerInfo."""
+        try:
+            with self._stage.admission.admit():
+                yield self.engine.adapters
+                with self._stage.revising() as info:
+                    del info.thinker.loras[:]
+                    info.thinker.loras.extend(loras(self.engine.adapters))
+        except StageError as error:
+            await abort(context, error)
 
     async def _prepare(
         self, conversation: Conversation, output: OutputStream | None
@@ -114,6 +175,11 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         finally:
             prompt.cancel()
             selections.cancel()
+
+
+def loras(adapters: Adapters) -> list[server_info_pb2.Lora]:
+    """The adapters, as ThinkerInfo has them."""
+    return [server_info_pb2.Lora(name=name, digest=digest) for name, digest in adapters.digests.items()]
 
 
 async def serve(stage: Stage, settings: ThinkerSettings) -> None:
@@ -142,6 +208,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
                 max_context_tokens=engine.max_context_tokens,
                 accept_hidden_layer=engine.checkpoint.accept_hidden_layer,
                 input_modalities=list(engine.checkpoint.placeholders),
+                loras=loras(engine.adapters),
             ),
         )
 

@@ -47,6 +47,19 @@ class ChatTemplate:
                 raise InvalidInput("messages", f"their text must not contain the placeholder {token}")
         return token_ids
 
+    def opens_thought(self, conversation: Conversation) -> bool:
+        """Whether the prompt of `conversation`, which `apply` takes, ends in a thought.
+
+        What the template writes last is asked, not the whole prompt: a user may write of markers.
+        """
+        markers = self._checkpoint.reasoning
+        if markers is None:
+            return False
+        turns = [_to_template(message) for message in conversation.messages]
+        with self._lock:
+            asked, ended = (self._render(turns, conversation, asks) for asks in (True, False))
+        return markers.open_in(asked[len(ended) :] if asked.startswith(ended) else asked)
+
     def _answer(self, index: int, message: Message) -> list[int]:
         """The ids of message `index`, without the special token that ended it. Raises InvalidInput."""
         checkpoint, token_ids = self._checkpoint, message.token_ids
@@ -88,8 +101,10 @@ class ChatTemplate:
 
     def _render(self, turns: Sequence[dict[str, Any]], conversation: Conversation, asks: bool) -> str:
         """The text, up to where an answer begins if it `asks` for one."""
+        system = self._checkpoint.system_prompt
+        has_own = system is None or (turns and turns[0]["role"] == "system")
         return self._checkpoint.processor.apply_chat_template(
-            turns,
+            turns if has_own else [{"role": "system", "content": system}, *turns],
             tools=conversation.tools or None,
             add_generation_prompt=asks,
             tokenize=False,
@@ -142,7 +157,12 @@ def _to_template(message: Message) -> dict[str, Any]:
     if all(isinstance(part, str) for part in message.parts):
         content = "".join(part for part in message.parts if isinstance(part, str))
     turn: dict[str, Any] = {"role": message.role, "content": content}
-    optional = {"tool_calls": message.tool_calls, "tool_call_id": message.tool_call_id, "name": message.name}
+    optional = {
+        "reasoning_content": message.reasoning,
+        "tool_calls": message.tool_calls,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
     return turn | {key: value for key, value in optional.items() if value}
 
 

@@ -70,16 +70,19 @@ class ToolCallParser:
         self._step: Callable[[ToolCallParser, thinker_pb2.GenerateDelta], bool]
         self._step = ToolCallParser._read_head if forced else ToolCallParser._read_text
 
-    def feed(self, text: str) -> thinker_pb2.GenerateDelta:
-        """Takes the next piece of the answer: the text and the parts of calls that it turned out to be."""
+    def feed(self, text: str, token_ids: Sequence[int] = (), is_last: bool = False) -> thinker_pb2.GenerateDelta:
+        """Takes the next piece of the answer, the last one if it `is_last`: the text and the parts of calls that it
+        turned out to be."""
         self._pending += text
         delta = thinker_pb2.GenerateDelta()
         while self._step(self, delta):
             pass
+        if is_last:
+            delta.text += self._held_back()
         return delta
 
-    def finish(self) -> str:
-        """The answer is complete: what was held back is text after all."""
+    def _held_back(self) -> str:
+        """What is text after all, as the answer is complete."""
         rest, self._pending = self._pending, ""
         if self._step in (ToolCallParser._read_arguments, ToolCallParser._read_closing):
             return ""

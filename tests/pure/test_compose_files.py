@@ -23,6 +23,7 @@ DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
 COMPOSE = (ROOT / "docker-compose.yaml").read_text()
 SERVICES = yaml.safe_load(COMPOSE)["services"]
 SPEECH = yaml.safe_load((ROOT / "deploy/docker/speech.yaml").read_text())["services"]
+TEXT = yaml.safe_load((ROOT / "deploy/docker/text.yaml").read_text())["services"]
 SECURITY = ("keys", "tls")
 OURS = ("gateway", "thinker", "talker", "code2wav", "dit")
 
@@ -97,15 +98,28 @@ def test_a_speech_server_starts_without_the_thinker():
     assert SERVICES["model"]["image"] == SERVICES["thinker"]["image"]
 
 
+def test_a_server_of_text_starts_the_thinker_alone():
+    for stage in ("talker", "code2wav"):
+        (profile,) = TEXT[stage]["profiles"]
+        assert profile not in {each for service in SERVICES.values() for each in service.get("profiles", [])}
+        assert [name for name, service in SERVICES.items() if stage in service.get("depends_on", ())] == ["gateway"]
+        assert SERVICES["gateway"]["depends_on"][stage]["required"] is False
+    (mount,) = TEXT["gateway"]["volumes"]
+    source, target, _ = mount.split(":")
+    assert any(mounted.endswith(f":{target}:ro") for mounted in SERVICES["gateway"]["volumes"])
+    assert set(load_pipeline(ROOT / source).stages) == {"thinker"}
+
+
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
-def test_compose_reads_the_speech_server_so():
-    files = ("docker-compose.yaml", "deploy/docker/gpu.yaml", "deploy/docker/tls.yaml", "deploy/docker/speech.yaml")
+@pytest.mark.parametrize(("file", "stages"), [("speech", {"talker", "code2wav"}), ("text", {"thinker"})])
+def test_compose_leaves_stages_out(file, stages):
+    files = ("docker-compose.yaml", "deploy/docker/gpu.yaml", "deploy/docker/tls.yaml", f"deploy/docker/{file}.yaml")
     command = ["docker", "compose", "--env-file", "/dev/null", *(word for file in files for word in ("-f", file))]
     done = subprocess.run([*command, "config", "--services"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     if "compose" in done.stderr and "not a docker command" in done.stderr:
         pytest.skip("docker has no compose")
     assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) == {"model", "gateway", "talker", "code2wav"}
+    assert set(done.stdout.split()) == {"model", "gateway", *stages}
 
 
 def test_an_image_is_built_once():

@@ -91,6 +91,19 @@ def test_a_speech_server_has_no_thinker(tmp_path, rendered, overlay, gpus):
         assert container["resources"]["limits"].get("nvidia.com/gpu") == gpus
 
 
+@pytest.mark.parametrize(("overlay", "more", "gpus"), [("cpu-demo", [], None), ("single-gpu", ["keys", "tls"], 1)])
+def test_a_server_of_text_has_the_thinker_alone(tmp_path, overlay, more, gpus):
+    objects = build(with_components(tmp_path, overlay, [*more, "text"]))
+    assert problems(objects) == []
+    cluster = Cluster(objects)
+    assert stages_of(cluster) == ["thinker"]
+    names = {each["metadata"]["name"] for each in objects}
+    assert not [name for name in names if "talker" in name or "code2wav" in name]
+    assert cluster.pipeline()["outputs"] == {"text": "thinker"}
+    (container,) = pod_of(cluster.get("Deployment", "thinker"))["containers"]
+    assert container["resources"]["limits"].get("nvidia.com/gpu") == gpus
+
+
 def test_what_is_reached_from_outside_asks_for_keys(rendered):
     for name, objects in rendered.items():
         cluster = Cluster(objects)

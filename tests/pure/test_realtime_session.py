@@ -70,6 +70,19 @@ def session() -> Session:
     return Session.new("own-model", VOICES)
 
 
+def test_a_model_without_speech_answers_in_text(session):
+    silent = Session.new("own-model", speaks=False)
+    assert silent.modalities == ("text",)
+    assert check_echo(silent)["output_modalities"] == ["text"]
+    for patch in ({"instructions": "Be brief."}, {"output_modalities": None}, {"output_modalities": ["text"]}):
+        assert silent.updated(patch).modalities == ("text",)
+    written = silent.updated({"type": "transcription"})
+    assert written.updated({"type": "realtime"}).modalities == ("text",)
+    error = refused(silent, {"output_modalities": ["audio"]})
+    assert (error.code, error.param) == ("invalid_value", "session.output_modalities")
+    assert "no speech" in str(error)
+
+
 def with_input(**members: Any) -> dict[str, Any]:
     return {"audio": {"input": members}}
 

@@ -22,14 +22,13 @@ def parse(answer: str, piece: int, forced: bool = False) -> tuple[str, list[tupl
     parser = ToolCallParser(MARKERS, forced)
     text, names, arguments = "", {}, {}
     for at in range(0, len(answer), piece):
-        parsed = parser.feed(answer[at : at + piece])
+        parsed = parser.feed(answer[at : at + piece], is_last=at + piece >= len(answer))
         text += parsed.text
         for call in parsed.tool_calls:
             if call.name:
                 assert call.id
                 names[call.index] = call.name
             arguments[call.index] = arguments.get(call.index, "") + call.arguments_json
-    text += parser.finish()
     return text, [(names[i], arguments[i]) for i in sorted(names)]
 
 

@@ -1,6 +1,8 @@
 """The thinker's engine against transformers: hidden states of all positions, under everything vLLM does to a batch."""
 
 import asyncio
+import json
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +13,16 @@ import pytest
 import pytest_asyncio
 import torch
 
+from services.common.rpc.errors import InvalidInput
 from services.common.stream.rows import Rows
+from services.families import kv_bytes
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message
 from services.thinker.execution import choices
 from services.thinker.media import decode_audio, decode_image, decode_video
 from services.thinker.plugin.rows import ROPE_POSITIONS, hidden_states, layers_of
+from tests.support.checkpoints import omni_checkpoint
 from tests.support.media import mp4, png, wav
 from tests.support.thinker_engine import Answer, Reference
 
@@ -52,7 +57,7 @@ class Thinker:
     def __init__(self, settings: ThinkerSettings, engine: Any, preprocessor: Any, reference: Reference) -> None:
         self.settings, self.engine, self.preprocessor, self.reference = settings, engine, preprocessor, reference
 
-    async def run(self, conversation: Conversation, request_id: str = "r", **sampling: Any) -> Result:
+    async def run(self, conversation: Conversation, request_id: str = "r", lora: str = "", **sampling: Any) -> Result:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -64,10 +69,11 @@ class Thinker:
         result = Result(prompt.token_ids)
         names = [kind.name for kind in self.engine.row_kinds]
         rows = RowSubscription(dict.fromkeys(names, EVERYTHING), result.receive)
-        async for step in self.engine.generate(request_id, prompt, params, rows):
-            result.token_ids += step.token_ids
-            result.text += step.text
-            result.finish_reason, result.cached_tokens = step.finish_reason, step.cached_tokens
+        with self.engine.adapters.use(lora) as adapter:
+            async for step in self.engine.generate(request_id, prompt, params, rows, lora=adapter):
+                result.token_ids += step.token_ids
+                result.text += step.text
+                result.finish_reason, result.cached_tokens = step.finish_reason, step.cached_tokens
         return result
 
     def expected(self, conversation: Conversation, max_tokens: int = 10) -> Answer:
@@ -86,6 +92,8 @@ class Thinker:
                 if conversation.use_audio_in_video:
                     media.setdefault("audio", []).append(video.sound)
                     media["use_audio_in_video"] = True
+        prompt, first = self.engine.checkpoint.system_prompt, conversation.messages[0]
+        system = [Message("system", [prompt])] if prompt and first.role != "system" else []
         turns = [
             {
                 "role": message.role,
@@ -94,7 +102,7 @@ class Thinker:
                     for part in message.parts
                 ],
             }
-            for message in conversation.messages
+            for message in (*system, *conversation.messages)
         ]
         return self.reference.answer(turns, max_tokens, **media)
 
@@ -132,10 +140,12 @@ async def start(checkpoint: Path, reference: Reference | None = None, **settings
     return Thinker(thinker_settings, engine, preprocessor, reference or Reference(checkpoint))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def thinker(tiny_checkpoint: Path) -> AsyncIterator[Thinker]:
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["qwen3-omni", pytest.param("qwen2.5-omni", marks=pytest.mark.long)]
+)
+async def thinker(request: pytest.FixtureRequest) -> AsyncIterator[Thinker]:
     # 64 tokens a step: every longer prompt is prefilled in chunks
-    thinker = await start(tiny_checkpoint, max_batched_tokens=64)
+    thinker = await start(omni_checkpoint(arch=request.param), max_batched_tokens=64)
     yield thinker
     await thinker.engine.close()
     thinker.preprocessor.close()
@@ -204,6 +214,17 @@ async def test_concurrent_requests_do_not_see_each_other(thinker: Thinker) -> No
         thinker.assert_equal(result, thinker.expected(conversation))
 
 
+async def test_a_long_video_with_its_sound_at_another_frame_rate_beside_an_image(
+    thinker: Thinker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slower = thinker.settings.model_copy(update={"video_fps": 1.0})
+    monkeypatch.setattr(thinker, "settings", slower)
+    monkeypatch.setattr(thinker.preprocessor, "_settings", slower)
+    turn = Message("user", [file("image", png()), "then", file("video", mp4(5.0)), "and now?"])
+    conversation = Conversation([turn], use_audio_in_video=True)
+    thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation))
+
+
 async def test_only_the_asked_for_positions_are_shipped(thinker: Thinker) -> None:
     from vllm import SamplingParams
 
@@ -220,11 +241,50 @@ async def test_only_the_asked_for_positions_are_shipped(thinker: Thinker) -> Non
     assert len(result.rows[name]) == prompt.image_tokens
 
 
+async def test_a_grammar_is_compiled_once_and_off_the_event_loop(
+    thinker: Thinker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+    from vllm.v1.structured_output import backend_xgrammar
+
+    original, compiled_in = backend_xgrammar.validate_xgrammar_grammar, list[int]()
+
+    def compiled(params: SamplingParams) -> None:
+        compiled_in.append(threading.get_ident())
+        original(params)
+
+    monkeypatch.setattr(backend_xgrammar, "validate_xgrammar_grammar", compiled)
+    member = {"type": "object", "properties": {f"m{i}": {"type": "boolean"} for i in range(40)}}
+    schema = {"type": "object", "properties": {f"p{i}": member for i in range(200)}}
+    structure = StructuredOutputsParams(json=json.dumps(schema))
+    options = {"structured_outputs": structure, "max_tokens": 4, "temperature": 0}
+    params = SamplingParams(output_kind=RequestOutputKind.DELTA, **options)
+    checking = asyncio.create_task(thinker.engine.validate(params, "json_schema"))
+    await asyncio.sleep(0)  # it has begun; what runs on the loop has run to its end
+    assert not checking.done()
+    await checking
+    prompt = await thinker.preprocessor.prepare(conversations()["text"])
+    text = "".join([step.text async for step in thinker.engine.generate("g", prompt, params)])
+    assert text.startswith("{")
+    (thread,) = compiled_in
+    assert thread != threading.get_ident()
+
+
+async def test_a_grammar_that_cannot_be_is_refused_and_names_its_field(thinker: Thinker) -> None:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(grammar="root ::= ("))
+    with pytest.raises(InvalidInput, match=r"sampling\.grammar"):
+        await thinker.engine.validate(params, "grammar")
+
+
 @pytest.mark.gpu
-async def test_rows_from_cuda_graphs_equal_eager_ones(tiny_checkpoint: Path, thinker: Thinker) -> None:
+async def test_rows_from_cuda_graphs_equal_eager_ones(thinker: Thinker) -> None:
     """Cold, then from the prefix cache. A graph that kept anything of its capture gives other rows when it decodes."""
     assert not thinker.engine._llm.model_config.enforce_eager
-    eager = await start(tiny_checkpoint, thinker.reference, enforce_eager=True)
+    eager = await start(Path(thinker.settings.model), thinker.reference, enforce_eager=True)
     try:
         for name in ("text", "image and audio"):
             conversation = conversations()[name]
@@ -260,12 +320,12 @@ async def test_an_aborted_request_leaves_nothing_behind(thinker: Thinker) -> Non
 
 
 @pytest.mark.long  # an engine of its own
-async def test_a_preempted_request_loses_and_repeats_no_row(tiny_checkpoint: Path, thinker: Thinker) -> None:
+async def test_a_preempted_request_loses_and_repeats_no_row(thinker: Thinker) -> None:
     """The KV cache holds one of these requests whole, but not four: they are preempted and computed again."""
     text_config = thinker.reference.thinker.config.text_config
-    token_bytes = 2 * text_config.num_hidden_layers * text_config.num_key_value_heads * text_config.head_dim * 4
+    token_bytes = kv_bytes(text_config.to_dict(), 4)
     small = await start(
-        tiny_checkpoint,
+        Path(thinker.settings.model),
         thinker.reference,
         kv_cache_bytes=9 * KV_BLOCK_TOKENS * token_bytes,
         max_context_tokens=256,

@@ -1,5 +1,6 @@
 """What the thinker's engine is told about memory and steps, for GPUs that are not here. Starts nothing."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,9 @@ def test_only_the_first_rank_keeps_rows(rank: int, keeps: bool, monkeypatch: pyt
         RowStore.installed = None
 
 
-def test_a_step_has_as_many_tokens_as_vllm_gives_its_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_has_as_many_tokens_as_vllm_gives_its_own_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from vllm.engine import arg_utils
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -70,7 +73,8 @@ def test_a_step_has_as_many_tokens_as_vllm_gives_its_own_server(monkeypatch: pyt
 
     monkeypatch.setattr(AsyncLLM, "from_engine_args", from_engine_args)
     monkeypatch.setattr(engine, "engine_args", lambda *_: None)
-    checkpoint: Any = SimpleNamespace(dtype="bfloat16")
+    (tmp_path / "config.json").write_text("{}")
+    checkpoint: Any = SimpleNamespace(dtype="bfloat16", folder=tmp_path)
     context: Any = engine._load(ThinkerSettings(model="org/name"), checkpoint, "ipc://@nobody")
     h100 = SimpleNamespace(
         get_device_total_memory=lambda: 80 * GIB,

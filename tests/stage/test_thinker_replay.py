@@ -54,7 +54,7 @@ class Worker:
 
         self.thinker: Any = RecordingThinker.__new__(RecordingThinker)
         torch.nn.Module.__init__(self.thinker)
-        self.thinker._records = True
+        self.thinker._records, self.thinker._layers = True, LAYERS
         self.thinker.language_model = LanguageModel()
         self.connector: Any = RowConnector.__new__(RowConnector)
         self.connector._block_size, self.connector._progress, self.connector._sender = BLOCK, {}, self

@@ -29,7 +29,7 @@ from quartet.v1 import (
     timings_pb2,
 )
 from services.common.rpc import channels
-from services.common.rpc.errors import StageError
+from services.common.rpc.errors import InvalidInput, NotFound, StageError
 from services.common.rpc.status import abort
 
 # An address of this process alone: a server that is started again finds its port as free as it left it.
@@ -76,7 +76,9 @@ class Script:
         running: calls that have not ended.
         too_long: the answer ends at its most tokens.
         ids_reusable: what a thinker says of the answer's token ids.
+        thought: pieces of what a thinker thinks before it answers.
         takes_s: how long a call takes, beside.
+        missing: a directory that no adapter can be loaded from.
     """
 
     error: StageError | tuple[grpc.StatusCode, str] | None = None
@@ -86,6 +88,8 @@ class Script:
     tool_call: bool = False
     too_long: bool = False
     ids_reusable: bool = True
+    thought: Sequence[str] = ()
+    missing: str = ""
     requests: list[Any] = field(default_factory=list)
     media: bytearray = field(default_factory=bytearray)
     typed: list[str] = field(default_factory=list)
@@ -133,8 +137,30 @@ class Script:
 
 
 class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
-    def __init__(self, script: Script) -> None:
-        self.script = script
+    """It has any adapter but those in a directory `missing`, whose digest is the directory's name."""
+
+    def __init__(self, script: Script, server: "ServerInfo") -> None:
+        self.script, self.server = script, server
+
+    async def LoadLora(self, request, context):
+        if request.path == self.script.missing:
+            await abort(context, InvalidInput("path", "has no adapter_config.json"))
+        loras = self.server.info.thinker.loras
+        is_new = request.name not in [lora.name for lora in loras]
+        if is_new:
+            loras.add(name=request.name, digest=request.path)
+            self.server.revision += 1
+        return thinker_pb2.LoadLoraResponse(is_new=is_new)
+
+    async def UnloadLora(self, request, context):
+        loras = self.server.info.thinker.loras
+        kept = [lora for lora in loras if lora.name != request.name]
+        if len(kept) == len(loras):
+            await abort(context, NotFound(f"there is no adapter {request.name!r}"))
+        del loras[:]
+        loras.extend(kept)
+        self.server.revision += 1
+        return thinker_pb2.UnloadLoraResponse()
 
     async def Generate(self, request_iterator, context):
         start = (await anext(request_iterator)).start
@@ -160,18 +186,20 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
             ]
             deltas = [thinker_pb2.GenerateDelta(token_ids=[i], tool_calls=[call]) for i, call in enumerate(calls)]
             reason = thinker_pb2.FINISH_REASON_TOOL_CALLS
+        thought = [thinker_pb2.GenerateDelta(reasoning=piece, token_ids=[9]) for piece in self.script.thought]
         summary = thinker_pb2.GenerateSummary(
             finish_reason=reason,
             prompt_tokens=10,
             cached_tokens=2,
-            completion_tokens=3,
+            completion_tokens=3 + len(thought),
+            reasoning_tokens=len(thought),
             timings=TIMINGS,
             token_ids_reusable=self.script.ids_reusable,
         )
         prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4)
         outputs = [
             thinker_pb2.GenerateResponse(prompt=prompt),
-            *(thinker_pb2.GenerateResponse(delta=delta) for delta in deltas),
+            *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas)),
             thinker_pb2.GenerateResponse(summary=summary),
         ]
         async for output in self.script.play(start, outputs, context):
@@ -292,6 +320,7 @@ def _pixels(pixels: np.ndarray) -> tensor_pb2.Tensor:
 class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
     def __init__(self, stage: str, script: Script) -> None:
         self.script = script
+        self.revision = 0
         self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
         self.info.thinker.input_modalities.extend(["audio", "image"])
         if stage == "dit":
@@ -311,7 +340,7 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         return self.info
 
     async def GetLoad(self, request, context):
-        return server_info_pb2.GetLoadResponse(running=self.script.running)
+        return server_info_pb2.GetLoadResponse(running=self.script.running, info_revision=self.revision)
 
 
 class ScriptedStages:
@@ -337,7 +366,7 @@ class ScriptedStages:
         server = self.servers[stage] = grpc.aio.server(options=channels.SERVER_OPTIONS)
         script = self.scripts[stage]
         if stage == "thinker":
-            thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(Thinker(script), server)
+            thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(Thinker(script, self.infos[stage]), server)
         elif stage == "talker":
             talker_pb2_grpc.add_TalkerServiceServicer_to_server(Talker(script), server)
         elif stage == "dit":

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
+from services.families import read_config
 from tests.support.kept import kept_value
+
+CLASSES = {
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
+    "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
+}
 
 
 @dataclass
@@ -34,9 +40,10 @@ class Reference:
 
     @cached_property
     def thinker(self) -> Any:
-        from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
+        import transformers
 
-        thinker = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(self._checkpoint, dtype=torch.float32)
+        model: Any = getattr(transformers, CLASSES[read_config(self._checkpoint)["model_type"]])
+        thinker = model.from_pretrained(self._checkpoint, dtype=torch.float32)
         thinker.generation_config.eos_token_id = None  # answers of a given length are compared
         return thinker.eval()
 

@@ -25,6 +25,8 @@ _CONFIG_FILES = (
 _NOTES = ("_name_or_path", "transformers_version", "_diffusers_version")
 # What a process can take in, by its memory: not what it makes of a request.
 _LIMITS = ("max_context_tokens", "max_context_positions")
+# What comes and goes while a stage of the kind serves.
+_PASSING = {"thinker": ("loras",)}
 
 
 def checkpoint_digest(model: str) -> str:
@@ -49,11 +51,12 @@ def config_digest(info: server_info_pb2.GetServerInfoResponse, settings: StageSe
     """
     kind = info.WhichOneof("details")
     facts = MessageToDict(getattr(info, kind), preserving_proto_field_name=True) if kind else {}
+    left_out = (*_LIMITS, *_PASSING.get(kind or "", ()))
     return _digest(
         {
             "stage": info.stage,
             "dtype": info.dtype,
-            "facts": {name: value for name, value in facts.items() if name not in _LIMITS},
+            "facts": {name: value for name, value in facts.items() if name not in left_out},
             "settings": {name: getattr(settings, name) for name in settings.changes_outputs},
             "checkpoint": info.checkpoint_digest,
         }

@@ -1,6 +1,7 @@
 """Keeping rows in vLLM: what its models need for it, and executors that leave room for the rows. Imports vLLM."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,19 @@ def record(rows: Sequence[torch.Tensor]) -> None:
     if mapping and (kept := RowStore.installed) is not None:
         # All layers of the language model are in one KV cache group and share their slots.
         kept.write(next(iter(mapping.values())), rows)
+
+
+@contextmanager
+def experts_of_cpus(vllm_config: VllmConfig) -> Iterator[None]:
+    """While a model is built. Where there can be adapters vLLM takes Triton's kernels for experts, which no CPU has. On
+    a CPU no adapter changes experts (see `services.thinker.lora_files`), so they can be what they are without."""
+    adapters = vllm_config.lora_config
+    if vllm_config.device_config.device_type == "cpu":
+        vllm_config.lora_config = None
+    try:
+        yield
+    finally:
+        vllm_config.lora_config = adapters
 
 
 def kv_share(available_bytes: int, kv_bytes_per_slot: int, row_bytes_per_slot: int) -> int:

@@ -1,0 +1,186 @@
+"""The adapters (LoRA) of the thinker: which are loaded, and who uses them. No gRPC here."""
+
+import asyncio
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from services.common.rpc.errors import InvalidInput, NotFound
+from services.thinker.config import ThinkerSettings
+from services.thinker.lora_files import AdapterFiles, read_adapter
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+
+log = structlog.get_logger()
+
+
+@dataclass(eq=False)
+class Adapter:
+    """A loaded adapter.
+
+    Attributes:
+        name: that requests ask for.
+        files: where it came from.
+        request: by which vLLM knows it.
+        users: requests that run with it.
+    """
+
+    name: str
+    files: AdapterFiles
+    request: "LoRARequest"
+    users: int = field(default=0)
+
+
+class Adapters:
+    """The adapters of one engine.
+
+    vLLM reads the files of one that it has let go again, in the step that needs it: were they gone, the engine would
+    die. So it never has more than it keeps (`max_cpu_loras`), and one that requests still run with is kept until the
+    last of them has ended.
+
+    Args:
+        llm: the engine.
+        settings: of the stage.
+        base: folder of the checkpoint.
+    """
+
+    def __init__(self, llm: "AsyncLLM", settings: ThinkerSettings, base: Path) -> None:
+        self._llm, self._settings, self._base = llm, settings, base
+        self._on_cpu: bool = llm.vllm_config.device_config.device_type == "cpu"
+        self._loaded: dict[str, Adapter] = {}
+        self._leaving: set[Adapter] = set()
+        self._numbers = itertools.count(1)
+        self._lock = asyncio.Lock()
+        self._removals: set[asyncio.Task[None]] = set()
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """By name of those that can be asked for: what their files say, as a digest."""
+        return {name: self._loaded[name].files.digest for name in sorted(self._loaded)}
+
+    async def load_named(self) -> None:
+        """Loads those of the settings.
+
+        Raises:
+            ValueError: one cannot be loaded.
+        """
+        for name, path in self._settings.lora.items():
+            try:
+                await self._load(name, Path(path))
+            except InvalidInput as error:
+                raise ValueError(f"lora {name}: {error.reason}") from error
+
+    async def load(self, name: str, path: str) -> bool:
+        """Loads the adapter in the directory `path`, taken from `lora_root`, as `name`. Whether it was not there yet.
+
+        Raises:
+            InvalidInput: names the field.
+        """
+        root = self._settings.lora_root
+        if root is None:
+            raise InvalidInput("path", "this thinker loads no adapters at run time; start it with --lora-root")
+        try:
+            folder = (root / path).resolve()  # an absolute path stays one
+        except (OSError, ValueError, RuntimeError) as error:  # a zero byte, links in a circle
+            raise InvalidInput("path", f"is no path: {error}") from None
+        if not folder.is_relative_to(root.resolve()):
+            raise InvalidInput("path", "is not in the directory that --lora-root names")
+        return await self._load(name, folder)
+
+    async def _load(self, name: str, folder: Path) -> bool:
+        if not _NAME.fullmatch(name):
+            raise InvalidInput("name", "must be 1 to 128 letters, digits or . _ : / -, the first a letter or digit")
+        if name == self._settings.model_name:
+            raise InvalidInput("name", f"{name!r} is the model's own")
+        async with self._lock:
+            try:
+                files = await asyncio.to_thread(read_adapter, folder, self._base, self._on_cpu)
+            except (OSError, ValueError) as error:
+                raise InvalidInput("path", str(error)) from error
+            if (known := self._loaded.get(name)) is not None:
+                if known.files.digest == files.digest:
+                    return False
+                raise InvalidInput("name", f"another adapter is loaded as {name!r}; unload that first")
+            self._loaded[name] = self._returning(name, files) or await self._add(name, files)
+        log.info("adapter loaded", lora=name, digest=files.digest)
+        return True
+
+    def _returning(self, name: str, files: AdapterFiles) -> Adapter | None:
+        """The very adapter, where requests still run with it though it was unloaded."""
+        for adapter in self._leaving:
+            if (adapter.name, adapter.files.digest) == (name, files.digest):
+                self._leaving.remove(adapter)
+                return adapter
+        return None
+
+    async def _add(self, name: str, files: AdapterFiles) -> Adapter:
+        from vllm.lora.request import LoRARequest
+
+        most = max(self._settings.max_cpu_loras, self._settings.max_loras)
+        if len(self._loaded) + len(self._leaving) >= most:
+            raise InvalidInput("name", f"{most} adapters are loaded; unload one, or raise --max-cpu-loras")
+        # vLLM's prefix cache goes by this name: with the digest it never takes one adapter's keys for another's.
+        request = LoRARequest(f"{name}@{files.digest}", next(self._numbers), str(files.folder))
+        try:
+            await self._llm.add_lora(request)
+        except BaseException as error:  # vLLM raises what it likes: a rank that is too high, a DoRA
+            # It may have a place already, and would keep it: see `execution.engine_args` of the one that stays empty.
+            await asyncio.shield(self._llm.remove_lora(request.lora_int_id))
+            if isinstance(error, Exception):
+                raise InvalidInput("path", f"vLLM cannot load it: {error}") from error
+            raise
+        return Adapter(name, files, request)
+
+    def unload(self, name: str) -> None:
+        """Takes no more requests for `name`; those that run end as they would have.
+
+        Raises:
+            NotFound: there is no such adapter.
+        """
+        adapter = self._loaded.pop(name, None)
+        if adapter is None:
+            raise NotFound(f"there is no adapter {name!r}")
+        self._leaving.add(adapter)
+        self._let_go(adapter)
+        log.info("adapter unloaded", lora=name, running=adapter.users)
+
+    @contextmanager
+    def use(self, name: str) -> "Iterator[LoRARequest | None]":
+        """The adapter `name` for a request, while that runs; None for "", the model as it is.
+
+        Raises:
+            InvalidInput: there is no such adapter.
+        """
+        if not name:
+            yield None
+            return
+        if (adapter := self._loaded.get(name)) is None:
+            raise InvalidInput("lora", f"there is no adapter {name!r}; loaded are: {', '.join(self.digests) or 'none'}")
+        adapter.users += 1
+        try:
+            yield adapter.request
+        finally:
+            adapter.users -= 1
+            self._let_go(adapter)
+
+    def _let_go(self, adapter: Adapter) -> None:
+        if adapter in self._leaving and not adapter.users:
+            removal = asyncio.create_task(self._remove(adapter))
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
+
+    async def _remove(self, adapter: Adapter) -> None:
+        async with self._lock:
+            if adapter in self._leaving and not adapter.users:  # nobody has loaded it again meanwhile
+                await self._llm.remove_lora(adapter.request.lora_int_id)
+                self._leaving.discard(adapter)

@@ -1,0 +1,134 @@
+"""An adapter's files, in the format of the peft library, and whether the thinker can apply all that is in them.
+
+vLLM leaves out what it has no place for: such an adapter would be served in part, and nobody told.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import SafetensorError
+
+from services.common.engine.weights import stored_tensors, tensors_in
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # peft's
+_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
+_LAYER = re.compile(r"(thinker\.)?model\.layers\.\d+\.(?P<part>.+)")
+_LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_LINEAR += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_EXPERTS = re.compile(r"mlp\.(gate|experts(\..+)?)")
+TARGETS_ON_CPU = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+"""vLLM's names of the layers above. Its layer of adapted experts is made for GPUs only."""
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """An adapter that can be applied.
+
+    Attributes:
+        folder: has `adapter_config.json` and `adapter_model.safetensors`.
+        digest: of what the files say, hexadecimal.
+    """
+
+    folder: Path
+    digest: str
+
+
+def read_adapter(folder: Path, base: Path, on_cpu: bool) -> AdapterFiles:
+    """Checks the adapter in `folder` for the checkpoint in `base`. Reads all of its bytes.
+
+    Raises:
+        ValueError: it cannot be applied as it is, and why.
+    """
+    config, weights = folder / CONFIG, folder / WEIGHTS
+    for file in (config, weights):
+        if not file.is_file():
+            raise ValueError(f"{folder} has no {file.name}: adapters are those of peft, as safetensors")
+    ranks = _ranks(config)
+    try:
+        shapes = {tensor.name: tensor.shape for tensor in tensors_in(weights)}
+    except SafetensorError as error:
+        raise ValueError(f"{weights} is corrupt or not all there: {error}") from None
+    _check_tensors(shapes, base, on_cpu)
+    _check_ranks(shapes, ranks)
+    digest = hashlib.sha256()
+    for file in (config, weights):
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return AdapterFiles(folder, digest.hexdigest()[:16])
+
+
+def _ranks(file: Path) -> set[Any]:
+    """The ranks that an adapter_config.json states."""
+    try:
+        config = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise ValueError(f"{file} must be an object whose peft_type is LORA")
+    stated = cast("dict[str, Any]", config)
+    patterns: dict[str, Any] = stated.get("rank_pattern") or {}
+    return {stated.get("r"), *patterns.values()}
+
+
+def _check_ranks(shapes: Mapping[str, tuple[int, ...]], ranks: set[Any]) -> None:
+    """vLLM takes room, and scales, by the ranks that are stated, and does not look for the other half."""
+    for name, shape in shapes.items():
+        is_a = name.endswith(".lora_A.weight")
+        other = name.replace(".lora_A.", ".lora_B.") if is_a else name.replace(".lora_B.", ".lora_A.")
+        if other not in shapes:
+            raise ValueError(f"{name} has no other half, {other}")
+        if shape[not is_a] not in ranks:
+            stated = ", ".join(map(str, ranks))
+            raise ValueError(f"{name} is of rank {shape[not is_a]}, which {CONFIG} does not state: r is {stated}")
+
+
+def _check_tensors(shapes: Mapping[str, tuple[int, ...]], base: Path, on_cpu: bool) -> None:
+    if not shapes:
+        raise ValueError(f"{WEIGHTS} has no tensors")
+    weights = _weights(base, [name for name in map(_module, shapes) if name])
+    for name, shape in shapes.items():
+        module = _module(name)
+        part = _LAYER.fullmatch(module or "")
+        if part is None:
+            raise ValueError(f"{name} adapts no layer of the thinker's language model: only those can be adapted")
+        if len(shape) != 2:
+            raise ValueError(f"{name} has {len(shape)} dimensions, not 2")
+        if _EXPERTS.fullmatch(part["part"]):
+            if on_cpu:
+                raise ValueError(f"{name} adapts experts or their router, which vLLM does on a GPU only")
+            continue
+        if part["part"] not in _LINEAR or module not in weights:
+            raise ValueError(f"{name} adapts a layer that this model does not have: it is of another model")
+        _check_shape(name, shape, weights[module])
+
+
+def _check_shape(name: str, shape: tuple[int, ...], weight: tuple[int, ...]) -> None:
+    """A smaller one would be copied into a corner of the place for it. Packed weights, whose shapes are others, say
+    nothing: `weight` is () then."""
+    is_a = name.endswith(".lora_A.weight")
+    if weight and shape[is_a] != weight[is_a]:
+        size = "inputs" if is_a else "outputs"
+        raise ValueError(f"{name} has {shape[is_a]} {size}, the layer {weight[is_a]}: it is of another model")
+
+
+def _module(name: str) -> str | None:
+    """The layer that the tensor `name` adapts, as the adapter spells it; None if it is no half of an adapter."""
+    match = _TENSOR.fullmatch(name)
+    return match["module"].removeprefix(_PREFIX) if match else None
+
+
+def _weights(base: Path, modules: list[str]) -> dict[str, tuple[int, ...]]:
+    """Of those `modules` that the checkpoint in `base` has: the shape of the weight, () where it is packed."""
+    wanted = {f"thinker.{module.removeprefix('thinker.')}": module for module in modules}
+    found: dict[str, tuple[int, ...]] = {}
+    for tensor in stored_tensors(base):
+        layer, _, kind = tensor.name.rpartition(".")
+        if layer in wanted and kind in ("weight", "qweight", "weight_packed"):
+            found[wanted[layer]] = tensor.shape if kind == "weight" else ()
+    return found

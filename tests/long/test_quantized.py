@@ -1,0 +1,81 @@
+"""A thinker of int8 weights through HTTP: what it writes is vLLM's own answer, and its speech is in full precision."""
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import soundfile
+
+from cli.sizes import read_sizes
+from quartet.v1 import server_info_pb2_grpc
+from quartet.v1.server_info_pb2 import GetServerInfoRequest
+from tests.support.plain_vllm import answers
+from tests.support.quantized import int8_checkpoint
+from tests.support.stack import Stack, running
+
+pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(600)]
+
+MAX_TOKENS, MAX_FRAMES = 12, 8
+QUESTIONS = ("Tell me about the sea.", "Which way is north?", "你好，请介绍一下大海和天空。")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint: Path) -> Path:
+    return int8_checkpoint(tiny_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def stack(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running(checkpoint, tmp_path_factory.mktemp("run")) as started:
+        yield started
+
+
+def test_it_writes_what_vllm_writes_without_quartet(stack: Stack, checkpoint: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    asked = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    prompts = [tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=True) for each in asked]
+    expected = answers(checkpoint, [list(prompt["input_ids"]) for prompt in prompts], MAX_TOKENS)
+    for messages, answer in zip(asked, expected, strict=True):
+        body = {
+            "model": stack.model,
+            "messages": messages,
+            "modalities": ["text", "audio"],
+            "audio": {"format": "wav"},
+            "temperature": 0,
+            "max_tokens": MAX_TOKENS,
+            "ignore_eos": True,
+            "logprobs": True,
+            "quartet": {"talker": {"temperature": 0, "max_frames": MAX_FRAMES}},
+        }
+        response = stack.http.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        (choice,) = response.json()["choices"]
+        assert choice["message"]["content"] == tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+        logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
+        assert logprobs == pytest.approx(answer.logprobs, abs=1e-4)
+        samples, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(choice["message"]["audio"]["data"])))
+        assert len(samples) > 0
+        assert rate_hz == 24_000
+
+
+def test_every_stage_computes_in_the_precision_of_its_own_weights(stack: Stack) -> None:
+    for stage, address in stack.addresses.items():
+        with grpc.insecure_channel(address) as channel:
+            info = server_info_pb2_grpc.ServerInfoServiceStub(channel).GetServerInfo(GetServerInfoRequest())
+        assert (info.stage, info.dtype) == (stage, "float32")
+
+
+def test_the_budget_counts_quantized_weights(checkpoint: Path, tiny_checkpoint: Path) -> None:
+    """Every weight of the attention has one byte instead of four, and every output a scale."""
+    full, quantized = read_sizes(str(tiny_checkpoint)), read_sizes(str(checkpoint))
+    layers, hidden, heads, kv_heads, head = 6, 64, 4, 2, 32
+    outputs = (heads + 2 * kv_heads) * head + hidden
+    elements = hidden * (heads + 2 * kv_heads) * head + heads * head * hidden
+    assert full.weights["thinker"] - quantized.weights["thinker"] == layers * (3 * elements - 4 * outputs)
+    assert full.weights["talker"] == quantized.weights["talker"]
+    assert (full.kv_per_token, full.states_per_token) == (quantized.kv_per_token, quantized.states_per_token)

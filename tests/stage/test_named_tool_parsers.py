@@ -1,0 +1,68 @@
+"""Tool calls by parsers of vLLM's registry, however the answer is cut into pieces."""
+
+import json
+from typing import Any
+
+import pytest
+
+from services.thinker.family import ThinkerCheckpoint, load_checkpoint
+from services.thinker.named_tools import NamedToolParser, find_parser
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+        },
+    }
+]
+ANSWERS = {
+    "hermes": 'Let me see.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>',
+    "qwen3_coder": (
+        "Let me see.<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n"
+        "</parameter>\n</function>\n</tool_call>"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint) -> ThinkerCheckpoint:
+    return load_checkpoint(str(tiny_checkpoint))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 1000])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_calls_are_separated_from_text(checkpoint: ThinkerCheckpoint, name: str, tokens: int) -> None:
+    tokenizer = checkpoint.tokenizer
+    parser = NamedToolParser(find_parser(name, tokenizer), tokenizer, TOOLS)
+    ids = tokenizer(ANSWERS[name])["input_ids"]
+    text, names, arguments, call_ids = "", "", "", []
+    for at in range(0, len(ids), tokens):
+        piece = ids[at : at + tokens]
+        delta = parser.feed(tokenizer.decode(piece), piece, is_last=at + tokens >= len(ids))
+        text += delta.text
+        for call in delta.tool_calls:
+            assert call.index == 0
+            names += call.name
+            arguments += call.arguments_json
+            call_ids += [call.id] if call.id else []
+    assert (text.strip(), names, parser.calls) == ("Let me see.", "weather", 1)
+    assert json.loads(arguments) == {"city": "Rome", "days": 2}
+    assert len(call_ids) == 1
+
+
+def test_an_answer_without_a_call_is_text(checkpoint: ThinkerCheckpoint) -> None:
+    parser = NamedToolParser(find_parser("hermes", checkpoint.tokenizer), checkpoint.tokenizer, TOOLS)
+    text = "".join(
+        parser.feed(piece, checkpoint.tokenizer(piece)["input_ids"], is_last).text
+        for piece, is_last in (("No <tool", False), (" is", False), (" needed.", True))
+    )
+    assert (text, parser.calls) == ("No <tool is needed.", 0)
+
+
+def test_a_parser_that_is_not_there_or_not_for_this_model_is_named(checkpoint: ThinkerCheckpoint) -> None:
+    with pytest.raises(ValueError, match=r"--tool-call-parser nobodys: vLLM has no such parser; it has .*hermes, "):
+        find_parser("nobodys", checkpoint.tokenizer)
+    with pytest.raises(ValueError, match="--tool-call-parser mistral: is not for this model's tokenizer: "):
+        find_parser("mistral", checkpoint.tokenizer)
