@@ -10,7 +10,7 @@ from quartet.v1 import code2wav_pb2_grpc, server_info_pb2
 from services.code2wav.config import Code2WavSettings
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.execution import decide
-from services.code2wav.family import load_decoder
+from services.code2wav.family import DecoderSpec, load_decoder
 from services.code2wav.servicer import Code2WavServicer
 from services.code2wav.stream import Event, Samples
 from services.common.engine.device import Accelerator, CudaGraphs, log_choices
@@ -30,16 +30,27 @@ async def serve(stage: Stage, settings: Code2WavSettings) -> None:
         engine = await stage.load(asyncio.to_thread(start_engine, settings, stage.fatal))
         await asyncio.to_thread(warm_up, engine, settings.max_frames_per_step + 1)
         servicer.engine = engine
-        spec, decoder = engine.spec, engine.decoder
-        info = server_info_pb2.Code2WavInfo(
-            sample_rate_hz=spec.sample_rate_hz,
-            samples_per_frame=spec.samples_per_frame,
-            trimmed_samples=spec.trimmed_samples,
-            num_code_groups=spec.num_code_groups,
-        )
-        return stage.describe(str(decoder.dtype), str(decoder.device), code2wav=info)
+        decoder = engine.decoder
+        return stage.describe(str(decoder.dtype), str(decoder.device), code2wav=info_of(engine.spec))
 
     await stage.serve(start)
+
+
+def info_of(spec: DecoderSpec) -> server_info_pb2.Code2WavInfo:
+    """What ServerInfo says of a decoder."""
+    info = server_info_pb2.Code2WavInfo(
+        sample_rate_hz=spec.sample_rate_hz,
+        samples_per_frame=spec.samples_per_frame,
+        trimmed_samples=spec.trimmed_samples,
+        num_code_groups=spec.num_code_groups,
+        lookahead_frames=spec.lookahead_frames,
+        voices=spec.voices,
+        decodes_whole=spec.decodes_whole,
+    )
+    if spec.windows is not None and not spec.decodes_whole:
+        info.window_frames.extend(spec.windows.sizes)
+        info.window_past_frames, info.window_future_frames = spec.windows.past, spec.windows.future
+    return info
 
 
 def start_engine(
@@ -51,7 +62,7 @@ def start_engine(
         ValueError: no such device, no such checkpoint, no code2wav in it, or tensors that are missing, unknown or of
             another shape.
     """
-    decoder = load_decoder(settings.model, settings.dtype, settings.device)
+    decoder = load_decoder(settings.model, settings.dtype, settings.device, settings.windows)
     execution = decide(settings.enforce_eager, Accelerator.of(decoder.device))
     log_choices(execution.choices)
     return DecodeEngine(

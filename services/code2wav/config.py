@@ -1,9 +1,17 @@
 """Settings of code2wav's process."""
 
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from services.code2wav.windows import WindowSettings
 from services.common.rpc.settings import StageSettings
+
+
+def _numbers(value: Any) -> Any:
+    """The list that a flag or a variable has as numbers with commas between them."""
+    return [number.strip() for number in value.split(",")] if isinstance(value, str) else value
 
 
 class Code2WavSettings(StageSettings):
@@ -25,8 +33,31 @@ class Code2WavSettings(StageSettings):
     )
     threads: int = Field(default=0, ge=0, description="CPU threads of a step; 0: torch's default, one per core")
 
+    decoding: Literal["windowed", "whole"] | None = Field(
+        default=None,
+        description="of a decoder that needs frames ahead: windowed decodes stretches as they come (default), whole "
+        "decodes all frames at once when the last is there; others refuse it",
+    )
+    window_frames: Annotated[list[int] | None, NoDecode, BeforeValidator(_numbers)] = Field(
+        default=None,
+        description="of such a decoder: frames of an utterance's first, second, ... window, the last for all that "
+        "follow, e.g. 24,48,96; default: the decoder's",
+    )
+    window_past_frames: int | None = Field(
+        default=None, ge=0, description="frames before a window that it is decoded with; default: the decoder's"
+    )
+    window_future_frames: int | None = Field(
+        default=None, ge=0, description="frames after it, which sound waits for; default: the decoder's"
+    )
+
     enforce_eager: bool | None = Field(
         default=None,
         description="whether steps run without CUDA graphs; default: captured on CUDA, where max_frames_per_step "
         "should be a power of two; a CPU always runs them eagerly",
     )
+
+    @property
+    def windows(self) -> WindowSettings:
+        """The settings of windows."""
+        frames = None if self.window_frames is None else tuple(self.window_frames)
+        return WindowSettings(self.decoding, frames, self.window_past_frames, self.window_future_frames)

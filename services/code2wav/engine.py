@@ -9,7 +9,7 @@ import torch
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.code2wav.family import Decoder
-from services.code2wav.policy import ChunkPolicy, StepPlan
+from services.code2wav.policy import ChunkPolicy, StepPlan, dry_since
 from services.code2wav.stream import Event, Finished, Samples, Stream
 from services.common.engine.device import Capturer
 from services.common.engine.thread import ThreadedEngine
@@ -72,13 +72,22 @@ class DecodeEngine(ThreadedEngine):
         self.decoder, self.spec = decoder, decoder.spec
         self._states = decoder.new_states(max_streams)
         log.info("state is reserved", slots=max_streams, state_bytes=self._states.slot_bytes * max_streams)
-        max_frames_per_step = max(max_frames_per_step, self.spec.granularity_frames)
+        windows = self.spec.windows
+        least = self.spec.granularity_frames if windows is None else windows.largest_step
+        max_frames_per_step = max(max_frames_per_step, least)
         on_cpu = self._device.type == "cpu"
         batch_frames = max(CPU_BATCH_FRAMES, max_frames_per_step) if on_cpu else max_frames_per_step * max_streams
         self._decode = decoder.captured_step(capturer, self._states, max_frames_per_step) if capturer else decoder.step
         self.policy = ChunkPolicy(
-            max_frames_per_step, batch_frames, lead_margin_ms / 1000, capturer is not None, self.spec.decodable
+            max_frames_per_step,
+            batch_frames,
+            lead_margin_ms / 1000,
+            powers_of_two=capturer is not None and windows is None,
+            decodable=self.spec.decodable,
+            in_windows=windows is not None,
         )
+        # Then it may be any frame that completes the next step.
+        self._steps_are_given = windows is not None or self.spec.granularity_frames > 1
         self._threads = threads
         self._waiting: deque[Stream] = deque()  # for a slot
         self._running: list[Stream] = []  # have a slot
@@ -133,7 +142,7 @@ class DecodeEngine(ThreadedEngine):
                 stream.add(codes)
                 FRAMES_QUEUED.inc(len(codes))
                 # Otherwise the engine's thread knows already until when this stream can wait.
-                if first or stream.frames_ready >= self.policy.max_frames:
+                if first or self._steps_are_given or stream.frames_ready >= self.policy.max_frames:
                     self.changed.notify()
 
     def finish(self, stream: Stream) -> None:
@@ -165,11 +174,12 @@ class DecodeEngine(ThreadedEngine):
             while not self._stopping:
                 self._admit()
                 self._retire()
-                if held_back := [stream for stream in self._running if self._must_flush(stream)]:
+                now = time.monotonic()
+                plan = self.policy.choose(self._running, now)
+                if held_back := self._to_flush(plan, now):
                     for stream in held_back:
                         stream.in_step = stream.flushed = True
                     return held_back, None
-                plan = self.policy.choose(self._running, time.monotonic())
                 if isinstance(plan, StepPlan):
                     streams = [self._running[i] for i in plan.streams]
                     for stream in streams:
@@ -178,6 +188,17 @@ class DecodeEngine(ThreadedEngine):
                     return streams, torch.stack([stream.take(plan.frames) for stream in streams])
                 self.changed.wait(plan)
         return None
+
+    def _to_flush(self, plan: StepPlan | float | None, now: float) -> list[Stream]:
+        """The streams to flush before `plan`, or none: no stream of the plan may run dry earlier. As many as share a
+        step: where the end of an utterance is a window, flushing takes as long as a step."""
+        held_back = sorted((s for s in self._running if self._must_flush(s)), key=lambda stream: dry_since(stream, now))
+        if not held_back or not self.spec.windows:
+            return held_back
+        if isinstance(plan, StepPlan) and dry_since(self._running[plan.streams[0]], now) < dry_since(held_back[0], now):
+            return []
+        most = 1 if self.spec.decodes_whole else max(1, self.policy.max_batch_frames // self.policy.max_frames)
+        return held_back[:most]
 
     def _must_flush(self, stream: Stream) -> bool:
         """Whether all frames of `stream` are decoded but look-ahead holds back the samples of the last ones."""

@@ -7,11 +7,13 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from services.code2wav.windows import Windows, WindowSettings
 from services.common.engine.device import Capturer, prepared_device
 from services.common.engine.weights import Checkpoint
 from services.families import family_of, read_config
@@ -36,6 +38,8 @@ class DecoderSpec:
             come with `Decoder.flush`. 0: every step gives out all it decodes, and nothing is left to flush.
         granularity_frames: a step decodes a multiple of it, but for the rest of a complete stream.
         voices: names that a stream can be opened with, the default first; empty: the codes alone say how it sounds.
+        windows: how an utterance is cut, which says how many frames each step takes; None: it is not cut.
+        max_frames: most frames of a stream; 0: any number.
     """
 
     sample_rate_hz: int
@@ -45,6 +49,8 @@ class DecoderSpec:
     lookahead_frames: int = 0
     granularity_frames: int = 1
     voices: tuple[str, ...] = ()
+    windows: Windows | None = None
+    max_frames: int = 0
 
     @property
     def num_code_groups(self) -> int:
@@ -52,12 +58,20 @@ class DecoderSpec:
         return len(self.codebook_sizes)
 
     @property
+    def decodes_whole(self) -> bool:
+        """Whether all frames must be there before there is any sound."""
+        return self.windows is not None and not self.windows.sizes
+
+    @property
     def frames_per_second(self) -> float:
         """Codec frames that a second of sound has."""
         return self.sample_rate_hz / self.samples_per_frame
 
-    def decodable(self, frames: int, complete: bool) -> int:
-        """How many of a stream's next `frames` frames a step may decode. `complete`: no more will follow them."""
+    def decodable(self, frames: int, complete: bool, taken: int = 0) -> int:
+        """How many of a stream's next `frames` frames a step may decode. `complete`: no more will follow them. `taken`:
+        frames of the steps before."""
+        if self.windows is not None:
+            return self.windows.decodable(frames, complete, taken)
         return frames if complete else frames - frames % self.granularity_frames
 
 
@@ -127,6 +141,22 @@ class Decoder(nn.Module, ABC):
         """That it computes in."""
         return next(self.parameters()).dtype
 
+    def prepare(self, folder: Path, settings: WindowSettings) -> None:
+        """Called before parameters are loaded: takes the settings of windows, and what else it needs of the
+        checkpoint's `folder`. May replace `spec`.
+
+        Raises:
+            ValueError: it cannot be decoded like that, or what lies in the folder is at fault.
+        """
+        if settings != WindowSettings():
+            raise ValueError(
+                "--decoding and --window-*: this checkpoint's decoder needs no frames ahead; leave them out"
+            )
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Makes `dtype` that of the parameters, but for those that the decoder keeps in another."""
+        self.to(dtype=dtype)
+
     def precompute(self) -> None:
         """Called once the parameters are loaded and at their place."""
 
@@ -163,7 +193,8 @@ class Decoder(nn.Module, ABC):
 class DecoderFamily(Protocol):
     """The module `code2wav` of a family.
 
-    A family whose decoder lies in a folder of the checkpoint, with a config.json of its own, names it: `FOLDER`.
+    A family whose decoder lies in a folder of the checkpoint, with a config.json of its own, names it: `FOLDER`. One
+    whose decoder does not compute in the stored dtype where none is asked for names the one it does: `DTYPE`.
     """
 
     def parameter_of(self, tensor: str) -> str | None:
@@ -180,17 +211,21 @@ class DecoderFamily(Protocol):
         ...
 
 
-def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decoder:
+def load_decoder(
+    model: str, dtype: str = "auto", device: str = "auto", windows: WindowSettings | None = None
+) -> Decoder:
     """The decoder of a checkpoint.
 
     Args:
         model: directory or hub id.
-        dtype: name of a torch dtype, or "auto" for the one the checkpoint is stored in.
+        dtype: name of a torch dtype, or "auto" for the family's, which is the one the checkpoint is stored in where
+            the family has none.
         device: a torch device, or "auto" for cuda if there is one, else cpu.
+        windows: how utterances are cut; None: as the decoder does by itself.
 
     Raises:
-        ValueError: no such device, no such checkpoint, no decoder in it, or tensors that are missing, unknown or of
-            another shape.
+        ValueError: no such device, no such checkpoint, no decoder in it, windows that it does not take, or tensors that
+            are missing, unknown or of another shape.
     """
     on = prepared_device(device)
     checkpoint = Checkpoint(model)
@@ -198,16 +233,17 @@ def load_decoder(model: str, dtype: str = "auto", device: str = "auto") -> Decod
     family: DecoderFamily = family_of(config).part("code2wav")  # pyright: ignore[reportAssignmentType]
     subfolder: str = getattr(family, "FOLDER", "")
     decoder = family.new_decoder(read_config(checkpoint.folder / subfolder) if subfolder else config)
+    decoder.prepare(checkpoint.folder, windows or WindowSettings())
     checkpoint.select(lambda name: family.parameter_of(name) is not None, subfolder)
     tensors = {parameter: tensor for name, tensor in checkpoint.tensors() if (parameter := family.parameter_of(name))}
     try:
         decoder.load_state_dict(tensors)
     except RuntimeError as error:
         raise ValueError(f"{model}: {error}") from None
-    stored = next(iter(tensors.values())).dtype
-    decoder.to(dtype=stored if dtype == "auto" else getattr(torch, dtype))
+    stored: torch.dtype = getattr(family, "DTYPE", next(iter(tensors.values())).dtype)
+    decoder.cast(stored if dtype == "auto" else getattr(torch, dtype))
     decoder.to(device=on)
-    if decoder.dtype == torch.float32:
+    if any(parameter.dtype == torch.float32 for parameter in decoder.parameters()):
         torch.backends.cudnn.allow_tf32 = False  # on by default, and 1e-3 off
     decoder.requires_grad_(False).eval()
     decoder.precompute()

@@ -51,6 +51,8 @@ class Paced(Protocol):
     """A stream, as the policy sees it."""
 
     frames_ready: int
+    frames_decoded: int
+    """Frames of the steps that it was part of."""
     complete: bool
     """No more frames come."""
     playback: Playback
@@ -85,6 +87,8 @@ class ChunkPolicy:
     playback never has a lead, and its frames are decoded as they come. Of the due streams, those nearest to running
     dry go first; a stream that has not begun counts as dry since its first frame came.
 
+    Where a decoder cuts utterances into windows, the sizes of a stream's steps are given: each is due once it is there.
+
     A stream's first chunk is one frame, or the few that the decoder takes at a time. Before it come the frames of a
     prompt, which nobody hears and no playback waits for: at once, and as many at a time as a step takes.
 
@@ -111,8 +115,12 @@ class ChunkPolicy:
     """What to allow for the way of the samples from here to the listener's ear, beside the steps."""
     powers_of_two: bool = False
     """Whether chunks are 1, 2, 4, 8... frames, for steps that are captured per size."""
-    decodable: Callable[[int, bool], int] = lambda frames, complete: frames
-    """Of a stream's next frames, how many a step may take, given whether no more will follow: see `DecoderSpec`."""
+    decodable: Callable[[int, bool, int], int] = lambda frames, complete, taken: frames
+    """Of a stream's next frames, how many a step may take, given whether no more will follow and how many it has had:
+    see `DecoderSpec`."""
+    in_windows: bool = False
+    """Whether the size of a stream's next step is given: it is due once its frames are there, as waiting would not make
+    it larger."""
     _step_s: float = field(default=0.0, init=False)
     _step_deviation_s: float = field(default=0.0, init=False)
     _step_frames: float = field(default=0.0, init=False)
@@ -135,10 +143,10 @@ class ChunkPolicy:
 
     def due_at(self, stream: Paced, margin_s: float) -> float | None:
         """When `stream` should be decoded, as it is now; in the past or 0 for at once. None: it cannot be."""
-        if not self.decodable(stream.frames_ready, stream.complete):
+        if not self.decodable(stream.frames_ready, stream.complete, stream.frames_decoded):
             return None
         playback = stream.playback
-        if stream.complete or stream.frames_ready >= self.max_frames or playback.runs_dry_at is None:
+        if self.in_windows or stream.complete or stream.frames_ready >= self.max_frames or playback.runs_dry_at is None:
             return 0.0
         due = playback.runs_dry_at - margin_s
         if playback.last_arrival is not None and playback.last_arrival + (playback.arrival_interval_s or 0.0) > due:
@@ -152,7 +160,7 @@ class ChunkPolicy:
         due = [i for i, at in times.items() if at <= now]
         if not due:
             return min(times.values()) - now if times else None
-        due.sort(key=lambda i: _dry_since(streams[i].playback, now))
+        due.sort(key=lambda i: dry_since(streams[i], now))
         return self._rectangle(streams, due)
 
     def _rectangle(self, streams: Sequence[Paced], due: list[int]) -> StepPlan:
@@ -183,14 +191,20 @@ class ChunkPolicy:
         frames = min(most, stream.frames_ready, self.max_frames, self.max_batch_frames)
         if self.powers_of_two:
             frames = 1 << (frames.bit_length() - 1)
-        return self.decodable(frames, stream.complete and frames == stream.frames_ready)
+        return self._decodable(stream, frames)
 
     def _may_take(self, stream: Paced, frames: int) -> bool:
         """Whether a step may decode exactly that many frames of `stream`."""
-        return self.decodable(frames, stream.complete and frames == stream.frames_ready) == frames
+        return self._decodable(stream, frames) == frames
+
+    def _decodable(self, stream: Paced, frames: int) -> int:
+        """Of the next `frames` frames of `stream`, how many a step may take."""
+        return self.decodable(frames, stream.complete and frames == stream.frames_ready, stream.frames_decoded)
 
 
-def _dry_since(playback: Playback, now: float) -> float:
+def dry_since(stream: Paced, now: float) -> float:
+    """When the listener of `stream` had, or will have, nothing left to play: the least goes first."""
+    playback = stream.playback
     if playback.runs_dry_at is not None:
         return playback.runs_dry_at
     return now if playback.waits_since is None else playback.waits_since

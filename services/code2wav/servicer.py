@@ -13,13 +13,15 @@ from services.code2wav.family import DecoderSpec
 from services.code2wav.stream import Event, Samples, Stream
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.errors import InternalError, InvalidInput
+from services.common.rpc.messages import spelled
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.tensors import to_message, to_torch
 
 CODES = stream_pb2.RowSelection(name="codes")
-# The first frames come one by one: the listener has little sound yet. Then half a frame's time is a wait that nobody
-# hears, and of a talker that is faster than speech it brings several frames in a message.
+# The first frames come one by one: the listener has little sound yet. Then a short wait is one that nobody hears, and
+# of a talker that is faster than speech it brings several frames in a message.
 UNGATHERED_S = 0.64
+GATHERED_MS = 40
 # Steps of a call's frames that are taken in before their samples have left: one that is decoded, and what comes
 # meanwhile.
 WINDOW_STEPS = 4
@@ -86,6 +88,7 @@ async def frames_of(
         raise InvalidInput("input", "is required: set source, or codes")
     if request.HasField("codes"):
         codes = check_codes(spec, to_torch(request.codes, "codes"), "codes")
+        _check_length(spec, len(codes), "codes")
         if not 0 <= request.prompt_frames <= len(codes):
             raise InvalidInput(
                 "prompt_frames", f"{request.prompt_frames} must be 0 to {len(codes)}, the frames of codes"
@@ -96,7 +99,8 @@ async def frames_of(
     if request.prompt_frames:
         raise InvalidInput("prompt_frames", "must be 0 with a source, whose header has them")
     due, prompt, rate = 0, 0, spec.frames_per_second
-    gathering = stream_pb2.Gathering(from_position=round(UNGATHERED_S * rate), delay_ms=round(500 / rate))
+    from_position = 0 if spec.decodes_whole else round(UNGATHERED_S * rate) + spec.lookahead_frames
+    gathering = stream_pb2.Gathering(from_position=from_position, delay_ms=GATHERED_MS)
     subscribed = consumer.subscribe(request.source, request.request_id, [CODES], gathering, producer="talker")
     async with subscribed as messages:
         async for message in messages:
@@ -114,7 +118,13 @@ async def frames_of(
                     _expect(rows.first_position, due, "the next frame")
                     codes = check_codes(spec, rows.tensor, "source.codes")
                     due += len(codes)
+                    _check_length(spec, due, "source.codes")
                     yield codes
+
+
+def _check_length(spec: DecoderSpec, frames: int, field: str) -> None:
+    if spec.max_frames and frames > spec.max_frames:
+        raise InvalidInput(field, f"{frames} frames are more than the {spec.max_frames} that are decoded in one piece")
 
 
 def _expect(position: int, due: int, what: str) -> None:
@@ -199,7 +209,8 @@ def _voice(spec: DecoderSpec, asked: str) -> str:
     Raises:
         InvalidInput: there is no such voice.
     """
-    if asked and asked not in spec.voices:
+    found = spelled(asked, spec.voices) if asked else next(iter(spec.voices), "")
+    if found is None:
         there = f"is not one of {', '.join(spec.voices)}" if spec.voices else "cannot be chosen: the codes decide it"
         raise InvalidInput("voice", f"'{asked}' {there}")
-    return asked or next(iter(spec.voices), "")
+    return found

@@ -2,7 +2,8 @@
 
 A folder has a module for each part that the family has: `thinker`, `talker`, `code2wav` (what the stage of that name
 asks of a family: its `family.py`), `tiny` (small random checkpoints: its `ARCHS` has by name what writes one into a
-folder, of a size) and `budget` (what a checkpoint needs of a GPU). A part that a family lacks has no module. Modules
+folder, of a size) and `budget` (what a checkpoint needs of a GPU). A part that a family lacks has no module. Where some
+checkpoints of a family lack talker and code2wav, its package says which, by a function `has_speech(config)`. Modules
 are imported when they are asked for, so that a stage imports no other stage's libraries.
 `services/diffusion/families.py` is the table of diffusion pipelines.
 
@@ -25,6 +26,10 @@ from typing import Any, cast
 ENTRY_POINTS = "quartet.families"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 STAGES = ("thinker", "talker", "code2wav")
+TEXT_PIPELINE = "text.yaml"  # of checkpoints that have a thinker alone
+STATE_LAYERS = 1  # that which a talker reads; --keep-embeddings would be another one
+ROPE_BYTES = 3 * 4  # position of a token in time, height and width, int32
+UNSPLIT = "thinker.audio_tower."  # Qwen3-Omni's 20 heads do not go into 8 parts; Qwen2.5-Omni's vLLM does not split
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,27 @@ class Family:
             raise ValueError(f"{self.name} models have no {part}{served if part in STAGES else ''}")
         return importlib.import_module(self._module(part))
 
+    def stages(self, config: Mapping[str, Any]) -> list[str]:
+        """The stages that serve a checkpoint of it with this config.json."""
+        has_speech = getattr(importlib.import_module(self._package), "has_speech", None)
+        is_silent = has_speech is not None and not has_speech(config)
+        return [stage for stage in STAGES if self.has(stage) and (stage == STAGES[0] or not is_silent)]
+
+    def pipeline_of(self, config: Mapping[str, Any]) -> str | None:
+        """The file of gateway/pipelines that serves a checkpoint of it with this config.json, as `pipeline`."""
+        return TEXT_PIPELINE if self.pipeline and self.stages(config) == [STAGES[0]] else self.pipeline
+
+    @property
+    def _package(self) -> str:
+        return self.package or f"{__name__}.{self.name}"
+
     def _module(self, part: str) -> str:
-        return f"{self.package or f'{__name__}.{self.name}'}.{part}"
+        return f"{self._package}.{part}"
 
 
 FAMILIES = (
     Family("qwen3_omni", ("qwen3_omni_moe",), "qwen3-omni.yaml"),
+    Family("qwen2_5_omni", ("qwen2_5_omni",), "qwen2.5-omni.yaml"),
     Family("qwen3_tts", ("qwen3_tts",), "speech.yaml"),
 )
 
@@ -106,19 +126,26 @@ def family_of(config: Mapping[str, Any]) -> Family:
     raise ValueError(f"config.json's model_type is {model_type!r}: no family of stages has it ({have})")
 
 
+def has_speech(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint of several stages with this config.json has those that speak, as transformers' configs of
+    omni models say it. Not the file's, but that of a family whose package has this function."""
+    return config.get("enable_audio_output", True) and config.get("talker_config") is not None
+
+
 @dataclass(frozen=True)
 class Sizes:
     """What the stages of a checkpoint need of a GPU, as a family's `budget` reads it from config and tensors. Bytes,
     where nothing else is said.
 
     Attributes:
-        weights: of each stage.
+        weights: of each stage that the checkpoint has.
         unsplit: those of the thinker's weights that tensor parallelism may leave whole on every GPU.
-        text_table: the thinker's embeddings of all text tokens as the talker projects them once, when it loads.
+        text_table: the thinker's embeddings of all text tokens as the talker projects them once, when it loads; 0
+            without a talker.
         heads, kv_heads: number of heads of the thinker's attention.
         kv_per_token: key-value memory of a token of the thinker's context, of all heads.
         states_per_token: what the thinker keeps besides of each token of its key-value cache.
-        talker_kv_per_position: key-value memory of a prompt position or frame of the talker.
+        talker_kv_per_position: key-value memory of a prompt position or frame of the talker; 0 without one.
     """
 
     weights: Mapping[str, int]
@@ -129,6 +156,11 @@ class Sizes:
     kv_per_token: int
     states_per_token: int
     talker_kv_per_position: int
+
+    @property
+    def has_speech(self) -> bool:
+        """Whether there are talker and code2wav beside the thinker."""
+        return "talker" in self.weights
 
 
 def weights_dtype(*configs: Mapping[str, Any]) -> str:
@@ -141,6 +173,38 @@ def weights_dtype(*configs: Mapping[str, Any]) -> str:
 def weight_bytes(tensors: Iterable[tuple[str, int]], prefix: str) -> int:
     """Bytes of those of (name, bytes) whose names begin with `prefix`."""
     return sum(size for name, size in tensors if name.startswith(prefix))
+
+
+def omni_sizes(
+    config: Mapping[str, Any],
+    talker: Mapping[str, Any] | None,
+    tensors: Iterable[tuple[str, int]],
+    prefixes: Mapping[str, str],
+) -> Sizes:
+    """Those of an omni model's checkpoint.
+
+    Args:
+        config: its config.json.
+        talker: what of it describes the talker's layers; None: it has the thinker alone.
+        tensors: (name, bytes) of each.
+        prefixes: of the tensors' names, by stage.
+
+    Raises:
+        KeyError: a key is missing.
+    """
+    tensors, thinker = list(tensors), config["thinker_config"]["text_config"]
+    element = DTYPE_BYTES[weights_dtype(config)]
+    stages = prefixes if talker else STAGES[:1]
+    return Sizes(
+        weights={stage: weight_bytes(tensors, prefixes[stage]) for stage in stages},
+        unsplit=weight_bytes(tensors, UNSPLIT),
+        text_table=thinker["vocab_size"] * talker["hidden_size"] * element if talker else 0,
+        heads=thinker["num_attention_heads"],
+        kv_heads=thinker["num_key_value_heads"],
+        kv_per_token=kv_bytes(thinker, element),
+        states_per_token=(STATE_LAYERS * thinker["hidden_size"] * element if talker else 0) + ROPE_BYTES,
+        talker_kv_per_position=kv_bytes(talker, element) if talker else 0,
+    )
 
 
 def kv_bytes(config: Mapping[str, Any], element_bytes: int) -> int:

@@ -97,7 +97,9 @@ class TalkerSpec:
         moe: of the talker's layers; None: they are dense.
         predictor: draws groups 1 and up; None: there is one group.
         text_projection: of text embeddings; None: they are in the talker's space.
-        state_projection: of thinker states; None: it reads none.
+        state_projection: of thinker states; None: it reads none, or `shares_projection`.
+        shares_projection: whether the one linear layer of `text_projection` takes the sum of all that a row is made of
+            into the talker's space: text, code and state are as wide as it takes them.
         text_has_states: whether each text id of a step comes with the thinker's state of it.
     """
 
@@ -116,7 +118,14 @@ class TalkerSpec:
     predictor: TransformerSpec | None = None
     text_projection: ProjectionSpec | None = None
     state_projection: ProjectionSpec | None = None
+    shares_projection: bool = False
     text_has_states: bool = False
+
+    @property
+    def state_width(self) -> int | None:
+        """Elements of a thinker's state; None: it reads none."""
+        projection = self.text_projection if self.shares_projection else self.state_projection
+        return projection.inputs if projection else None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class TalkerTransformer(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(DecoderLayer(spec.talker, i, spec.moe) for i in range(spec.talker.layers))
         self.norm = nn.RMSNorm(spec.talker.hidden, spec.talker.norm_eps)
-        self.codec_embedding = nn.Embedding(spec.talker.vocab, spec.talker.hidden)
+        shared = spec.text_projection if spec.shares_projection else None
+        self.codec_embedding = nn.Embedding(spec.talker.vocab, shared.inputs if shared else spec.talker.hidden)
         self.rope = Rope(spec.talker)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
@@ -45,7 +46,7 @@ class TalkerModel(nn.Module):
     """Everything of the talker that has weights. What its checkpoint lacks is None.
 
     `text_table` holds the embedding of every text id in the talker's space: (text_vocab, hidden). Nothing else is ever
-    needed of a text id.
+    needed of a text id. Where a projection is shared, its bias is part of it; a row without text begins with the bias.
     """
 
     text_table: torch.Tensor
@@ -73,6 +74,14 @@ class TalkerModel(nn.Module):
         for module in self.modules():
             if isinstance(module, DecoderLayer | CodePredictor):
                 module.precompute()
+        if shared := self._shared_projection:
+            codes = self.model.codec_embedding
+            codes.weight = nn.Parameter(F.linear(codes.weight, shared.weight), requires_grad=False)
+
+    @property
+    def _shared_projection(self) -> nn.Linear | None:
+        projection = self.text_projection
+        return projection if self.spec.shares_projection and isinstance(projection, nn.Linear) else None
 
     def use_experts(self, run_experts: RunExperts) -> None:
         """How layers with experts run them from now on; at first by `grouped_experts`."""
@@ -84,7 +93,9 @@ class TalkerModel(nn.Module):
     def embed(self, prompt: Prompt, staging: Staging) -> torch.Tensor:
         """The rows of `prompt`: (rows, hidden), on the model's device. `staging` is to there."""
         rows = self.text_table[prompt.text_ids.clamp_min(0).to(self.device)]
-        rows[torch.nonzero(prompt.text_ids < 0).flatten().to(self.device)] = 0
+        shared = self._shared_projection
+        without = 0 if shared is None or shared.bias is None else shared.bias
+        rows[torch.nonzero(prompt.text_ids < 0).flatten().to(self.device)] = without
         coded = torch.nonzero(prompt.codes >= 0).flatten()
         rows[coded.to(self.device)] += self.embed_codes(prompt.codes[coded].to(self.device))
         if prompt.states is not None:
@@ -110,6 +121,8 @@ class TalkerModel(nn.Module):
 
     def project_states(self, states: torch.Tensor) -> torch.Tensor:
         """(rows, hidden) of a thinker's states (rows, width) of any floating dtype."""
+        if shared := self._shared_projection:
+            return F.linear(states.to(self.dtype), shared.weight)
         assert self.state_projection is not None
         return self.state_projection(states.to(self.dtype))
 

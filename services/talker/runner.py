@@ -95,8 +95,8 @@ class TalkerRunner:
         self._inputs = torch.zeros(6, slots, dtype=torch.long, device=device)
         self._host_idle = torch.tensor(self._idle)[:, None]
         self._text_states: torch.Tensor | None = None
-        if spec.text_has_states and spec.state_projection:
-            self._text_states = torch.zeros(slots, spec.state_projection.inputs, dtype=model.dtype, device=device)
+        if spec.text_has_states and spec.state_width:
+            self._text_states = torch.zeros(slots, spec.state_width, dtype=model.dtype, device=device)
         self._compiled = CompiledPredictor(model.code_predictor, slots) if compiled and model.code_predictor else None
         self._graphs: StepGraphs | None = None
         if capturer is not None:

@@ -16,6 +16,7 @@ STEP_S, STEP_FRAME_S = 0.0024, 0.0007
 @dataclass
 class FakeStream:
     frames_ready: int = 0
+    frames_decoded: int = 0
     complete: bool = False
     prompt_left: int = 0
     playback: Playback = field(default_factory=Playback)

@@ -21,10 +21,11 @@ from services.talker.moe import grouped_experts, static_experts
 from services.talker.predictor import CodePredictor
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import PREPARED_WIDTHS, resolve
-from services.talker.speech import Speech, SpeechRequest
+from services.talker.speech import SpeechRequest
 from tests.support.conversations import CONVERSATIONS, read_prompt_spec
 from tests.support.reference import Reference, ReferenceAnswer
 from tests.support.replay import ReplayedOps
+from tests.support.talker import codes_of
 
 MAX_TOKENS, MAX_FRAMES, POSITIONS = 12, 16, 1024
 
@@ -76,12 +77,6 @@ async def engine(setup: Setup):
     engine.stop()
 
 
-async def _codes(speech: Speech) -> np.ndarray:
-    async with asyncio.timeout(120):
-        frames = [frames.numpy() async for frames in speech.frames()]
-    return np.concatenate(frames) if frames else np.zeros((0, 0), np.int32)
-
-
 async def _next(frames: AsyncIterator[torch.Tensor]) -> AsyncIterator[torch.Tensor]:
     """The next frames, or nothing once speech has ended."""
     if (part := await anext(frames, None)) is not None:
@@ -91,7 +86,7 @@ async def _next(frames: AsyncIterator[torch.Tensor]) -> AsyncIterator[torch.Tens
 async def _say(engine: TalkerEngine, request: SpeechRequest) -> np.ndarray:
     speech = engine.submit(request)
     speech.finish_text()
-    return await _codes(speech)
+    return await codes_of(speech)
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
@@ -162,7 +157,7 @@ async def test_cancel_frees_the_slot(setup: Setup) -> None:
 async def test_max_frames_counts_frames(setup: Setup, engine: TalkerEngine) -> None:
     speech = engine.submit(setup.request("text", max_frames=3))
     speech.finish_text()
-    codes = await _codes(speech)
+    codes = await codes_of(speech)
     np.testing.assert_array_equal(codes, setup.answer("text").codes[:3])
     assert speech.end == "length"
 
@@ -173,7 +168,7 @@ async def test_a_full_slot_ends_speech_and_a_longer_prompt_is_refused(setup: Set
     engine = TalkerEngine(TalkerRunner(setup.model, 1, length + 2))
     speech = engine.submit(request)
     speech.finish_text()
-    assert len(await _codes(speech)) == 3
+    assert len(await codes_of(speech)) == 3
     assert speech.end == "length"
     engine.stop()
     engine = TalkerEngine(TalkerRunner(setup.model, 1, length - 1))
@@ -193,7 +188,7 @@ async def test_a_broken_engine_tells_every_request(setup: Setup) -> None:
     parked.feed(Text([setup.model.text_table.shape[0]]))
     for speech in (parked, broken):
         with pytest.raises(StageError, match="failed"):
-            await _codes(speech)
+            await codes_of(speech)
     assert isinstance(await asyncio.wait_for(failure, 60), IndexError)
     with pytest.raises(StageError, match="stopped"):
         engine.submit(setup.request("text"))
@@ -223,7 +218,7 @@ async def test_a_reader_that_stops_holds_up_its_own_speech_only(setup: Setup) ->
     assert len(expected) > 4
     np.testing.assert_array_equal(await _say(engine, setup.request("text")), setup.answer("text").codes)
     assert unread.frames_made == 4
-    np.testing.assert_array_equal(await _codes(unread), expected)
+    np.testing.assert_array_equal(await codes_of(unread), expected)
     engine.stop()
 
 
@@ -234,10 +229,10 @@ async def test_requests_move_down_when_the_slots_below_are_free(setup: Setup) ->
         *short, last = [engine.submit(request) for request in requests]
     for speech in short:
         speech.finish_text()
-        await _codes(speech)
+        await codes_of(speech)
     last.feed(Text(setup.answer("image").token_ids[2:]))
     last.finish_text()
-    np.testing.assert_array_equal(await _codes(last), setup.answer("image").codes)
+    np.testing.assert_array_equal(await codes_of(last), setup.answer("image").codes)
     assert last.slot == 0
     assert engine.free_slots == 8
     engine.stop()

@@ -7,12 +7,22 @@ import services.families
 from cli.tiny import make_checkpoint
 from tests.support.kept import kept_folder
 
-SOURCE = [Path(cli.tiny.__file__).parent, *sorted(Path(services.families.__file__).parent.glob("*/tiny"))]
+_FAMILIES = Path(services.families.__file__).parent
+SOURCE = [Path(cli.tiny.__file__).parent, _FAMILIES / "tiny_parts.py", *sorted(_FAMILIES.glob("*/tiny"))]
 
 
-def omni_checkpoint(size: str = "tiny", seed: int = 0) -> Path:
-    """One of Qwen3-Omni's architecture."""
-    return kept_folder(lambda out: make_checkpoint(out, seed, size), "omni", size, seed, SOURCE)
+def omni_checkpoint(size: str = "tiny", seed: int = 0, arch: str = "qwen3-omni") -> Path:
+    """One with thinker, talker and code2wav: `arch` is a name that `quartet tiny` knows."""
+    return kept_folder(lambda out: make_checkpoint(out, seed, size, arch), "omni", arch, size, seed, SOURCE)
+
+
+def thinking_checkpoint(size: str = "tiny", seed: int = 0) -> Path:
+    """One of Qwen3-Omni's thinker alone, which thinks before it answers."""
+
+    def make(out: Path) -> None:
+        make_checkpoint(out, seed, size, "qwen3-omni-thinking")
+
+    return kept_folder(make, "thinking", size, seed, SOURCE)
 
 
 def diffusion_checkpoint(arch: str, seed: int = 0, size: str = "tiny") -> Path:

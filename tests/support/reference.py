@@ -52,21 +52,24 @@ def default_voice(voices: dict[str, int]) -> str:
     return "ethan" if "ethan" in voices else min(voices)
 
 
-class _NothingToSay(Exception):
+class NothingToSay(Exception):
     pass
 
 
 class Reference:
     """One model for many conversations, loaded when it is first needed. Not for concurrent use."""
 
+    sources: tuple[Path, ...] = (Path(__file__),)
+    """Files that answers depend on."""
+
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
 
     @cached_property
     def processor(self) -> Any:
-        from transformers import Qwen3OmniMoeProcessor
+        from transformers import AutoProcessor
 
-        return Qwen3OmniMoeProcessor.from_pretrained(self._checkpoint)
+        return AutoProcessor.from_pretrained(self._checkpoint)
 
     @cached_property
     def model(self) -> Any:
@@ -104,7 +107,7 @@ class Reference:
             processor_arguments: passed on, e.g. `fps`.
         """
         asked = (conversation, max_tokens, max_frames, speaker, layers, use_audio_in_video, processor_arguments)
-        return kept_value(lambda: self._answer(*asked), self._checkpoint, Path(__file__), *asked)
+        return kept_value(lambda: self._answer(*asked), self._checkpoint, *self.sources, *asked)
 
     @torch.inference_mode()
     def _answer(
@@ -125,7 +128,7 @@ class Reference:
         def record_thinker(*args: Any, **kwargs: Any) -> Any:
             recorded["thinker"] = result = original_generate(*args, **kwargs)
             if len(self._answer_ids(result.sequences[0], inputs, eos, max_tokens)) == 0:
-                raise _NothingToSay
+                raise NothingToSay
             return result
 
         def record_codes(codes: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -148,7 +151,7 @@ class Reference:
                 talker_max_new_tokens=max_frames + 1,
                 **self._talker_penalty(),
             )
-        except _NothingToSay:
+        except NothingToSay:
             pass
         finally:
             for owner, name in ((self.model.thinker, "generate"), (self.model.talker, "generate")):
@@ -225,5 +228,5 @@ class Reference:
 
 def _with_frames(result: Any) -> Any:
     if all(step[-1] is None for step in result.hidden_states):
-        raise _NothingToSay
+        raise NothingToSay
     return result

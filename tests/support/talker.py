@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 import grpc
+import numpy as np
 import torch
 
 from quartet.v1 import talker_pb2, talker_pb2_grpc
@@ -17,11 +18,19 @@ from services.talker.engine import TalkerEngine
 from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer
+from services.talker.speech import Speech
 from services.talker.voices import load_voices
 from tests.support.replay import ReplayedOps
 from tests.support.streaming import CONSUMER
 
 GUARD_S = 120.0
+
+
+async def codes_of(speech: Speech) -> np.ndarray:
+    """All codes of `speech`, (frames, groups) int32."""
+    async with asyncio.timeout(GUARD_S):
+        frames = [frames.numpy() async for frames in speech.frames()]
+    return np.concatenate(frames) if frames else np.zeros((0, 0), np.int32)
 
 
 async def requests(

@@ -1,18 +1,22 @@
 """Clients that leave and stages that die: everything is freed, the client hears of it, the next request works."""
 
 import asyncio
+import base64
 import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import numpy as np
 import pytest
 
+from tests.support.checkpoints import omni_checkpoint
 from tests.support.gateway_stack import NOT_FOR_CLIENTS
 from tests.support.speech import events, speech
-from tests.support.stack import HANG_GUARD_S, until
+from tests.support.stack import HANG_GUARD_S, Stack, running, until
 
 pytestmark = pytest.mark.e2e
 
@@ -20,6 +24,21 @@ PHASES = ("prefill", "text", "audio", "whole")  # how far a request is when the 
 
 
 SHORT = speech("", stream=False, max_tokens=8, quartet={"talker": {"temperature": 1, "seed": 3, "max_frames": 8}})
+
+
+@pytest.fixture(scope="module", params=["qwen3-omni", pytest.param("qwen2.5-omni", marks=pytest.mark.long)])
+def arch(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def stack(arch: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The system that all share; and one of the family whose decoder looks ahead and draws noise."""
+    if arch == "qwen3-omni":
+        yield request.getfixturevalue("stack")
+        return
+    with running(omni_checkpoint(arch=arch), tmp_path_factory.mktemp("run")) as started:
+        yield started
 
 
 def ask(stack, body: dict) -> httpx.Response:
@@ -127,3 +146,34 @@ def test_many_abandoned_requests_leak_nothing(stack):
             thread.join(HANG_GUARD_S)
     until(lambda: sum(stack.in_flight().values()) == 0, "free")
     assert ask(stack, SHORT | {"model": stack.model}).status_code == 200
+
+
+def test_sound_comes_while_the_text_is_still_written(stack):
+    with stack.http.stream("POST", "/v1/chat/completions", json=speech(stack.model)) as response:
+        arriving = events(response)  # to be kept: the response ends with it
+        assert any(kind(event) == "audio" for event in arriving)
+        assert stack.in_flight()["thinker"]
+    until(lambda: sum(stack.in_flight().values()) == 0, "free")
+
+
+@pytest.mark.long
+def test_32_spoken_answers_at_a_time_are_whole(stack):
+    """With a seed each says the same among others as alone."""
+
+    def say(i: int) -> tuple[str, bytes]:
+        talker = {"temperature": 1, "seed": i % 2, "max_frames": 60}
+        body = speech(stack.model, stream=False, max_tokens=30, quartet={"talker": talker})
+        body |= {"messages": [{"role": "user", "content": f"Tell me of {i % 4} boats."}], "audio": {"format": "wav"}}
+        answer = ask(stack, body)
+        assert answer.status_code == 200, answer.text
+        message = answer.json()["choices"][0]["message"]
+        return message["audio"]["transcript"], base64.b64decode(message["audio"]["data"])
+
+    alone = [say(i) for i in range(4)]
+    with ThreadPoolExecutor(32) as clients:
+        together = list(clients.map(say, range(32)))
+    for i, (text, sound) in enumerate(together):
+        assert text == alone[i % 4][0]
+        ours, expected = (np.frombuffer(data[44:], np.int16).astype(int) for data in (sound, alone[i % 4][1]))
+        assert len(ours) == len(expected) > 0
+        assert abs(ours - expected).max() <= 2  # of 32,768: a batch adds in another order

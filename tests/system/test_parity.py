@@ -22,8 +22,10 @@ from PIL import Image
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 from services.thinker.media import decode_video
+from tests.support.checkpoints import omni_checkpoint
 from tests.support.media import AUDIO_RATE_HZ, Media
-from tests.support.reference import Reference, ReferenceAnswer
+from tests.support.reference import ReferenceAnswer
+from tests.support.reference_qwen2_5 import reference_of
 from tests.support.stack import KV_BLOCK_TOKENS, Stack, running, until
 from tests.support.stages import Spoken, converse, messages
 
@@ -89,8 +91,11 @@ class System:
         assert np.allclose(spoken.samples, answer.waveform, rtol=0, atol=1e-4)
 
 
+# Its default cuts an utterance into windows, which the reference does not.
+QWEN2_5 = {f"qwen2.5-omni {size}": ("--code2wav-arg=--decoding=whole",) for size in ("small",)}
 OTHERS = [
-    pytest.param(each, marks=pytest.mark.long) for each in ("small", *(f"tiny over {by}" for by in EVERYTHING_BY))
+    pytest.param(each, marks=pytest.mark.long)
+    for each in ("small", *(f"tiny over {by}" for by in EVERYTHING_BY), *QWEN2_5)
 ]
 
 
@@ -99,14 +104,15 @@ def system(request: pytest.FixtureRequest, media: Media, tmp_path_factory) -> It
     name, _, by = request.param.partition(" over ")
     if by == "ucx" and not find_spec("ucxx"):
         pytest.skip("needs ucxx: pip install 'quartet[ucx]'")
-    checkpoint: Path = request.getfixturevalue(f"{name}_checkpoint")
+    arch, _, size = name.rpartition(" ")
+    checkpoint = omni_checkpoint(size, arch=arch) if arch else request.getfixturevalue(f"{name}_checkpoint")
     answers = reference_answers(checkpoint, media)
     if request.param == "tiny":
         yield System(request.getfixturevalue("stack"), media, answers)
         return
-    flags = [
-        f"--{stage}-arg=--{flag}" for stage in ("thinker", "talker", "code2wav") for flag in EVERYTHING_BY.get(by, ())
-    ]
+    stages = ("thinker", "talker", "code2wav")
+    flags = [f"--{stage}-arg=--{flag}" for stage in stages for flag in EVERYTHING_BY.get(by, ())]
+    flags += QWEN2_5.get(name, ())
     with running(checkpoint, tmp_path_factory.mktemp("run"), *flags) as stack:
         yield System(stack, media, answers)
         for stage in ("thinker", "talker") if by else ():
@@ -118,7 +124,7 @@ def system(request: pytest.FixtureRequest, media: Media, tmp_path_factory) -> It
 
 @functools.cache
 def reference_answers(checkpoint: Path, media: Media) -> dict[str, ReferenceAnswer]:
-    reference = Reference(checkpoint)
+    reference = reference_of(checkpoint)
     sampler = reference.processor.video_processor
 
     def frames(total: int, rate: float) -> np.ndarray:

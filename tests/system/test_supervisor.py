@@ -365,7 +365,7 @@ def test_a_first_mistake_is_one_line_before_anything_starts(stages: Path, flags:
 
 
 def test_weights_larger_than_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3_omni_moe"}')
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_omni_moe", "talker_config": {}}')
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(check.memory_bytes())  # a hole: takes no place on the disk
     monkeypatch.setattr(check, "has_gpu", lambda: False)

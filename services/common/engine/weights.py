@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import structlog
@@ -19,8 +19,8 @@ from tqdm.auto import tqdm
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-# The last is of a codec that lies in a folder of its own.
-CONFIG_FILES = (CONFIG_FILE, "generation_config.json", f"speech_tokenizer/{CONFIG_FILE}")
+# The last two are of a codec that lies in a folder of its own, and of voices.
+CONFIG_FILES = (CONFIG_FILE, "generation_config.json", f"speech_tokenizer/{CONFIG_FILE}", "spk_dict.pt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 PROGRESS_S = 10.0
 
@@ -36,6 +36,30 @@ def local_folder(model: str, wanted: Callable[[str], bool], files: Sequence[str]
     checkpoint = Checkpoint(model, files)
     checkpoint.fetch(wanted)
     return checkpoint.folder
+
+
+class Stored(NamedTuple):
+    """What a safetensors file says of a tensor: its name, its dtype as such files spell it ("I8"), and its shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def stored_tensors(folder: Path) -> Iterator[Stored]:
+    """Those of the checkpoint in `folder`; no tensor is read."""
+    index = folder / INDEX_FILE
+    files: Any = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else [SINGLE_FILE]
+    for file in sorted(files):
+        yield from tensors_in(folder / file)
+
+
+def tensors_in(path: Path) -> Iterator[Stored]:
+    """Those of one safetensors file. Raises SafetensorError: it is none, or not whole."""
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118, not a dict
+            part = file.get_slice(name)
+            yield Stored(name, part.get_dtype(), tuple(part.get_shape()))
 
 
 class _LoggedProgress(tqdm):

@@ -1,1 +1,6 @@
-"""Qwen3-Omni: a thinker and a talker with experts, a code predictor, and a causal convolutional vocoder."""
+"""Qwen3-Omni: a thinker and a talker with experts, a code predictor, and a causal convolutional vocoder.
+
+Its Thinking and Captioner checkpoints have the thinker alone.
+"""
+
+from services.families import has_speech as has_speech

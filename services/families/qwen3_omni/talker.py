@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import Qwen3OmniMoeConfig
 
+from services.families import has_speech
 from services.families.qwen3_omni.talker_prompt import AnswerInput, PromptSpec
 from services.families.qwen3_omni.talker_text import TextTurn
 from services.talker import family
@@ -30,9 +31,9 @@ WEIGHTS = family.WeightNames(
 
 def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
     """As `services.talker.family.TalkerModule`. Also reads generation_config.json where there is one."""
+    if not has_speech(config):
+        raise ValueError(f"the checkpoint in {folder} has no talker (model type {config.get('model_type')})")
     whole: Any = Qwen3OmniMoeConfig(**config)
-    if config.get("talker_config") is None or not whole.enable_audio_output:
-        raise ValueError(f"the checkpoint in {folder} has no talker (model type {whole.model_type})")
     if not whole.talker_config.speaker_id:
         raise ValueError("talker_config.speaker_id names no voice")
     spec, prompt = _talker_spec(whole, _sampling_defaults(folder)), PromptSpec(whole)

@@ -9,12 +9,8 @@ import torch
 
 from quartet.v1 import stream_pb2
 from services.common.rpc.errors import InvalidInput
-from services.common.stream.rows import Rows
+from services.talker.answer import AnswerRows, id_list
 from services.talker.inputs import Prompt, States, Text
-
-TOKEN_IDS = "token_ids"
-ROPE_POSITIONS = "rope_positions"
-_MOST_ROPE_POSITION = torch.iinfo(torch.int32).max
 
 # Rows of the assistant part, and how many of them carry tts_pad. Source: the reference's `_get_talker_assistant_parts`.
 ASSISTANT_HEADER = 3  # <|im_start|>, assistant, newline
@@ -70,11 +66,6 @@ class ThinkerPrompt:
     token_ids: torch.Tensor
     media_states: tuple[torch.Tensor, ...]
     rope_positions: torch.Tensor | None
-
-
-def id_list(ids: Any) -> list[int]:
-    """`ids`, an integer tensor of one dimension, as a list."""
-    return ids.tolist()
 
 
 def is_media(token_ids: torch.Tensor, spec: PromptSpec) -> torch.Tensor:
@@ -179,8 +170,8 @@ def talker_prompt(prompt: ThinkerPrompt, first_text_id: int, speaker: str, spec:
     )
 
 
-class AnswerInput:
-    """A `services.talker.inputs.ThinkerInput`. Token ids must come before the states of their positions.
+class AnswerInput(AnswerRows):
+    """A `services.talker.inputs.ThinkerInput`. Of the states it keeps those of media.
 
     Args:
         spec: of the checkpoint.
@@ -189,100 +180,31 @@ class AnswerInput:
     """
 
     def __init__(self, spec: PromptSpec, text_vocab: int, speaker: str) -> None:
-        self.wanted = [
-            stream_pb2.RowSelection(name=TOKEN_IDS, positions=stream_pb2.POSITIONS_ALL),
-            stream_pb2.RowSelection(name=spec.states, positions=stream_pb2.POSITIONS_PROMPT_MULTIMODAL),
-            stream_pb2.RowSelection(name=ROPE_POSITIONS, positions=stream_pb2.POSITIONS_PROMPT),
-        ]
-        self._spec, self._text_vocab, self._speaker = spec, text_vocab, speaker
-        self._prompt_positions: int | None = None
-        self._prompt: list[int] = []
-        self._answer: list[int] = []
+        super().__init__(spec.states, spec.state_width, stream_pb2.POSITIONS_PROMPT_MULTIMODAL, text_vocab)
+        self._spec, self._speaker = spec, speaker
         self._head: list[int] = []
-        self._rope: list[torch.Tensor] = []
-        self._states: list[torch.Tensor] = []
-        self._next = {selection.name: 0 for selection in self.wanted}
+        self._media: list[torch.Tensor] = []
 
-    def begin(self, prompt_positions: int) -> None:
-        """The stream's header.
-
-        Raises:
-            InvalidInput: there is no prompt.
-        """
-        if prompt_positions < 1:
-            raise InvalidInput("header.prompt_positions", "must be at least 1")
-        self._prompt_positions = prompt_positions
-
-    def add(self, rows: Rows) -> None:
-        """Takes rows, which come in the order of their positions.
-
-        Raises:
-            InvalidInput: an unknown kind, a wrong shape or dtype, rows out of order, or values out of range.
-        """
-        name, first, tensor = rows.name, rows.first_position, rows.tensor
-        if self._prompt_positions is None:
-            raise InvalidInput("header", "must come before the rows")
-        if name not in self._next:
-            raise InvalidInput("rows.name", f"'{name}' is not read; this talker reads {sorted(self._next)}")
-        expected, are_states = self._next[name], name == self._spec.states
-        if tensor.dim() == 0 or first < expected:
-            raise InvalidInput(name, f"rows from position {first} come after {expected}")
-        self._next[name] = first + len(tensor)
-        tail = (self._spec.state_width,) if are_states else (3,) if name == ROPE_POSITIONS else ()
-        _check(name, tensor, tail, is_float=are_states)
-        if not are_states and first != expected:
-            raise InvalidInput(name, f"positions before {first} are missing")
-        if name == TOKEN_IDS:
-            self._add_tokens(tensor, self._prompt_positions)
-        elif name == ROPE_POSITIONS:
-            self._add_rope(tensor)
-        elif first < self._prompt_positions:
-            self._add_states(first, tensor)
-
-    def _add_tokens(self, rows: torch.Tensor, prompt_positions: int) -> None:
-        ids = id_list(rows)
-        if ids and not (min(ids) >= 0 and max(ids) < self._text_vocab):
-            raise InvalidInput(TOKEN_IDS, f"must be 0 to {self._text_vocab - 1}")
-        room = prompt_positions - len(self._prompt)
-        self._prompt += ids[:room]
-        self._answer += ids[room:]
-
-    def _add_rope(self, rows: torch.Tensor) -> None:
-        rows = rows.clone()  # the thinker may use its memory again: what is checked must stay so
-        if len(rows) and not (rows.min() >= 0 and rows.max() <= _MOST_ROPE_POSITION):
-            raise InvalidInput(ROPE_POSITIONS, f"must be 0 to {_MOST_ROPE_POSITION}")
-        self._rope.append(rows)
-
-    def _add_states(self, first_position: int, rows: torch.Tensor) -> None:
-        """Keeps the rows of media positions; a producer may send others between them. Token ids come first."""
-        if len(self._prompt) < first_position + len(rows):
+    def _add_states(self, first: int, expected: int, rows: torch.Tensor, prompt_positions: int) -> None:
+        """Keeps the rows of media positions of the prompt; a producer may send others between them."""
+        if first >= prompt_positions:
+            return
+        if len(self.prompt) < first + len(rows):
             raise InvalidInput(self._spec.states, "rows came before the token ids of their positions")
-        ids = torch.tensor(self._prompt[first_position : first_position + len(rows)])
-        media = is_media(ids, self._spec)
-        self._states.append(rows if media.all() else rows[media])
+        media = is_media(torch.tensor(self.prompt[first : first + len(rows)]), self._spec)
+        self._media.append(rows if media.all() else rows[media])
 
     @property
     def ready(self) -> bool:
         """Whether speech can start: the whole prompt, its media states and the first text token are here."""
-        if self._prompt_positions is None or len(self._prompt) < self._prompt_positions or not self._answer:
+        if not self.has_prompt_ids or not self.answer:
             return False
-        ids = torch.tensor(self._prompt)
-        if sum(map(len, self._states)) < int(is_media(ids, self._spec).sum()):
+        if sum(map(len, self._media)) < int(is_media(torch.tensor(self.prompt), self._spec).sum()):
             return False
-        return not self._has_vision() or self._next[ROPE_POSITIONS] >= self._prompt_positions
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the prompt is complete and nothing was answered to it."""
-        return self._next[TOKEN_IDS] == self._prompt_positions
-
-    @property
-    def tokens(self) -> int:
-        """Ids of the answer so far, without those that the prompt put at its beginning."""
-        return self._next[TOKEN_IDS] - len(self._prompt)
+        return not self._has_vision() or self.has_prompt_rope
 
     def _has_vision(self) -> bool:
-        return not self._spec.vision_ids.isdisjoint(self._prompt)
+        return not self._spec.vision_ids.isdisjoint(self.prompt)
 
     def take_prompt(self) -> Prompt:
         """The prompt, once `ready`. Its states are kept here no longer: they may be the thinker's memory.
@@ -290,20 +212,14 @@ class AnswerInput:
         Raises:
             InvalidInput: the rows do not fit together.
         """
-        states, self._states = self._states, []
-        ids = torch.tensor(self._prompt)
+        states, self._media = self._media, []
+        ids = torch.tensor(self.prompt)
         self._head = answer_head(ids, self._spec)
-        prompt = ThinkerPrompt(ids, tuple(states), torch.cat(self._rope) if self._has_vision() else None)
-        return talker_prompt(prompt, [*self._head, *self._answer][0], self._speaker, self._spec)
+        prompt = ThinkerPrompt(ids, tuple(states), torch.cat(self.rope) if self._has_vision() else None)
+        return talker_prompt(prompt, [*self._head, *self.answer][0], self._speaker, self._spec)
 
     def take_text(self) -> Text:
         """Text of the answer that came since the last call; at first also what the prompt puts at its beginning."""
-        text = [*self._head, *self._answer]
-        self._head, self._answer = [], []
+        text = [*self._head, *self.answer]
+        self._head, self.answer = [], []
         return Text(text)
-
-
-def _check(name: str, rows: torch.Tensor, tail: tuple[int, ...], is_float: bool) -> None:
-    if tuple(rows.shape[1:]) != tail or rows.is_floating_point() != is_float:
-        kind = "a float dtype" if is_float else "integers"
-        raise InvalidInput(name, f"must have shape (positions, {', '.join(map(str, tail))}) of {kind}")

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from services.families import weights_dtype
-from services.thinker.family import ThinkerCheckpoint, ToolCallMarkers
-from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states
+from services.families import has_speech, weights_dtype
+from services.thinker.family import ReasoningMarkers, ThinkerCheckpoint, ToolCallMarkers
 
 ARCHITECTURES = {"Qwen3OmniMoeForConditionalGeneration": "services.families.qwen3_omni.thinker_model:RecordingThinker"}
-# transformers' default; a checkpoint without a talker does not state it.
-_ACCEPT_HIDDEN_LAYER = 18
+_THOUGHT = ("<think>", "</think>")
+_ACCEPT_HIDDEN_LAYER = 18  # transformers' default
 
 
 @dataclass(frozen=True)
@@ -22,17 +21,10 @@ class Qwen3OmniThinker(ThinkerCheckpoint):
     """A checkpoint.
 
     Attributes:
-        hidden_size: elements of a hidden state.
         audio_chunk_frames: spectrogram frames that the audio encoder takes at a time.
     """
 
-    hidden_size: int
     audio_chunk_frames: int
-
-    def row_kinds(self, keep_embeddings: bool) -> tuple[RowKind, ...]:
-        """See `ThinkerCheckpoint.row_kinds`."""
-        layers = sorted({self.accept_hidden_layer} | ({0} if keep_embeddings else set()))
-        return (*(RowKind(hidden_states(layer), self.hidden_size) for layer in layers), MROPE_POSITIONS)
 
     def sound_ids(self, sounds: Sequence[np.ndarray]) -> list[str]:
         """See `ThinkerCheckpoint.sound_ids`. Feature extractor and encoder fill all sounds of a request up to the
@@ -64,12 +56,26 @@ def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> Qwen3Omn
             folder=folder,
             dtype=weights_dtype(config, thinker, text),
             vocab_size=text["vocab_size"],
-            accept_hidden_layer=config.get("talker_config", {}).get("accept_hidden_layer", _ACCEPT_HIDDEN_LAYER),
+            hidden_size=text["hidden_size"],
+            accept_hidden_layer=_accept_hidden_layer(config),
             placeholders={kind: thinker[f"{kind}_token_id"] for kind in ("image", "audio", "video")},
             tool_calls=ToolCallMarkers("<tool_call>", "</tool_call>"),
+            reasoning=None if has_speech(config) else _reasoning(processor),
             processor=processor,
-            hidden_size=text["hidden_size"],
             audio_chunk_frames=2 * thinker["audio_config"]["n_window"],
         )
     except KeyError as error:
         raise ValueError(f"config.json lacks {error.args[0]} of the thinker") from None
+
+
+def _accept_hidden_layer(config: dict[str, Any]) -> int | None:
+    return config["talker_config"].get("accept_hidden_layer", _ACCEPT_HIDDEN_LAYER) if has_speech(config) else None
+
+
+def _reasoning(processor: Any) -> ReasoningMarkers | None:
+    """Every checkpoint's vocabulary has the tokens. Of the published ones those with a talker do not think."""
+    vocabulary = processor.tokenizer.get_vocab()
+    opening, closing = _THOUGHT
+    if opening not in vocabulary or closing not in vocabulary:
+        return None
+    return ReasoningMarkers(opening, closing, vocabulary[opening], vocabulary[closing], "deepseek_r1")

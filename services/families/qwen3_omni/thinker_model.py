@@ -14,7 +14,7 @@ from vllm.model_executor.models.qwen3_omni_moe_thinker import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from services.thinker.plugin.connector import settings_of
-from services.thinker.plugin.recording import record
+from services.thinker.plugin.recording import experts_of_cpus, record
 from services.thinker.plugin.rows import layers_of
 
 
@@ -44,11 +44,12 @@ class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         text_config = vllm_config.model_config.hf_config.thinker_config.text_config
         if not hasattr(text_config, "tie_word_embeddings"):  # transformers 5 gives it no default, vLLM reads it
             text_config.tie_word_embeddings = False
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        with experts_of_cpus(vllm_config):
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
         settings = settings_of(vllm_config)
         self._records = settings is not None
-        if settings:
-            self.set_aux_hidden_state_layers(layers_of(settings.kinds))
+        self._layers = layers_of(settings.kinds) if settings else ()
+        self.set_aux_hidden_state_layers(self._layers)
 
     def forward(
         self,
@@ -61,7 +62,7 @@ class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         output: Any = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
         if not self._records:
             return output
-        hidden, states = output
+        hidden, states = output if self._layers else (output, ())
         record([*states, positions.t()])
         return hidden
 

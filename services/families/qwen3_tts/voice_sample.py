@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from transformers import MimiConfig, MimiModel
 
+from services.common.engine.ecapa import SpeakerEncoder
 from services.common.engine.weights import Checkpoint
 from services.families import read_config
 from services.families.qwen3_tts.code2wav import FOLDER
-from services.families.qwen3_tts.speaker_encoder import SpeakerEncoder, mel_spectrogram
+from services.families.qwen3_tts.speaker_encoder import mel_spectrogram, new_speaker_encoder
 from services.talker.inputs import Voice
 
 SPEAKER_PREFIX = "speaker_encoder."
@@ -34,7 +35,7 @@ def load_sample_reader(
     rate_hz, codec_rate_hz = speaker_config.get("sample_rate"), codec_config.get("input_sample_rate")
     if rate_hz is None or rate_hz != codec_rate_hz:
         raise ValueError(f"speaker_encoder_config.sample_rate {rate_hz} must be the codec's, {codec_rate_hz}")
-    speaker, codec = SpeakerEncoder.of(speaker_config), _empty_codec_encoder(codec_config)
+    speaker, codec = new_speaker_encoder(speaker_config), _empty_codec_encoder(codec_config)
     parts: list[tuple[nn.Module, str, str]] = [(speaker, SPEAKER_PREFIX, ""), (codec, _CODEC_PREFIX, FOLDER)]
     for module, prefix, subfolder in parts:
         _load(module, folder, prefix, subfolder)

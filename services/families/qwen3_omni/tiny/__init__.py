@@ -4,6 +4,7 @@ The loading code that serves the published checkpoint serves these; only sizes a
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 
@@ -80,12 +81,13 @@ SIZES = {
 SIZES["wide"] = replace(SIZES["tiny"], thinker=replace(SIZES["tiny"].thinker, hidden_size=2048))
 
 
-def write_checkpoint(out: Path, size: str) -> None:
+def write_checkpoint(out: Path, size: str, thinks: bool = False) -> None:
     """Writes a checkpoint into the directory `out`; weights are drawn from torch's global generator.
 
     Args:
         out: files of the same names are replaced.
-        size: a key of `SIZES`. Tokenizer and config depend on it only.
+        size: a key of `SIZES`. Tokenizer and config depend on it and on `thinks` only.
+        thinks: one that thinks before it answers, and has neither talker nor code2wav.
 
     Raises:
         KeyError: no such size.
@@ -95,8 +97,8 @@ def write_checkpoint(out: Path, size: str) -> None:
     from services.families.qwen3_omni.tiny.processor import make_tokenizer, save_processor
 
     tokenizer = make_tokenizer(sizes.merges)
-    write_model(out, sizes, tokenizer)
-    save_processor(out, tokenizer)
+    write_model(out, sizes, tokenizer, thinks)
+    save_processor(out, tokenizer, thinks)
 
 
-ARCHS = {"qwen3-omni": write_checkpoint}
+ARCHS = {"qwen3-omni": write_checkpoint, "qwen3-omni-thinking": partial(write_checkpoint, thinks=True)}

@@ -1,12 +1,9 @@
 """The model: its config with the keys of the published checkpoint, and random weights.
 
 What transformers' config classes have as their defaults is not said again here.
-
-Under these weights a comparison with a reference means something. With the usual small standard deviation logits are
-nearly constant and greedy decoding compares rounding errors. These preserve variance from layer to layer, so that
-logits are spread and every input matters.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,13 +14,13 @@ import torch
 import transformers
 
 from services.families.qwen3_omni.tiny.processor import NAMED_TOKENS, SPECIAL_TOKENS
+from services.families.tiny_parts import mrope_sections, padded_vocabulary, prefer_text, randomize
 
 if TYPE_CHECKING:
     from services.families.qwen3_omni.tiny import Sizes, Transformer
 
 POSITIONS_PER_SECOND = 13
 CONTEXT_TOKENS = 16_384
-VOCABULARY_MULTIPLE = 64  # the embedding is padded to this, as the published one is
 
 # Config keys of special ids, with their tokens. Media's start and end where the processor says bos and eos.
 MEDIA_IDS = {f"{name.replace('bos', 'start').replace('eos', 'end')}_id": token for name, token in NAMED_TOKENS.items()}
@@ -51,22 +48,33 @@ CODEC_SPECIAL_IDS = 1024
 
 SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
 CALIBRATION_FRAMES = 40
+THOUGHT_END_SCALE = 2  # a thought of the random model has some dozens of tokens
 
 
-def write_model(out: Path, sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+def write_model(
+    out: Path, sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase, thinks: bool = False
+) -> None:
     """Writes config and weights, in float32 and from torch's global generator, into the directory `out`. Special ids
-    are those of `tokenizer`."""
-    model: Any = transformers.Qwen3OmniMoeForConditionalGeneration(_model_config(sizes, tokenizer))
-    _randomize(model.float().eval(), tokenizer)
+    are those of `tokenizer`. A model that `thinks` is its thinker alone."""
+    config = _model_config(sizes, tokenizer)
+    config.enable_audio_output = not thinks
+    model: Any = transformers.Qwen3OmniMoeForConditionalGeneration(config)
+    randomize(model.float().eval())
+    prefer_text(model.thinker.lm_head.weight, tokenizer, SPECIAL_TOKENS)
+    if thinks:
+        _end_thoughts(model, tokenizer)
+    else:
+        _set_loudness(model)
     model.generation_config = _generation_config(tokenizer)
     model.save_pretrained(out)
+    if thinks:
+        _forget_speech(out / "config.json")
 
 
 def _model_config(sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.Qwen3OmniMoeConfig:
     media = _ids(tokenizer, MEDIA_IDS) | {"position_id_per_seconds": POSITIONS_PER_SECOND, "seconds_per_chunk": 2}
-    vocabulary = -(-len(tokenizer) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     thinker = {
-        "text_config": {"vocab_size": vocabulary, **_moe(sizes.thinker)},
+        "text_config": {"vocab_size": padded_vocabulary(len(tokenizer)), **_moe(sizes.thinker)},
         "audio_config": _audio_config(sizes),
         "vision_config": _vision_config(sizes),
         **_ids(tokenizer, {"user_token_id": "user"}),
@@ -137,8 +145,6 @@ def _dense(transformer: "Transformer") -> dict[str, Any]:
 
 
 def _moe(transformer: "Transformer") -> dict[str, Any]:
-    third = transformer.head_dim // 2 // 3
-    mrope_section = [transformer.head_dim // 2 - 2 * third, third, third]  # temporal, height, width
     return {
         **_dense(transformer),
         "moe_intermediate_size": transformer.intermediate_size,
@@ -149,7 +155,7 @@ def _moe(transformer: "Transformer") -> dict[str, Any]:
         "rope_scaling": {
             "rope_type": "default",
             "type": "default",
-            "mrope_section": mrope_section,
+            "mrope_section": mrope_sections(transformer.head_dim),
             "interleaved": True,
             "mrope_interleaved": True,
         },
@@ -186,37 +192,21 @@ def _vision_config(sizes: "Sizes") -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _randomize(
-    model: transformers.Qwen3OmniMoeForConditionalGeneration, tokenizer: transformers.PreTrainedTokenizerBase
-) -> None:
-    for name, parameter in model.named_parameters():
-        if "embed" in name and parameter.ndim == 2:
-            parameter.normal_()
-        elif parameter.ndim >= 2:
-            # Stacked experts are (experts, out, in); linear and convolution weights (out, in, ...).
-            fan_in = parameter.shape[-1] if "experts" in name else parameter[0].numel()
-            parameter.normal_(std=1 / math.sqrt(fan_in))
-        elif "layer_scale" in name or name.endswith("gamma"):
-            parameter.fill_(0.5)  # large enough for the branch to matter
-        elif name.endswith(("alpha", "beta", "bias")):
-            parameter.normal_(std=0.1)
-        else:  # norms
-            parameter.normal_(mean=1, std=0.1)
-    _prefer_text(model, tokenizer)
-    _set_loudness(model)
+def _end_thoughts(model: transformers.Qwen3OmniMoeForConditionalGeneration, tokenizer: Any) -> None:
+    """Gives the token that ends a thought larger logits than others, so that it is the most likely one now and then."""
+    row = model.thinker.lm_head.weight[tokenizer.convert_tokens_to_ids("</think>")]
+    row.normal_(std=THOUGHT_END_SCALE / math.sqrt(len(row)))
 
 
-def _prefer_text(model: transformers.Qwen3OmniMoeForConditionalGeneration, tokenizer: Any) -> None:
-    """Keeps the thinker to tokens that are text by themselves, and the end of the turn."""
-    head = model.thinker.lm_head.weight
-    end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    for token_id in range(head.shape[0]):
-        text = str(tokenizer.decode([token_id]))
-        is_text = token_id < len(tokenizer) and text not in SPECIAL_TOKENS and text and text.isprintable()
-        if token_id != end_of_turn and (not is_text or "\N{REPLACEMENT CHARACTER}" in text):
-            head[token_id] = 0
+def _forget_speech(file: Path) -> None:
+    """The published config.json of a model without speech has neither of these."""
+    config = json.loads(file.read_text())
+    for part in ("talker_config", "code2wav_config"):
+        config.pop(part, None)
+    file.write_text(json.dumps(config, indent=2))
 
 
+@torch.no_grad()
 def _set_loudness(model: transformers.Qwen3OmniMoeForConditionalGeneration) -> None:
     """Scales the last convolution so that random speech has `SPEECH_RMS`."""
     code2wav: Any = model.code2wav

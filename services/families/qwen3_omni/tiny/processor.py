@@ -11,6 +11,8 @@ from typing import Any
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from services.families import tiny_parts
+
 ROLES = ("system", "user", "assistant")  # single tokens, as the talker's prompt relies on
 # fmt: off
 SPECIAL_TOKENS = (
@@ -50,8 +52,10 @@ My friend plays the violin on Sundays. The neighbours open their windows, and th
 """
 
 
-def make_tokenizer(merges: int, words: Sequence[str] = ()) -> transformers.Qwen2Tokenizer:
-    """Tokenizer with 256 byte tokens, `merges` merges and `SPECIAL_TOKENS`.
+def make_tokenizer(
+    merges: int, words: Sequence[str] = (), special_tokens: Sequence[str] = SPECIAL_TOKENS
+) -> transformers.Qwen2Tokenizer:
+    """Tokenizer with 256 byte tokens, `merges` merges and `special_tokens`.
 
     Each of `words` becomes one token if there are merges enough.
     """
@@ -67,7 +71,7 @@ def make_tokenizer(merges: int, words: Sequence[str] = ()) -> transformers.Qwen2
     model = json.loads(byte_level.to_str())["model"]
     merges_of_pairs: Any = [tuple(pair) for pair in model["merges"]]
     tokenizer: Any = transformers.Qwen2Tokenizer(vocab=model["vocab"], merges=merges_of_pairs)
-    for token in SPECIAL_TOKENS:
+    for token in special_tokens:
         tokenizer.add_tokens(transformers.AddedToken(token, special=token not in PLAIN_TOKENS, normalized=False))
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
     for role in ROLES:
@@ -75,11 +79,12 @@ def make_tokenizer(merges: int, words: Sequence[str] = ()) -> transformers.Qwen2
     return tokenizer
 
 
-def save_processor(out: Path, tokenizer: transformers.Qwen2Tokenizer) -> None:
-    """Writes everything that `Qwen3OmniMoeProcessor.from_pretrained(out)` reads."""
+def save_processor(out: Path, tokenizer: transformers.Qwen2Tokenizer, thinks: bool = False) -> None:
+    """Writes everything that `Qwen3OmniMoeProcessor.from_pretrained(out)` reads; if the model `thinks`, with a chat
+    template that opens thoughts."""
     for name, token in NAMED_TOKENS.items():
         setattr(tokenizer, name, token)
-    template = CHAT_TEMPLATE.read_text()
+    template = ("{%- set thinks = true -%}\n" if thinks else "") + CHAT_TEMPLATE.read_text()
     tokenizer.chat_template = template
     processor: Any = transformers.Qwen3OmniMoeProcessor(
         image_processor=transformers.Qwen2VLImageProcessor(size=PIXELS, **PATCH),
@@ -88,8 +93,4 @@ def save_processor(out: Path, tokenizer: transformers.Qwen2Tokenizer) -> None:
         tokenizer=tokenizer,
         chat_template=template,
     )
-    processor.save_pretrained(out)
-    # The names under which the processor looks its tokens up, which save_pretrained leaves out.
-    file = out / "tokenizer_config.json"
-    config = json.loads(file.read_text()) | NAMED_TOKENS | {"extra_special_tokens": NAMED_TOKENS}
-    file.write_text(json.dumps(config, indent=2))
+    tiny_parts.save_processor(out, processor, NAMED_TOKENS)

@@ -166,7 +166,8 @@ def _talker_config(sizes: Sizes, kind: str, text_vocab: int) -> dict[str, Any]:
 
 
 def _transformer(sizes: Transformer) -> dict[str, Any]:
-    third = sizes.head_dim // 2 // 3
+    from services.families.tiny_parts import mrope_sections
+
     return {
         **{key: size for key, size in asdict(sizes).items() if size},  # it has no experts
         "attention_bias": False,
@@ -175,7 +176,7 @@ def _transformer(sizes: Transformer) -> dict[str, Any]:
         "rms_norm_eps": 1e-6,
         "rope_scaling": {
             "interleaved": True,
-            "mrope_section": [sizes.head_dim // 2 - 2 * third, third, third],
+            "mrope_section": mrope_sections(sizes.head_dim),
             "rope_type": "default",
             "type": "default",
         },

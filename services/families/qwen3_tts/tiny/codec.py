@@ -16,7 +16,7 @@ from torch import nn
 from transformers import MimiConfig, MimiModel
 
 from services.families.qwen3_tts.code2wav import FOLDER, MODEL_TYPE, Qwen3TtsDecoder, new_decoder
-from services.families.qwen3_tts.speaker_encoder import SpeakerEncoder
+from services.families.qwen3_tts.speaker_encoder import new_speaker_encoder
 
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_PER_FRAME = 1920
@@ -138,7 +138,7 @@ def speaker_encoder(size: str, hidden: int) -> tuple[dict[str, Any], dict[str, t
         "enc_se_channels": sizes.speaker_inner,
         "enc_attention_channels": sizes.speaker_inner,
     }
-    encoder = SpeakerEncoder.of(config)
+    encoder = new_speaker_encoder(config)
     _randomize(encoder)
     return config, {f"speaker_encoder.{name}": tensor for name, tensor in _tensors(encoder).items()}
 

@@ -1,0 +1,89 @@
+"""The talker of Qwen2.5-Omni: a dense decoder of one codebook that reads every state of the thinker."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from services.families import has_speech
+from services.families.qwen2_5_omni.talker_prompt import AnswerInput, PromptSpec
+from services.families.qwen2_5_omni.token2wav.sizes import DEFAULTS
+from services.families.qwen2_5_omni.voices import FILE, read_voices
+from services.talker import family
+
+WEIGHTS = family.WeightNames(
+    prefixes={
+        "talker.thinker_to_talker_proj.": "text_projection.",
+        "talker.model.embed_tokens.": "model.codec_embedding.",
+        "talker.": "",
+        "thinker.model.embed_tokens.weight": family.TEXT_EMBEDDINGS,
+    },
+    stored_dtype_of="talker.codec_head.weight",
+)
+# Of transformers' `Qwen2_5OmniForConditionalGeneration.generate`.
+SAMPLING = family.SamplingDefaults(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, max_frames=4096)
+
+
+def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
+    """As `services.talker.family.TalkerModule`. Also reads spk_dict.pt."""
+    if not has_speech(config):
+        raise ValueError(f"the checkpoint in {folder} has no talker (model type {config.get('model_type')})")
+    voice_ids = {name: voice.bos_token_id for name, voice in read_voices(folder).items()}
+    try:
+        spec, prompt = _talker_spec(config, tuple(voice_ids)), PromptSpec(config, voice_ids)
+    except KeyError as error:
+        raise ValueError(f"config.json lacks {error.args[0]} of talker, thinker or token2wav") from None
+    for name, token_id in voice_ids.items():
+        if token_id >= spec.text_vocab:
+            raise ValueError(f"{FILE}: {name}.bos_token {token_id} must be below {spec.text_vocab}, the ids of text")
+    return family.TalkerFamily(spec, WEIGHTS, thinker_input=partial(AnswerInput, prompt, spec.text_vocab))
+
+
+def _talker_spec(config: dict[str, Any], voices: tuple[str, ...]) -> family.TalkerSpec:
+    talker = config["talker_config"]
+    codec = {name: talker[f"tts_codec_{name}_token_id"] for name in ("start", "end", "pad", "mask")}
+    ends = frozenset({codec["pad"], codec["end"]})
+    # Of the others code2wav has no embeddings. The reference suppresses the start alone, and fails at the rest.
+    known = config["token2wav_config"].get("dit_config", {}).get("num_embeds", DEFAULTS["num_embeds"]) + 1
+    return family.TalkerSpec(
+        talker=_transformer(talker),
+        num_code_groups=1,
+        max_positions=talker["max_position_embeddings"],
+        text_vocab=config["thinker_config"]["text_config"]["vocab_size"],
+        speakers=voices,
+        after_text=(talker["tts_text_end_token_id"], talker["tts_text_pad_token_id"]),
+        end_codes=ends,
+        suppressed_codes=frozenset(range(known, talker["vocab_size"])) - ends,
+        # the reference's penalty sees the codes that it puts into the prompt
+        seen_codes=frozenset({codec["mask"], codec["pad"], codec["start"]}),
+        text_projection=family.ProjectionSpec(talker["embedding_size"]),
+        shares_projection=True,
+        text_has_states=True,
+        defaults=SAMPLING,
+    )
+
+
+def _transformer(config: dict[str, Any]) -> family.TransformerSpec:
+    # transformers 5 writes the first, the published config.json has the second
+    rope: dict[str, Any] = config.get("rope_parameters") or {
+        "rope_theta": config["rope_theta"],
+        **(config.get("rope_scaling") or {}),
+    }
+    if rope.get("rope_type", rope.get("type", "default")) not in ("default", "mrope"):
+        raise ValueError(f"talker_config: rope {rope} is not supported, only default")
+    if config.get("use_sliding_window"):
+        raise ValueError("talker_config.use_sliding_window: sliding-window layers are not supported")
+    return family.TransformerSpec(
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        intermediate=config["intermediate_size"],
+        vocab=config["vocab_size"],
+        norm_eps=config["rms_norm_eps"],
+        rope_theta=rope["rope_theta"],
+        activation=config["hidden_act"],
+        qkv_bias=True,
+        qk_norm=False,
+        rope_sections=tuple(rope["mrope_section"]),
+    )

@@ -1,0 +1,37 @@
+"""Qwen2.5-Omni's thinker: a dense language model that takes text, images, video and sound."""
+
+from pathlib import Path
+from typing import Any
+
+from services.families import has_speech, weights_dtype
+from services.thinker.family import ThinkerCheckpoint
+
+_RECORDING = "services.families.qwen2_5_omni.thinker_model:RecordingThinker"
+# The published config.json has the first name, transformers writes the second.
+ARCHITECTURES = {"Qwen2_5OmniModel": _RECORDING, "Qwen2_5OmniForConditionalGeneration": _RECORDING}
+# With another one the published model's speech is worse (its model card).
+SYSTEM_PROMPT = (
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
+    "visual inputs, as well as generating text and speech."
+)
+
+
+def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> ThinkerCheckpoint:
+    """See `services.thinker.family.ThinkerFamily`. The talker reads the states of the last layer, after the norm:
+    `accept_hidden_layer` is the number of layers, by which transformers' `hidden_states` has them."""
+    try:
+        thinker = config["thinker_config"]
+        text = thinker["text_config"]
+        return ThinkerCheckpoint(
+            folder=folder,
+            dtype=weights_dtype(config, thinker, text),
+            vocab_size=text["vocab_size"],
+            hidden_size=text["hidden_size"],
+            accept_hidden_layer=text["num_hidden_layers"] if has_speech(config) else None,
+            placeholders={kind: thinker[f"{kind}_token_index"] for kind in ("image", "audio", "video")},
+            tool_calls=None,
+            processor=processor,
+            system_prompt=SYSTEM_PROMPT,
+        )
+    except KeyError as error:
+        raise ValueError(f"config.json lacks {error.args[0]} of the thinker") from None

@@ -1,0 +1,108 @@
+"""vLLM's Qwen2.5-Omni thinker, keeping the states that a talker reads, and placing the sound of a video as transformers
+does."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.models.qwen2_5_omni_thinker import (
+    Qwen2_5OmniThinkerDummyInputsBuilder,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+    Qwen2_5OmniThinkerMultiModalProcessor,
+    Qwen2_5OmniThinkerProcessingInfo,
+    merge_interleaved_embeddings,
+)
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.parse import MultiModalDataItems
+from vllm.utils.gpu_sync_debug import gpu_sync_allowed
+
+from services.families.qwen2_5_omni.thinker_rope import Medium, rope_positions
+from services.thinker.plugin.connector import settings_of
+from services.thinker.plugin.recording import record
+from services.thinker.plugin.rows import layers_of
+
+
+class TimedVideoProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
+    """Sorts the sound of a video between its frames by the frames' own times: vLLM takes them for a second apart, which
+    they are at two frames a second only."""
+
+    def _get_prompt_updates(
+        self, mm_items: MultiModalDataItems, hf_processor_mm_kwargs: Mapping[str, Any], out_mm_kwargs: Any
+    ) -> Sequence[Any]:
+        seconds = out_mm_kwargs.get_data().get("second_per_grid_ts")
+        if seconds is not None:
+            hf_processor_mm_kwargs = {**hf_processor_mm_kwargs, "second_per_grid_ts": seconds.flatten().tolist()}
+        return super()._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    TimedVideoProcessor,
+    info=Qwen2_5OmniThinkerProcessingInfo,
+    dummy_inputs=Qwen2_5OmniThinkerDummyInputsBuilder,
+)
+class RecordingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
+    """Keeps the states after the last norm, those before the first layer where asked for, and the M-RoPE positions of
+    every token.
+
+    Without our connector in the config it is its base class.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        thinker_config = vllm_config.model_config.hf_config.thinker_config
+        # vLLM reads what transformers' text config has by default, transformers what the thinker's says.
+        thinker_config.text_config.tie_word_embeddings = thinker_config.tie_word_embeddings
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        settings = settings_of(vllm_config)
+        self._records = settings is not None
+        self._layers = layers_of(settings.kinds) if settings else ()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: object,
+    ) -> Any:
+        if 0 in self._layers and inputs_embeds is None:
+            language_model: Any = self.language_model
+            inputs_embeds = language_model.embed_input_ids(input_ids)
+        hidden: Any = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
+        if self._records:
+            states: list[Any] = [inputs_embeds if layer == 0 else hidden for layer in self._layers]
+            record([*states, positions.t()])
+        return hidden
+
+    def embed_input_ids(
+        self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Puts frames and sound each at their own tokens. vLLM does so only where it sees them alternate: but a step
+        may have a piece of a prompt that begins with the sound of a video and goes on with frames."""
+        if multimodal_embeddings and is_multimodal is not None:
+            with gpu_sync_allowed():
+                ids = input_ids.cpu()
+                is_video = is_multimodal & (ids == self.config.video_token_index)
+                is_audio = is_multimodal & (ids == self.config.audio_token_index)
+                has_both = bool(is_video.any() and is_audio.any())
+            if has_both:
+                language_model: Any = self.get_language_model()
+                text = self._embed_text_input_ids(
+                    input_ids, language_model.embed_input_ids, is_multimodal=is_multimodal
+                )
+                return merge_interleaved_embeddings(text, multimodal_embeddings, is_video, is_audio, is_multimodal)
+        return super().embed_input_ids(input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
+
+    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
+        """Rope positions of a prompt, (3, tokens) int64, and what to add to the index of a later token for its own."""
+        media = [
+            Medium(
+                offset,
+                data.get("audio_feature_length") if kind == "audio" or data.get("use_audio_in_video") else None,
+                (data["grid_t"], data["grid_h"], data["grid_w"]) if kind != "audio" else None,
+                data.get("t_factor", 0.0),
+            )
+            for offset, kind, data in self.iter_mm_features(mm_features)
+        ]
+        positions = rope_positions(input_tokens, media, self.config.video_token_index, self.config.audio_token_index)
+        return positions, int(positions.max()) + 1 - len(input_tokens)

@@ -1,0 +1,80 @@
+"""Random checkpoints with the real architecture: config keys, weight names, tokenizer, template, processors, voices.
+
+The loading code that serves the published checkpoints serves these; only sizes and weights differ.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A dense decoder with grouped-query attention, by the keys of its config."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One checkpoint's dimensions.
+
+    Attributes:
+        merges: of the byte-level BPE: the vocabulary is 256 bytes, these, the special tokens, and ids of speech.
+        encoder_width: of the audio and vision encoders.
+        head_dim: of the talker, whose config states it.
+        codebook: codes that stand for sound.
+    """
+
+    merges: int
+    thinker: Transformer
+    encoder_width: int
+    talker: Transformer
+    head_dim: int
+    codebook: int
+
+
+# "tiny" and "small" share no dimension: a test with both finds what is hard-coded.
+SIZES = {
+    "tiny": Sizes(
+        merges=256,
+        thinker=Transformer(128, 6, 4, 2, 256),
+        encoder_width=64,
+        talker=Transformer(48, 3, 4, 2, 96),
+        head_dim=32,
+        codebook=160,
+    ),
+    "small": Sizes(
+        merges=384,
+        thinker=Transformer(192, 4, 3, 1, 160),
+        encoder_width=96,
+        talker=Transformer(80, 4, 6, 3, 112),
+        head_dim=16,
+        codebook=224,
+    ),
+}
+
+
+def write_checkpoint(out: Path, size: str) -> None:
+    """Writes a checkpoint into the directory `out`; weights are drawn from torch's global generator.
+
+    Args:
+        out: files of the same names are replaced.
+        size: a key of `SIZES`. Tokenizer and config depend on it only.
+
+    Raises:
+        KeyError: no such size.
+    """
+    sizes = SIZES[size]
+    from services.families.qwen2_5_omni.tiny.model import write_model
+    from services.families.qwen2_5_omni.tiny.processor import new_tokenizer, save_processor
+
+    tokenizer = new_tokenizer(sizes.merges)
+    write_model(out, sizes, tokenizer)
+    save_processor(out, tokenizer)
+
+
+ARCHS = {"qwen2.5-omni": write_checkpoint}

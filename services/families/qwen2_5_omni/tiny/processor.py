@@ -1,0 +1,51 @@
+"""Tokenizer, chat template and media processors as the published checkpoints have them."""
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from services.families import tiny_parts
+from services.families.qwen3_omni.tiny.processor import AUDIO_S, PIXELS, make_tokenizer
+
+# In their published order after the vocabulary.
+# fmt: off
+SPECIAL_TOKENS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>", "<|box_end|>",
+    "<|quad_start|>", "<|quad_end|>", "<|vision_bos|>", "<|vision_eos|>", "<|vision_pad|>", "<|IMAGE|>", "<|VIDEO|>",
+    "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>",
+    "<|repo_name|>", "<|file_sep|>",
+)
+# fmt: on
+NAMED_TOKENS = {
+    "image_token": "<|IMAGE|>",
+    "audio_token": "<|AUDIO|>",
+    "video_token": "<|VIDEO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+PATCH = 14  # pixels a side
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+
+
+def new_tokenizer(merges: int) -> transformers.Qwen2Tokenizer:
+    """Tokenizer with 256 byte tokens, `merges` merges and `SPECIAL_TOKENS`."""
+    return make_tokenizer(merges, special_tokens=SPECIAL_TOKENS)
+
+
+def save_processor(out: Path, tokenizer: transformers.Qwen2Tokenizer) -> None:
+    """Writes everything that `Qwen2_5OmniProcessor.from_pretrained(out)` reads."""
+    for name, token in NAMED_TOKENS.items():
+        setattr(tokenizer, name, token)
+    tokenizer.chat_template = CHAT_TEMPLATE.read_text()
+    patch: dict[str, Any] = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2, "size": PIXELS}
+    processor: Any = transformers.Qwen2_5OmniProcessor(
+        image_processor=transformers.Qwen2VLImageProcessor(**patch),
+        video_processor=transformers.Qwen2VLVideoProcessor(**patch),
+        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=AUDIO_S),
+        tokenizer=tokenizer,
+        chat_template=tokenizer.chat_template,
+    )
+    tiny_parts.save_processor(out, processor, NAMED_TOKENS)

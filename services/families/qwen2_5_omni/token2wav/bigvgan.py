@@ -1,0 +1,199 @@
+"""BigVGAN (arXiv:2206.04658): mel frames in, samples out, as many as are certain.
+
+A sample depends on some mel frames before it and after it, so that samples lag behind: see `BigVganSizes.delay_frames`.
+The parameter names are the published ones.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, exp, log, prod
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from services.families.qwen2_5_omni.token2wav.filters import (
+    SMOOTH_REACH,
+    Carry,
+    CenteredConv,
+    CenteredTransposedConv,
+    Delay,
+    Layers,
+    Mean,
+    SmoothActivation,
+)
+
+_OUTER_KERNEL = 7  # of the first convolution and the last
+# What a checkpoint's config leaves out.
+_DEFAULTS: dict[str, Any] = {
+    "mel_dim": 80,
+    "upsample_initial_channel": 1536,
+    "resblock_kernel_sizes": [3, 7, 11],
+    "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5], [1, 3, 5]],
+    "upsample_rates": [5, 3, 2, 2, 2, 2],
+    "upsample_kernel_sizes": [11, 7, 4, 4, 4, 4],
+}
+_EQUALLY_LONG = (("upsample_rates", "upsample_kernel_sizes"), ("resblock_kernel_sizes", "resblock_dilation_sizes"))
+_LEAST_DB, _REFERENCE_DB = -115.0, 20.0
+
+
+@dataclass(frozen=True)
+class BigVganSizes:
+    """Its sizes: channels where nothing else is said."""
+
+    mel_bins: int
+    channels: int
+    rates: tuple[int, ...]
+    rate_kernels: tuple[int, ...]
+    kernels: tuple[int, ...]
+    dilations: tuple[tuple[int, ...], ...]
+
+    @property
+    def samples_per_mel(self) -> int:
+        """Samples that a mel frame stands for."""
+        return prod(self.rates)
+
+    @property
+    def delay_frames(self) -> int:
+        """Mel frames that must follow one before all its samples are certain."""
+        outer = _OUTER_KERNEL // 2
+        frames, rate = float(outer), 1
+        for kernel, times in zip(self.rate_kernels, self.rates, strict=True):
+            rate *= times
+            halves = [
+                sum(2 * SMOOTH_REACH + half * (dilation + 1) for dilation in dilations)
+                for half, dilations in zip((kernel // 2 for kernel in self.kernels), self.dilations, strict=True)
+            ]
+            frames += ((kernel - times) // 2 + max(halves)) / rate
+        return ceil(frames + (SMOOTH_REACH + outer) / rate)
+
+    @classmethod
+    def of(cls, config: dict[str, Any], name: str) -> "BigVganSizes":
+        """Those that `config` states, which is called `name` in a checkpoint's.
+
+        Raises:
+            ValueError: as many sizes of kernels are needed as rates, and as many dilations as kernels.
+        """
+        stated = {**_DEFAULTS, **config}
+        for key, other in _EQUALLY_LONG:
+            if len(stated[key]) != len(stated[other]):
+                raise ValueError(f"{name}: {key} and {other} must be equally long")
+        return cls(
+            mel_bins=stated["mel_dim"],
+            channels=stated["upsample_initial_channel"],
+            rates=tuple(stated["upsample_rates"]),
+            rate_kernels=tuple(stated["upsample_kernel_sizes"]),
+            kernels=tuple(stated["resblock_kernel_sizes"]),
+            dilations=tuple(tuple(each) for each in stated["resblock_dilation_sizes"]),
+        )
+
+
+class ResidualBlock(nn.Module):
+    """Pairs of a dilated and a plain convolution, each behind an activation, with a residual around every pair."""
+
+    def __init__(self, channels: int, kernel: int, dilations: Sequence[int], layers: Layers) -> None:
+        super().__init__()
+        self.convs1 = nn.ModuleList(CenteredConv(channels, channels, kernel, layers, d) for d in dilations)
+        self.convs2 = nn.ModuleList(CenteredConv(channels, channels, kernel, layers) for _ in dilations)
+        self.activations = nn.ModuleList(SmoothActivation(channels, layers) for _ in range(2 * len(dilations)))
+        self._delays = [Delay(layers) for _ in dilations]
+
+    def step(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
+        """What of the output is there now."""
+        activations: Any = self.activations
+        pairs: Any = zip(self.convs1, self.convs2, activations[::2], activations[1::2], self._delays, strict=True)
+        for conv1, conv2, before1, before2, delay in pairs:
+            y = conv1.step(before1.step(x, carry), carry)
+            x = delay.step(x, conv2.step(before2.step(y, carry), carry), carry)
+        return x
+
+
+class Sound:
+    """What BigVGAN carries of one stream."""
+
+    def __init__(self, layers: int) -> None:
+        self.tails: list[torch.Tensor | None] = [None] * layers
+
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of what it holds: streams of equal ones can share a pass."""
+        return tuple(-1 if tail is None else tail.shape[-1] for tail in self.tails)
+
+
+class BigVgan(nn.Module):
+    """The model."""
+
+    def __init__(self, sizes: BigVganSizes) -> None:
+        super().__init__()
+        layers = self._layers = Layers()
+        widths = [sizes.channels // 2**i for i in range(len(sizes.rates) + 1)]
+        self.conv_pre = CenteredConv(sizes.mel_bins, widths[0], _OUTER_KERNEL, layers)
+        self.ups = nn.ModuleList(
+            nn.ModuleList([CenteredTransposedConv(width, width // 2, kernel, rate, layers)])
+            for width, kernel, rate in zip(widths, sizes.rate_kernels, sizes.rates, strict=False)
+        )
+        blocks = list(zip(sizes.kernels, sizes.dilations, strict=True))
+        self.resblocks = nn.ModuleList(
+            ResidualBlock(width, kernel, dilations, layers)
+            for width, (kernel, dilations) in product(widths[1:], blocks)
+        )
+        self._means = [Mean(len(blocks), layers) for _ in sizes.rates]
+        self.activation_post = SmoothActivation(widths[-1], layers)
+        self.conv_post = CenteredConv(widths[-1], 1, _OUTER_KERNEL, layers, bias=False)
+
+    def new_sound(self) -> Sound:
+        """The start of a stream."""
+        return Sound(self._layers.count)
+
+    @property
+    def bytes_per_sound(self) -> int:
+        """About what a stream's carried inputs take at most."""
+        convs = [m for m in self.modules() if isinstance(m, CenteredConv | CenteredTransposedConv)]
+        reach = sum(m.in_channels * (m.kernel_size[0] - 1) * m.dilation[0] for m in convs)
+        # As long again are the delays around a block; an activation keeps 5 inputs and 11 at twice the rate.
+        smooth = sum(16 * len(m.act.alpha) for m in self.modules() if isinstance(m, SmoothActivation))
+        return 4 * (2 * reach + smooth)
+
+    def sound(self, parts: Sequence[tuple[Sound, torch.Tensor, bool]]) -> list[torch.Tensor]:
+        """The next samples of some streams, (n,) each, -1 to 1, up to those that later mel frames decide.
+
+        Args:
+            parts: of each stream what it carries, which is replaced, its next mel frames (frames, bins), which may be
+                none, and whether they are the last.
+        """
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for i, (sound, mel, last) in enumerate(parts):
+            groups[sound.shape(), len(mel), last].append(i)
+        outputs = [torch.empty(0)] * len(parts)
+        for members in groups.values():
+            sounds = [parts[i][0] for i in members]
+            tails = [_stacked(each) for each in zip(*(sound.tails for sound in sounds), strict=True)]
+            carry = Carry(tails, last=parts[members[0]][2])
+            samples = self._step(torch.stack([parts[i][1] for i in members]).transpose(1, 2), carry)
+            for row, (i, sound) in enumerate(zip(members, sounds, strict=True)):
+                outputs[i] = samples[row]
+                # A copy: a view would keep the tails of all streams of the pass.
+                sound.tails = [None if tail is None else tail[row].clone() for tail in carry.tails]
+        return outputs
+
+    def _step(self, mel: torch.Tensor, carry: Carry) -> torch.Tensor:
+        """(streams, bins, frames) -> (streams, samples)."""
+        x = self.conv_pre.step(_decibels(mel), carry)
+        ups: Any = self.ups
+        blocks, count = cast("list[ResidualBlock]", list(self.resblocks)), len(self.resblocks) // len(ups)
+        for level, ((up,), mean) in enumerate(zip(ups, self._means, strict=True)):
+            x = up.step(x, carry)
+            x = mean.step([block.step(x, carry) for block in blocks[level * count : (level + 1) * count]], carry)
+        x = self.conv_post.step(self.activation_post.step(x, carry), carry)
+        return x.clamp(-1, 1)[:, 0]
+
+
+def _stacked(tails: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    return torch.stack([tail for tail in tails if tail is not None]) if tails[0] is not None else None
+
+
+def _decibels(mel: torch.Tensor) -> torch.Tensor:
+    """Natural logarithms of amplitudes as BigVGAN takes them: decibels, -1 for the quietest and 1 for the loudest."""
+    decibels = 20 * torch.log10(mel.exp().clamp(min=exp(_LEAST_DB / 20 * log(10)))) - _REFERENCE_DB
+    return (2 * (decibels - _LEAST_DB) / -_LEAST_DB - 1).clamp(-1, 1)

@@ -1,0 +1,96 @@
+"""Batches of windows as blocks of mel frames: where each block's neighbours are, and what it sees of them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from services.families.qwen2_5_omni.token2wav.sizes import DitSizes
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Where the blocks of a batch of windows lie: of each, (blocks,) or (blocks, block), on the model's device.
+
+    Attributes:
+        before, after: index of the block before and after; anything where there is none.
+        has_before, has_after: whether there is one. bool.
+        lengths: mel frames that it has: a window's last one may have fewer.
+        positions: of each frame in its window.
+    """
+
+    before: torch.Tensor
+    after: torch.Tensor
+    has_before: torch.Tensor
+    has_after: torch.Tensor
+    lengths: torch.Tensor
+    positions: torch.Tensor
+
+    @classmethod
+    def of(cls, frames: list[int], block: int, rows: int = 0) -> "Blocks":
+        """Those of windows of so many mel frames, one after the other; then windows of one block up to `rows` blocks.
+        On the CPU."""
+        counts = [-(-n // block) for n in frames]
+        padding = max(0, rows - sum(counts))
+        counts, frames = counts + [1] * padding, frames + [block] * padding
+        index = torch.arange(sum(counts))
+        place = torch.cat([torch.arange(count) for count in counts])  # of a block in its window
+        ends = torch.cat([torch.arange(count) == count - 1 for count in counts])
+        rest = torch.cat([n - block * torch.arange(count) for n, count in zip(frames, counts, strict=True)])
+        return cls(
+            before=(index - 1).clamp(min=0),
+            after=(index + 1).clamp(max=len(index) - 1),
+            has_before=place > 0,
+            has_after=~ends,
+            lengths=rest.clamp(max=block),
+            positions=place[:, None] * block + torch.arange(block),
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All of it."""
+        return [self.before, self.after, self.has_before, self.has_after, self.lengths, self.positions]
+
+    def to(self, device: torch.device) -> "Blocks":
+        """The same on `device`."""
+        return Blocks(*(tensor.to(device) for tensor in self.tensors()))
+
+
+class Neighbours:
+    """What the layers of one evaluation share: the rotary angles, and for each kind of layer which keys are seen."""
+
+    def __init__(self, blocks: Blocks, sizes: DitSizes, dtype: torch.dtype) -> None:
+        self.blocks = blocks
+        self._masks: dict[tuple[str, ...], torch.Tensor] = {}
+        device = blocks.positions.device
+        frames = torch.arange(sizes.block, device=device)
+        own = frames < blocks.lengths[:, None]
+        next_lengths = torch.where(blocks.has_after, blocks.lengths[blocks.after], 0)
+        self._seen = {
+            "before": blocks.has_before[:, None].expand(-1, sizes.block),
+            "own": own,
+            "after": frames < next_lengths[:, None],
+        }
+        exponents = torch.arange(0, sizes.head_dim, 2, device=device, dtype=torch.float) / sizes.head_dim
+        angles = blocks.positions[..., None].float() * (1.0 / sizes.rope_theta**exponents)
+        angles = torch.cat([angles, angles], dim=-1)
+        # (2 x blocks, block, head_dim): without the condition the same blocks come again.
+        self.cos, self.sin = (each.to(dtype).repeat(2, 1, 1) for each in (angles.cos(), angles.sin()))
+
+    def mask(self, kinds: tuple[str, ...]) -> torch.Tensor:
+        """Which keys of blocks of these kinds each block sees: (2 x blocks, 1, 1, keys) bool."""
+        if kinds not in self._masks:
+            self._masks[kinds] = torch.cat([self._seen[kind] for kind in kinds], dim=1).repeat(2, 1)[:, None, None]
+        return self._masks[kinds]
+
+    def gathered(self, x: torch.Tensor, kinds: tuple[str, ...]) -> torch.Tensor:
+        """Of (2 x blocks, heads, block, width) each block with its neighbours: (2 x blocks, heads, keys, width)."""
+        if kinds == ("own",):
+            return x
+        pairs = x.view(2, -1, *x.shape[1:])
+        of = {"before": self.blocks.before, "after": self.blocks.after}
+        parts = [pairs if kind == "own" else pairs.index_select(1, of[kind]) for kind in kinds]
+        return torch.cat(parts, dim=3).flatten(0, 1)
+
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotary positions for (2 x blocks, block, head_dim)."""
+        first, second = x.chunk(2, dim=-1)
+        return x * self.cos + torch.cat([-second, first], dim=-1) * self.sin

@@ -1,0 +1,210 @@
+"""The transformer that says where a noisy mel spectrogram flows to, by codes and voice; block by block.
+
+Frames attend to those of their own block of some mel frames, in some layers also to the block before or after it. So
+computation goes by blocks: windows of any lengths, of any streams, are rows of one batch, each told where its
+neighbours are. Every evaluation is made twice, with the condition and without it. The parameter names are the published
+ones.
+"""
+
+from math import log
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from services.common.engine.ecapa import SpeakerEncoder
+from services.families.qwen2_5_omni.token2wav.blocks import Neighbours
+from services.families.qwen2_5_omni.token2wav.sizes import DitSizes
+
+_TIME_SCALE, _TIME_WIDTH, _LONGEST_PERIOD = 1000.0, 256, 10_000
+_EPS = 1e-6
+
+
+class Attention(nn.Module):
+    """Attention in blocks. Only the first head has positions."""
+
+    def __init__(self, sizes: DitSizes, layer: int) -> None:
+        super().__init__()
+        inner = sizes.heads * sizes.head_dim
+        self.to_q = nn.Linear(sizes.hidden, inner)
+        self.to_k = nn.Linear(sizes.hidden, inner)
+        self.to_v = nn.Linear(sizes.hidden, inner)
+        self.to_out = nn.ModuleList([nn.Linear(inner, sizes.hidden)])
+        self._heads, self._head_dim = sizes.heads, sizes.head_dim
+        back, ahead = ("before",) * (layer in sizes.back), ("after",) * (layer in sizes.ahead)
+        self._kinds = (*back, "own", *ahead)
+
+    def precompute(self) -> None:
+        """To be called once the parameters are loaded: one product instead of three, with the rotated pairs of the
+        first head in two halves instead of side by side."""
+        order = torch.arange(len(self.to_q.weight))
+        order[: self._head_dim] = torch.cat([order[: self._head_dim : 2], order[1 : self._head_dim : 2]])
+        parts = [self.to_q, self.to_k, self.to_v]
+        orders = [order, order, torch.arange(len(order))]
+        self._weight = torch.cat([part.weight[o] for part, o in zip(parts, orders, strict=True)])
+        self._bias = torch.cat([part.bias[o] for part, o in zip(parts, orders, strict=True)])
+        del self.to_q, self.to_k, self.to_v
+
+    def forward(self, x: torch.Tensor, neighbours: Neighbours) -> torch.Tensor:
+        """(2 x blocks, block, hidden), kept."""
+        heads = self._heads
+        new = F.linear(x, self._weight, self._bias).view(*x.shape[:-1], 3 * heads, self._head_dim).transpose(1, 2)
+        query, key, value = new.chunk(3, dim=1)
+        query, key = (torch.cat([neighbours.rotate(each[:, 0])[:, None], each[:, 1:]], dim=1) for each in (query, key))
+        y = F.scaled_dot_product_attention(
+            query,
+            neighbours.gathered(key, self._kinds),
+            neighbours.gathered(value, self._kinds),
+            attn_mask=neighbours.mask(self._kinds),
+        )
+        return self.to_out[0](y.transpose(1, 2).flatten(-2))
+
+
+class Modulation(nn.Module):
+    """Shifts, scales and gates of a layer, by the time."""
+
+    def __init__(self, hidden: int, count: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, count * hidden)
+        self._count = count
+
+    def of(self, times: torch.Tensor) -> torch.Tensor:
+        """(times, hidden) -> (times, count, hidden)."""
+        return self.linear(F.silu(times)).unflatten(-1, (self._count, -1))
+
+
+class FeedForward(nn.Module):
+    """Two layers and a GELU."""
+
+    def __init__(self, sizes: DitSizes) -> None:
+        super().__init__()
+        wide = nn.Linear(sizes.hidden, sizes.feed_forward)
+        self.ff = nn.ModuleList([wide, nn.Identity(), nn.Identity(), nn.Linear(sizes.feed_forward, sizes.hidden)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., hidden), kept."""
+        return self.ff[3](F.gelu(self.ff[0](x), approximate="tanh"))
+
+
+class DitLayer(nn.Module):
+    """Attention and feed-forward, each normed, scaled and shifted before, and gated after, by the time."""
+
+    def __init__(self, sizes: DitSizes, layer: int) -> None:
+        super().__init__()
+        self.attn_norm = Modulation(sizes.hidden, 6)
+        self.attn = Attention(sizes, layer)
+        self.ff = FeedForward(sizes)
+
+    def forward(self, x: torch.Tensor, modulation: torch.Tensor, neighbours: Neighbours) -> torch.Tensor:
+        """(2 x blocks, block, hidden), kept. `modulation`: (6, hidden), of this layer at this time."""
+        shift, scale, gate, ff_shift, ff_scale, ff_gate = modulation
+        x = x + gate * self.attn(_normed(x, scale, shift), neighbours)
+        return x + ff_gate * self.ff(_normed(x, ff_scale, ff_shift))
+
+
+def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:], eps=_EPS) * (1 + scale) + shift
+
+
+class _InputEmbedding(nn.Module):
+    """Joins mel frames, the voice as heard, codes and the voice as told."""
+
+    def __init__(self, sizes: DitSizes, speaker: SpeakerEncoder) -> None:
+        super().__init__()
+        self.proj = nn.Linear(sizes.mel_bins + sizes.heard + sizes.code_width + sizes.voice, sizes.hidden)
+        self.spk_encoder = speaker
+
+
+class _CodeEmbedding(nn.Module):
+    def __init__(self, sizes: DitSizes) -> None:
+        super().__init__()
+        self.codec_embed = nn.Embedding(sizes.codes, sizes.code_width)
+
+
+class _TimeEmbedding(nn.Module):
+    """A time, 0 to 1, as a vector."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.time_mlp = nn.ModuleList([nn.Linear(_TIME_WIDTH, hidden), nn.Identity(), nn.Linear(hidden, hidden)])
+
+    def forward(self, times: torch.Tensor) -> torch.Tensor:
+        """(times,) -> (times, hidden)."""
+        half = _TIME_WIDTH // 2
+        rates = torch.exp(torch.arange(half, device=times.device).float() * -(log(_LONGEST_PERIOD) / (half - 1)))
+        angles = _TIME_SCALE * times[:, None] * rates
+        first, _, last = self.time_mlp
+        return last(F.silu(first(torch.cat([angles.sin(), angles.cos()], dim=-1))))
+
+
+class Dit(nn.Module):
+    """The model.
+
+    Args:
+        times: all times that it will be evaluated at, (times,) float32: what depends on them is computed once.
+    """
+
+    def __init__(self, sizes: DitSizes, speaker: SpeakerEncoder, times: torch.Tensor) -> None:
+        super().__init__()
+        self.sizes, self._at = sizes, times
+        self.time_embed = _TimeEmbedding(sizes.hidden)
+        self.text_embed = _CodeEmbedding(sizes)
+        self.input_embed = _InputEmbedding(sizes, speaker)
+        self.transformer_blocks = nn.ModuleList(DitLayer(sizes, layer) for layer in range(sizes.layers))
+        self.norm_out = Modulation(sizes.hidden, 2)
+        self.proj_out = nn.Linear(sizes.hidden, sizes.mel_bins)
+
+    def precompute(self, dtype: torch.dtype) -> None:
+        """To be called once the parameters are loaded, in float32: what does not depend on a stream; then the layers
+        are of `dtype`. Parameters that are not needed any more are dropped."""
+        layers: Any = self.transformer_blocks
+        times = self.time_embed(self._at.to(self.proj_out.weight.device))
+        self._modulations = torch.stack([layer.attn_norm.of(times) for layer in layers], dim=1).to(dtype)
+        self._out = self.norm_out.of(times).to(dtype)
+        for layer in layers:
+            layer.attn.precompute()
+            del layer.attn_norm
+            layer.to(dtype)
+            layer.attn._weight, layer.attn._bias = layer.attn._weight.to(dtype), layer.attn._bias.to(dtype)
+        proj, embedding = self.input_embed.proj, self.text_embed.codec_embed
+        widths = [self.sizes.mel_bins, self.sizes.heard, self.sizes.code_width, self.sizes.voice]
+        parts: tuple[torch.Tensor, ...] = torch.split(proj.weight, widths, dim=1)
+        self._from_mel, self._from_heard, from_code, self._from_voice = parts
+        self._from_code = F.linear(embedding.weight, from_code)
+        del self.time_embed, self.norm_out, self.text_embed
+
+    def voice_rows(self, vector: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+        """What a voice adds to every frame, with the condition and without it: (2, hidden).
+
+        Args:
+            vector: (voice,). reference: mel frames of the voice, (frames, bins).
+        """
+        heard = self.input_embed.spk_encoder(torch.stack([reference, torch.zeros_like(reference)]).transpose(1, 2))
+        told = torch.stack([vector, torch.zeros_like(vector)])
+        rows = F.linear(heard, self._from_heard) + F.linear(told, self._from_voice)
+        return rows + self.input_embed.proj.bias
+
+    def condition(self, codes: torch.Tensor, voice_rows: torch.Tensor) -> torch.Tensor:
+        """What the codes of a window, (codes,), add to its frames, with the condition and without it: (2, frames,
+        hidden). Without it, all codes are 0."""
+        both = self._from_code[torch.stack([codes, torch.zeros_like(codes)])]
+        return (both + voice_rows[:, None]).repeat_interleave(self.sizes.repeats, dim=1)
+
+    def forward(
+        self, x: torch.Tensor, condition: torch.Tensor, neighbours: Neighbours, time: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where every frame flows to, with the condition and without it: as `x`, each.
+
+        Args:
+            x: (blocks, block, bins) float32.
+            condition: (2, blocks, block, hidden) float32; see `condition`.
+            time: index, among those it was made with, (1,) int64.
+        """
+        modulation, last = self._modulations[time][0], self._out[time][0]
+        hidden = (condition + F.linear(x, self._from_mel)).flatten(0, 1).to(modulation.dtype)
+        for i, layer in enumerate(self.transformer_blocks):
+            hidden = layer(hidden, modulation[i], neighbours)
+        scale, shift = last
+        flow = self.proj_out(_normed(hidden, scale, shift).float())
+        return tuple(flow.chunk(2))  # pyright: ignore[reportReturnType]

@@ -1,0 +1,205 @@
+"""Layers that see both sides of a sample, fed piece after piece: each carries the last inputs that it still needs.
+
+Whatever the pieces, their outputs put together are those of the layer on the whole signal, padded at its two ends as
+the reference pads: a layer gives an output once all its inputs are there, so that layers one after the other lag
+further and further behind what they are fed. Signals are (streams, channels, samples), of any length, 0 too.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+SMOOTH_REACH = 5
+"""Samples on either side that an activation's output depends on."""
+_TAPS = 12  # of the filters around an activation
+_UP_PAST = 5  # inputs that an upsampled sample reaches back and ahead together
+
+
+class Carry:
+    """What the layers of one pass take from the pass before and leave for the next.
+
+    Args:
+        tails: of each layer the last inputs, None for one that has had none.
+        last: whether the signal ends with this pass.
+    """
+
+    def __init__(self, tails: Sequence[torch.Tensor | None], last: bool) -> None:
+        self.tails, self.last = list(tails), last
+
+    def has_begun(self, layer: int) -> bool:
+        """Whether the layer has had inputs."""
+        return self.tails[layer] is not None
+
+    def extend(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        pads: tuple[int, int] = (0, 0),
+        cuts: tuple[int, int] = (0, 0),
+        mode: str = "",
+    ) -> torch.Tensor:
+        """`x` after the layer's tail; at the signal's two ends with `cuts` samples less, then `pads` more.
+
+        Args:
+            mode: "replicate" pads with the samples at the ends, otherwise with zeros.
+        """
+        tail = self.tails[layer]
+        if tail is None and not x.shape[-1]:
+            return x
+        if self.last:
+            x = x[..., : x.shape[-1] - cuts[1]]
+        joined = _padded(x[..., cuts[0] :], (pads[0], 0), mode) if tail is None else torch.cat([tail, x], dim=-1)
+        return _padded(joined, (0, pads[1]), mode) if self.last else joined
+
+    def keep(self, layer: int, x: torch.Tensor, used: int) -> None:
+        """Leaves what `extend` gave, less the first `used` samples, which no later output needs."""
+        if x.shape[-1] or self.tails[layer] is not None:
+            self.tails[layer] = x[..., used:].clone()
+
+
+def _padded(x: torch.Tensor, pads: tuple[int, int], mode: str) -> torch.Tensor:
+    return F.pad(x, pads, mode="replicate") if mode else F.pad(x, pads)
+
+
+class Layers:
+    """Numbers the layers that carry something."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> int:
+        """A new layer's number."""
+        self.count += 1
+        return self.count - 1
+
+
+class CenteredConv(nn.Conv1d):
+    """A convolution whose output is as long as its input, with zeros at both ends."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, layers: Layers, dilation: int = 1, bias: bool = True
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, dilation=dilation, bias=bias)  # pyright: ignore[reportUnknownMemberType]
+        self._layer, self._reach = layers.add(), (kernel - 1) * dilation
+
+    def step(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
+        """What of the output is there now."""
+        x = carry.extend(self._layer, x, (self._reach // 2, self._reach // 2))
+        ready = max(0, x.shape[-1] - self._reach)
+        carry.keep(self._layer, x, ready)
+        return self(x) if ready else x.new_zeros(x.shape[0], self.out_channels, 0)
+
+
+class CenteredTransposedConv(nn.ConvTranspose1d):
+    """A transposed convolution that makes `rate` samples of one, trimmed alike at both ends.
+
+    Raises:
+        ValueError: the kernel does not allow that.
+    """
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, rate: int, layers: Layers) -> None:
+        super().__init__(inputs, outputs, kernel, rate)  # pyright: ignore[reportUnknownMemberType]
+        self._trim, odd = divmod(kernel - rate, 2)
+        if odd or not 0 <= self._trim < rate:
+            raise ValueError(f"an upsample_kernel_sizes of {kernel} does not fit its upsample_rates of {rate}")
+        self._layer, self._rate, self._past = layers.add(), rate, (kernel - 1) // rate
+
+    def step(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
+        """What of the output is there now."""
+        first = 0 if carry.has_begun(self._layer) else self._trim
+        x = carry.extend(self._layer, x, (self._past, 1))
+        ready = max(0, x.shape[-1] - self._past)
+        carry.keep(self._layer, x, ready)
+        if not ready:
+            return x.new_zeros(x.shape[0], self.out_channels, 0)
+        end = self._rate * x.shape[-1] - (self._rate - self._trim if carry.last else 0)
+        return self(x)[..., self._rate * self._past + first : end]
+
+
+class Delay:
+    """Holds samples back until those that they are added to are there."""
+
+    def __init__(self, layers: Layers) -> None:
+        self._layer = layers.add()
+
+    def step(self, x: torch.Tensor, added: torch.Tensor, carry: Carry) -> torch.Tensor:
+        """The next samples of what was fed as `x`, plus `added`."""
+        x = carry.extend(self._layer, x)
+        ready = added.shape[-1]
+        carry.keep(self._layer, x, ready)
+        return x[..., :ready] + added
+
+
+class Mean:
+    """The mean of signals that lag differently."""
+
+    def __init__(self, count: int, layers: Layers) -> None:
+        self._layers = [layers.add() for _ in range(count)]
+
+    def step(self, signals: Sequence[torch.Tensor], carry: Carry) -> torch.Tensor:
+        """Of the samples that all signals have."""
+        extended = [carry.extend(layer, x) for layer, x in zip(self._layers, signals, strict=True)]
+        ready = min(x.shape[-1] for x in extended)
+        for layer, x in zip(self._layers, extended, strict=True):
+            carry.keep(layer, x, ready)
+        total = extended[0][..., :ready]
+        for x in extended[1:]:
+            total = total + x[..., :ready]
+        return total / len(extended)
+
+
+class SnakeBeta(nn.Module):
+    """x + sin(x e^alpha)^2 / e^beta, channel by channel. arXiv:2006.08195."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha, self.beta = nn.Parameter(torch.zeros(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(streams, channels, samples), kept."""
+        return x + (1 / (self.beta.exp()[:, None] + 1e-9)) * (x * self.alpha.exp()[:, None]).sin().square()
+
+
+class SmoothActivation(nn.Module):
+    """An activation at twice the sample rate, between two low passes, so that it folds nothing back. arXiv:2206.04658.
+
+    Before the first low pass its input is repeated beyond both ends, and before the second the activation's result.
+    """
+
+    def __init__(self, channels: int, layers: Layers) -> None:
+        super().__init__()
+        self.act = SnakeBeta(channels)
+        self._up, self._down = layers.add(), layers.add()
+        self._low_pass: torch.Tensor
+        self.register_buffer("_low_pass", low_pass()[None, None], persistent=False)
+
+    def step(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
+        """What of the output is there now."""
+        x = carry.extend(self._up, x, (3, 3), mode="replicate")
+        ready = max(0, x.shape[-1] - _UP_PAST)
+        carry.keep(self._up, x, ready)
+        wide = x.new_zeros(*x.shape[:-1], 0)
+        if ready:
+            rows = x.flatten(0, 1)[:, None]
+            wide = 2 * F.conv_transpose1d(rows, self._low_pass, stride=2)[..., 2 * _UP_PAST : 2 * x.shape[-1]]
+            wide = self.act(wide.view(*x.shape[:-1], -1))
+        # Of the pairs that the first low pass makes, the first sample lies before the signal and the last one after it.
+        wide = carry.extend(self._down, wide, (_TAPS // 2 - 1, _TAPS // 2), (1, 1), "replicate")
+        ready = max(0, (wide.shape[-1] - _TAPS) // 2 + 1)
+        carry.keep(self._down, wide, 2 * ready)
+        if not ready:
+            return wide[..., :0]
+        return F.conv1d(wide.flatten(0, 1)[:, None], self._low_pass, stride=2).view(*wide.shape[:-1], -1)
+
+
+def low_pass() -> torch.Tensor:
+    """The filter for half the sample rate: a sinc in a Kaiser window, (12,) float32, whose sum is 1."""
+    half, transition = _TAPS // 2, 4 * 0.3
+    attenuation_db = 2.285 * (half - 1) * math.pi * transition + 7.95
+    beta = 0.1102 * (attenuation_db - 8.7)  # Kaiser's formula for more than 50 dB: these are 51
+    window = torch.kaiser_window(_TAPS, beta=beta, periodic=False, dtype=torch.float32)
+    taps = 0.5 * window * torch.sinc(0.5 * (torch.arange(-half, half) + 0.5))
+    return taps / taps.sum()

@@ -1,0 +1,145 @@
+"""The rows of one answer of a thinker, as they come: checked, and token ids told apart into prompt and answer."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from quartet.v1 import stream_pb2
+from services.common.rpc.errors import InvalidInput
+from services.common.stream.rows import Rows
+from services.talker.inputs import Prompt, Text
+
+TOKEN_IDS = "token_ids"
+ROPE_POSITIONS = "rope_positions"
+_MOST_ROPE_POSITION = torch.iinfo(torch.int32).max
+
+
+def id_list(ids: Any) -> list[int]:
+    """`ids`, an integer tensor of one dimension, as a list."""
+    return ids.tolist()
+
+
+class AnswerRows(ABC):
+    """What a `services.talker.inputs.ThinkerInput` has in common with others: token ids of all positions, states of
+    some of them, and the thinker's rope positions of the prompt. Token ids must come before the states of their
+    positions.
+
+    Args:
+        states: kind of the states, as in `Rows.name`.
+        width: of a state.
+        positions: of which the states are wanted.
+        text_vocab: ids of text.
+
+    Attributes:
+        wanted: see `ThinkerInput`.
+        prompt: ids of the prompt.
+        answer: ids of the answer, those that were not taken yet.
+        rope: the prompt's rope positions, pieces of (n, 3).
+    """
+
+    def __init__(self, states: str, width: int, positions: "stream_pb2.Positions", text_vocab: int) -> None:
+        self.wanted = [
+            stream_pb2.RowSelection(name=TOKEN_IDS, positions=stream_pb2.POSITIONS_ALL),
+            stream_pb2.RowSelection(name=states, positions=positions),
+            stream_pb2.RowSelection(name=ROPE_POSITIONS, positions=stream_pb2.POSITIONS_PROMPT),
+        ]
+        self.prompt: list[int] = []
+        self.answer: list[int] = []
+        self.rope: list[torch.Tensor] = []
+        self._states, self._width, self._text_vocab = states, width, text_vocab
+        self._prompt_positions: int | None = None
+        self._next = {selection.name: 0 for selection in self.wanted}
+
+    def begin(self, prompt_positions: int) -> None:
+        """The stream's header.
+
+        Raises:
+            InvalidInput: there is no prompt.
+        """
+        if prompt_positions < 1:
+            raise InvalidInput("header.prompt_positions", "must be at least 1")
+        self._prompt_positions = prompt_positions
+
+    def add(self, rows: Rows) -> None:
+        """Takes rows, which come in the order of their positions.
+
+        Raises:
+            InvalidInput: an unknown kind, a wrong shape or dtype, rows out of order, or values out of range.
+        """
+        name, first, tensor = rows.name, rows.first_position, rows.tensor
+        if self._prompt_positions is None:
+            raise InvalidInput("header", "must come before the rows")
+        if name not in self._next:
+            raise InvalidInput("rows.name", f"'{name}' is not read; this talker reads {sorted(self._next)}")
+        expected, are_states = self._next[name], name == self._states
+        if tensor.dim() == 0 or first < expected:
+            raise InvalidInput(name, f"rows from position {first} come after {expected}")
+        self._next[name] = first + len(tensor)
+        tail = (self._width,) if are_states else (3,) if name == ROPE_POSITIONS else ()
+        _check(name, tensor, tail, is_float=are_states)
+        if not are_states and first != expected:
+            raise InvalidInput(name, f"positions before {first} are missing")
+        if name == TOKEN_IDS:
+            self._add_tokens(tensor, self._prompt_positions)
+        elif name == ROPE_POSITIONS:
+            self._add_rope(tensor)
+        else:
+            self._add_states(first, expected, tensor, self._prompt_positions)
+
+    def _add_tokens(self, rows: torch.Tensor, prompt_positions: int) -> None:
+        ids = id_list(rows)
+        if ids and not (min(ids) >= 0 and max(ids) < self._text_vocab):
+            raise InvalidInput(TOKEN_IDS, f"must be 0 to {self._text_vocab - 1}")
+        room = prompt_positions - len(self.prompt)
+        self.prompt += ids[:room]
+        self.answer += ids[room:]
+
+    def _add_rope(self, rows: torch.Tensor) -> None:
+        rows = rows.clone()  # the thinker may use its memory again: what is checked must stay so
+        if len(rows) and not (rows.min() >= 0 and rows.max() <= _MOST_ROPE_POSITION):
+            raise InvalidInput(ROPE_POSITIONS, f"must be 0 to {_MOST_ROPE_POSITION}")
+        self.rope.append(rows)
+
+    @abstractmethod
+    def _add_states(self, first: int, expected: int, rows: torch.Tensor, prompt_positions: int) -> None:
+        """Keeps what is needed of states from position `first` on; those before `expected` were there."""
+
+    @property
+    def has_prompt_ids(self) -> bool:
+        """Whether all ids of the prompt are here."""
+        return self._prompt_positions is not None and len(self.prompt) == self._prompt_positions
+
+    @property
+    def has_prompt_rope(self) -> bool:
+        """Whether all rope positions of the prompt are here."""
+        return self._prompt_positions is not None and self._next[ROPE_POSITIONS] >= self._prompt_positions
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the prompt is complete and nothing was answered to it."""
+        return self._next[TOKEN_IDS] == self._prompt_positions
+
+    @property
+    def tokens(self) -> int:
+        """Ids of the answer so far, without those that the prompt put at its beginning."""
+        return self._next[TOKEN_IDS] - len(self.prompt)
+
+    @property
+    @abstractmethod
+    def ready(self) -> bool:
+        """See `SpeechInput`."""
+
+    @abstractmethod
+    def take_prompt(self) -> Prompt:
+        """See `SpeechInput`."""
+
+    @abstractmethod
+    def take_text(self) -> Text:
+        """See `SpeechInput`."""
+
+
+def _check(name: str, rows: torch.Tensor, tail: tuple[int, ...], is_float: bool) -> None:
+    if tuple(rows.shape[1:]) != tail or rows.is_floating_point() != is_float:
+        kind = "a float dtype" if is_float else "integers"
+        raise InvalidInput(name, f"must have shape (positions, {', '.join(map(str, tail))}) of {kind}")
