@@ -1,11 +1,13 @@
 # `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. PIP_FLAGS: more flags for pip, e.g.
 # --extra-index-url of PyTorch's CPU wheels, where the index has only CUDA builds, which makes set-up slow and large.
 # THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT, BENCH_REALTIME, BENCH_SPEAK: flags of the benchmarks;
-# of the first, thinker and talker are compiled, which takes minutes and halves their time a step on a CPU.
+# of the first, thinker and talker are compiled, which takes minutes and halves their time a step on a CPU. FAMILY: of
+# the first, a name that `quartet tiny` knows: qwen3-omni or qwen2.5-omni.
 # TEST_COMPOSE: flags of scripts/test_compose.py. TEST, TEST_LONG: flags of pytest. WORKERS: of `make test`.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
 PIP_FLAGS ?=
 BENCH ?= --flag thinker.enforce_eager=false --flag talker.enforce_eager=false
+FAMILY ?= qwen3-omni
 BENCH_SPEAK ?= --flag talker.enforce_eager=false
 BENCH_DIT ?=
 BENCH_REALTIME ?=
@@ -79,7 +81,7 @@ protos: $(READY)  ## generates the stubs again
 
 bench: $(READY)  ## speech under load beside transformers, in one run; BENCH="--json figures.json" for other flags
 	$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[bench]'
-	$(BIN)/python benchmarks/speech.py $(BENCH)
+	$(BIN)/python benchmarks/speech.py $(BENCH) --arch $(FAMILY)
 
 bench-speak: $(READY)  ## texts spoken beside the model's own library, in one run; BENCH_SPEAK: its flags
 	$(BIN)/python benchmarks/speak.py $(BENCH_SPEAK)

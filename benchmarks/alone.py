@@ -74,15 +74,16 @@ def copy_bandwidth(device: torch.device) -> float:
     target = torch.empty_like(source)
     times_s = []
     for _ in range(_COPIES):
-        _synchronize(device)
+        synchronize(device)
         before_s = time.perf_counter()
         target.copy_(source)
-        _synchronize(device)
+        synchronize(device)
         times_s.append(time.perf_counter() - before_s)
     return 2 * _COPY_BYTES / min(times_s)
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

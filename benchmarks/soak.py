@@ -185,6 +185,7 @@ def grown(before: dict[str, Holding], after: dict[str, Holding]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", default="qwen3-omni", help="of that `quartet tiny`: qwen3-omni or qwen2.5-omni")
     parser.add_argument("--transport", choices=TRANSPORTS, default="shared_memory", help="of all tensors")
     parser.add_argument("--requests", type=int, default=10_000, help="that a stage begins to work on")
     parser.add_argument("--kills", type=int, default=50, help="of a stage drawn by chance, evenly over the requests")
@@ -194,7 +195,7 @@ def main() -> None:
     flags = parser.parse_args()
     others = arenas()
     with tempfile.TemporaryDirectory(prefix="quartet-soak-") as scratch:
-        model = make_checkpoint(Path(scratch) / "tiny", seed=0, size="tiny")
+        model = make_checkpoint(Path(scratch) / "tiny", seed=0, size="tiny", arch=flags.arch)
         settings = TRANSPORTS[flags.transport]
         arguments = {"thinker": settings, "talker": settings}
         arguments["code2wav"] = [each for each in settings if "shared" not in each]  # it sends nothing

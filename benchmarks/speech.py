@@ -72,6 +72,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, help="checkpoint directory to start, and for transformers; default: a new `quartet tiny`"
     )
+    parser.add_argument("--arch", default="qwen3-omni", help="of that `quartet tiny`: qwen3-omni or qwen2.5-omni")
     parser.add_argument("--flag", action="append", default=[], metavar="STAGE.SETTING=VALUE", help="may be repeated")
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8], help="of the closed loops (1 8)")
     parser.add_argument("--requests", type=int, help="of each closed loop; default: 12 a worker, at least 16")
@@ -251,7 +252,7 @@ def main() -> None:
     options = parse()
     with tempfile.TemporaryDirectory(prefix="quartet-bench-") as scratch:
         try:
-            with target(options, Path(scratch)) as at:
+            with target(options, Path(scratch), arch=options.arch) as at:
                 wish = Wish(options.tokens, options.frames, options.temperature, options.seed)
                 runs, facts = asyncio.run(load_gateway(at, options, wish))
         except (StartError, httpx.HTTPError) as error:

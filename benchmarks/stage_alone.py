@@ -18,6 +18,7 @@ import torch
 from alone import Stage, Timing, copy_bandwidth, measure, parameter_bytes
 from alone_code2wav import code2wav_stage
 from alone_talker import talker_stage
+from alone_token2wav import measure_windows, windows_table
 from real_sizes import CODE2WAV, random_code2wav, random_talker
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +26,7 @@ from rich.table import Table
 from services.common.engine.device import engine_device, prepared_device
 
 FRAMES_PER_S = 12.5  # of one stream in real time
+WINDOW_FRAMES = 96
 console = Console(width=None if sys.stdout.isatty() else 120)
 
 
@@ -66,20 +68,42 @@ def table(timings: list[Timing]) -> Table:
     return shown
 
 
+def report_windows(options: argparse.Namespace) -> None:
+    """Prints, and writes where asked for, the figures of a decoder whose limit is arithmetic."""
+    timings = measure_windows(options)
+    console.print(f"windows of {options.frames} codes of every stream a step, {options.dtype}")
+    console.print(windows_table(timings))
+    if options.json:
+        report = {"options": vars(options), "timings": [asdict(t) for t in timings]}
+        options.json.write_text(json.dumps(report, indent=1, default=str))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["talker", "code2wav"])
+    parser.add_argument(
+        "--family", default="qwen3_omni", choices=["qwen3_omni", "qwen2_5_omni"], help="code2wav: of which model"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--context", type=int, default=512, help="talker: cached positions of every stream")
-    parser.add_argument("--frames", type=int, default=1, help="code2wav: frames of every stream in a step")
+    parser.add_argument(
+        "--frames", type=int, help="code2wav: frames of every stream in a step; default: 1, of qwen2_5_omni 96"
+    )
     parser.add_argument("--steps", type=int, default=100, help="most steps that are timed")
     parser.add_argument("--seconds", type=float, default=10.0, help="a batch size is timed no longer, but 3 steps")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of a step")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.family == "qwen2_5_omni":
+        if options.stage != "code2wav":
+            parser.error("--family qwen2_5_omni is for code2wav")
+        options.frames = options.frames or WINDOW_FRAMES
+        report_windows(options)
+        return
+    options.frames = options.frames or 1
     device = engine_device(options.device)
     bytes_per_s = copy_bandwidth(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{options.threads} CPU threads"

@@ -11,13 +11,68 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from answer import Answer
 from load import line_arrivals
+
+from services.families.qwen2_5_omni.thinker import SYSTEM_PROMPT
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family's model is asked.
+
+    Attributes:
+        model: its class in transformers.
+        arguments: of `generate`, for so many tokens and codec frames.
+        samples_per_frame: of a codec frame.
+        mend: works around faults that change what it says.
+        system: what a conversation begins with here; "": nothing.
+    """
+
+    model: str
+    arguments: Callable[[Any, int, int], dict[str, Any]]
+    samples_per_frame: Callable[[Any], int]
+    mend: Callable[[Any], object] = lambda model: None
+    system: str = ""
+
+
+def _qwen3_omni(model: Any, tokens: int, frames: int) -> dict[str, Any]:
+    voices = model.config.talker_config.speaker_id
+    return {
+        "speaker": "ethan" if "ethan" in voices else min(voices),
+        "thinker_max_new_tokens": tokens + 1,  # it never speaks its last token
+        "talker_max_new_tokens": frames + 1,  # it makes one frame less than that
+    }
+
+
+def _qwen2_5_omni(model: Any, tokens: int, frames: int) -> dict[str, Any]:
+    talker = model.config.talker_config
+    return {
+        "thinker_max_new_tokens": tokens,
+        "talker_max_new_tokens": frames,
+        "talker_eos_token_id": [talker.tts_codec_pad_token_id, talker.tts_codec_end_token_id],  # constants otherwise
+    }
+
+
+def keep_mask(model: Any) -> None:
+    """`generate` drops a mask of ones, without which the talker leaves out a part of its prompt."""
+    forward = model.talker.forward
+    model.talker.forward = lambda **arguments: forward(**arguments)  # takes no mask by name: then it is kept
+
+
+FAMILIES = {
+    "qwen3_omni_moe": Family(
+        "Qwen3OmniMoeForConditionalGeneration", _qwen3_omni, lambda model: int(model.code2wav.total_upsample)
+    ),
+    "qwen2_5_omni": Family(
+        "Qwen2_5OmniForConditionalGeneration", _qwen2_5_omni, lambda model: 480, keep_mask, SYSTEM_PROMPT
+    ),
+}
 
 
 def ask(
@@ -62,7 +117,7 @@ def in_line(answers: Sequence[Answer], concurrency: int) -> list[Answer]:
 
 def main() -> None:
     import torch
-    from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
+    import transformers
     from transformers.generation.streamers import BaseStreamer
     from transformers.utils import logging
 
@@ -82,14 +137,17 @@ def main() -> None:
     logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     directory = sys.argv[1]
-    processor: Any = Qwen3OmniMoeProcessor.from_pretrained(directory)
-    model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(directory, dtype="auto").eval()
-    voices = model.config.talker_config.speaker_id
-    samples_per_frame = int(model.code2wav.total_upsample)
+    processor: Any = transformers.AutoProcessor.from_pretrained(directory)
+    config = json.loads((Path(directory) / "config.json").read_text())
+    family = FAMILIES[config["model_type"]]
+    model: Any = getattr(transformers, family.model).from_pretrained(directory, dtype="auto").eval()
+    family.mend(model)
 
     def speak(prompt: str, tokens: int, frames: int) -> dict:
         sent_s, cpu_before_s = time.perf_counter(), time.process_time()
-        conversation = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
+        said = [("system", family.system)] if family.system else []
+        turns = [*said, ("user", prompt)]
+        conversation = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in turns]
         text = processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
         inputs = processor(text=text, return_tensors="pt")
         streamer = TokenTimes()
@@ -97,11 +155,9 @@ def main() -> None:
             **inputs,
             thinker_streamer=streamer,
             thinker_do_sample=False,
-            thinker_max_new_tokens=tokens + 1,  # it never speaks its last token
-            thinker_eos_token_id=model.config.im_end_token_id,
-            speaker="ethan" if "ethan" in voices else min(voices),
+            thinker_eos_token_id=processor.tokenizer.eos_token_id,
             talker_do_sample=False,
-            talker_max_new_tokens=frames + 1,  # it makes one frame less than that
+            **family.arguments(model, tokens, frames),
         )
         done_s = time.perf_counter()
         sequences = getattr(sequences, "sequences", sequences)
@@ -114,7 +170,7 @@ def main() -> None:
             "cpu_s": time.process_time() - cpu_before_s,
             "text": processor.tokenizer.decode(new, skip_special_tokens=True),
             "samples": samples,
-            "frames": -(-samples // samples_per_frame),  # the first frame of an answer is trimmed
+            "frames": -(-samples // family.samples_per_frame(model)),  # the first frame of an answer is trimmed
         }
 
     with torch.inference_mode():
