@@ -4,7 +4,10 @@ Its limit is arithmetic, not memory: every mel frame goes through the transforme
 """
 
 import argparse
+import contextlib
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,25 +16,61 @@ from real_sizes import fill
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
+import services.families.qwen2_5_omni.token2wav.flow as flow
 from services.code2wav.windows import Windows
 from services.common.engine.device import CudaGraphs, prepared_device
 from services.families.qwen2_5_omni.code2wav import WINDOWS, Speech, Token2Wav, new_decoder
+from services.families.qwen2_5_omni.token2wav.flow import Window
 from services.families.qwen2_5_omni.voices import Voice
 
 FRAMES_PER_S = 50  # of one stream in real time
+WINDOW_EVALUATIONS = flow.STAGES * (flow.POINTS - 1)
 _MATRIX = 2048
 
 
 @dataclass(frozen=True)
 class WindowTiming:
-    """Of one batch size. `limit_ms`: the step's products at the speed of a large one."""
+    """Of one batch size, a step with all its evaluations. `limit_ms`: its products at the speed of a large one."""
 
     batch: int
-    step_ms: float
-    evaluations_per_s: float
-    frames_per_s: float
+    flow_ms: float
+    sound_ms: float
+    frames: int
     step_flop: int
     limit_ms: float
+
+    @property
+    def step_ms(self) -> float:
+        return self.flow_ms + self.sound_ms
+
+    @property
+    def evaluations_per_s(self) -> float:
+        return WINDOW_EVALUATIONS / self.flow_ms * 1e3
+
+    @property
+    def frames_per_s(self) -> float:
+        return self.frames / self.step_ms * 1e3
+
+
+class TimedFlow:
+    """A decoder's flow: as long as this lives, how long it took and how many products it made are kept."""
+
+    def __init__(self, decoder: Token2Wav, device: torch.device) -> None:
+        self.took_s = 0.0
+        self.flop = 0
+        self.counting = False
+        inner = decoder.flow.mel
+
+        def mel(windows: Sequence[Window]) -> list[torch.Tensor]:
+            began_s = time.perf_counter()
+            with FlopCounterMode(display=False) if self.counting else contextlib.nullcontext() as counted:
+                made = inner(windows)
+            synchronize(device)
+            self.took_s = time.perf_counter() - began_s
+            self.flop = counted.get_total_flops() if counted else 0
+            return made
+
+        decoder.flow.mel = mel  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def random_token2wav(device: torch.device, dtype: torch.dtype, window_frames: int) -> Token2Wav:
@@ -63,13 +102,17 @@ def products_per_s(device: torch.device, dtype: torch.dtype) -> float:
 def measure_windows(options: argparse.Namespace) -> list[WindowTiming]:
     """A timing for each batch size of `options`, which are those of stage_alone.py."""
     device, dtype = prepared_device(options.device), getattr(torch, options.dtype)
-    size = options.frames
+    size, evaluations = options.frames, options.evaluations or WINDOW_EVALUATIONS
+    # All cost the same: fewer points in time are fewer evaluations, and nothing else.
+    flow.POINTS = evaluations // flow.STAGES + 1
     decoder = random_token2wav(device, dtype, size)
     states = decoder.new_states(max(options.batch))
     step = decoder.captured_step(CudaGraphs(device), states, size) if device.type == "cuda" else decoder.step
     flop_per_s = products_per_s(device, dtype)
     print(f"token2wav: a large product of {options.dtype} runs at {flop_per_s / 1e12:.3f} TFLOP/s")
+    timed, share = TimedFlow(decoder, device), WINDOW_EVALUATIONS // evaluations
     timings: list[WindowTiming] = []
+    stream_flop = 0
     for batch in options.batch:
         slots = [slot for slot in (states.acquire() for _ in range(batch)) if slot is not None]
         speeches: list[Speech] = states.batch(slots)
@@ -79,21 +122,29 @@ def measure_windows(options: argparse.Namespace) -> list[WindowTiming]:
             speech.add(codes[:, 0], decoder.sizes.repeats)
             speech.start = WINDOWS.past
         codes = torch.randint(decoder.sizes.codes, (batch, size, 1), device=device)
-        with FlopCounterMode(display=False) as counted:
-            decoder.step(codes, speeches)
-        times_s: list[float] = []
-        evaluations, began_s = decoder.flow.evaluations, time.perf_counter()
-        while not times_s or (len(times_s) < options.steps and time.perf_counter() - began_s < options.seconds):
+        if not stream_flop:  # streams share no product: those of a batch are so many times one's
+            timed.counting = True
+            with FlopCounterMode(display=False) as counted:
+                decoder.step(codes, speeches)
+            timed.counting = False
+            sound_flop = counted.get_total_flops() - timed.flop
+            stream_flop = (timed.flop * share + sound_flop) // batch
+        flows_s: list[float] = []
+        sounds_s: list[float] = []
+        began_s = time.perf_counter()
+        while not flows_s or (len(flows_s) < options.steps and time.perf_counter() - began_s < options.seconds):
             before_s = time.perf_counter()
             step(codes, speeches)
-            times_s.append(time.perf_counter() - before_s)
-        step_s = sorted(times_s)[len(times_s) // 2]
-        flop = counted.get_total_flops()
-        a_step = (decoder.flow.evaluations - evaluations) // len(times_s)
-        timings.append(
-            WindowTiming(batch, step_s * 1e3, a_step / step_s, batch * size / step_s, flop, flop / flop_per_s * 1e3)
+            synchronize(device)
+            flows_s.append(timed.took_s)
+            sounds_s.append(time.perf_counter() - before_s - timed.took_s)
+        flow_ms, sound_ms = (statistics.median(each) * 1e3 for each in (flows_s, sounds_s))
+        flop = stream_flop * batch
+        timings.append(WindowTiming(batch, flow_ms * share, sound_ms, batch * size, flop, flop / flop_per_s * 1e3))
+        print(
+            f"batch {batch}: {evaluations} evaluations {flow_ms:.1f} ms, sound {sound_ms:.1f} ms; with all "
+            f"{WINDOW_EVALUATIONS} evaluations {timings[-1].step_ms:.1f} ms, {flop / 1e12:.2f} TFLOP"
         )
-        print(f"batch {batch}: {timings[-1].step_ms:.1f} ms a step of {a_step} evaluations, {flop / 1e12:.2f} TFLOP")
         for slot in slots:
             states.release(slot)
     return timings
@@ -111,8 +162,8 @@ def windows_table(timings: list[WindowTiming]) -> Table:
             f"{timing.step_ms:.1f}",
             f"{timing.limit_ms:.1f}",
             f"{timing.step_ms / timing.limit_ms:.1f}",
-            f"{timing.evaluations_per_s:.1f}",
-            f"{timing.frames_per_s:.1f}",
+            f"{timing.evaluations_per_s:.2f}",
+            f"{timing.frames_per_s:.2f}",
             f"{timing.frames_per_s / FRAMES_PER_S:.2f}",
         )
     return shown

@@ -91,6 +91,12 @@ def main() -> None:
     parser.add_argument(
         "--frames", type=int, help="code2wav: frames of every stream in a step; default: 1, of qwen2_5_omni 96"
     )
+    parser.add_argument(
+        "--evaluations",
+        type=int,
+        choices=(4, 12, 36),
+        help="qwen2_5_omni: of the transformer in a step that is timed, of its 36; what the others take is computed",
+    )
     parser.add_argument("--steps", type=int, default=100, help="most steps that are timed")
     parser.add_argument("--seconds", type=float, default=10.0, help="a batch size is timed no longer, but 3 steps")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of a step")
