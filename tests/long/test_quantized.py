@@ -1,8 +1,9 @@
-"""A thinker of int8 weights through HTTP: what it writes is vLLM's own answer, and its speech is in full precision."""
+"""A thinker of quantized weights through HTTP: it writes vLLM's own answer, and its speech is in full precision."""
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,7 @@ from cli.sizes import read_sizes
 from quartet.v1 import server_info_pb2_grpc
 from quartet.v1.server_info_pb2 import GetServerInfoRequest
 from tests.support.plain_vllm import answers
-from tests.support.quantized import int8_checkpoint
+from tests.support.quantized import awq_checkpoint, fp8_checkpoint, gptq_checkpoint, int8_checkpoint
 from tests.support.stack import Stack, running
 
 pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -22,24 +23,50 @@ MAX_TOKENS, MAX_FRAMES = 12, 8
 QUESTIONS = ("Tell me about the sea.", "Which way is north?", "你好，请介绍一下大海和天空。")
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tiny_checkpoint: Path) -> Path:
-    return int8_checkpoint(tiny_checkpoint)
+@dataclass(frozen=True)
+class Case:
+    """A way to quantize, the precision that all else of the thinker has, and how near log-probabilities are to it."""
+
+    made: Callable[[Path], Path]
+    dtype: str
+    near: float
+
+
+INT8 = Case(int8_checkpoint, "float32", 1e-4)
+# vLLM has kernels for these on GPUs only.
+ON_GPU = {"fp8": fp8_checkpoint, "awq": awq_checkpoint, "gptq": gptq_checkpoint}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(INT8, id="int8"),
+        *(pytest.param(Case(made, "float16", 1e-2), id=name, marks=pytest.mark.gpu) for name, made in ON_GPU.items()),
+    ],
+)
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def stack(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running(checkpoint, tmp_path_factory.mktemp("run")) as started:
+def checkpoint(case: Case, tiny_checkpoint: Path) -> Path:
+    return case.made(tiny_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def stack(case: Case, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    settings = f"--thinker-arg=--dtype={case.dtype}", "--thinker-arg=--enforce-eager=true"
+    with running(checkpoint, tmp_path_factory.mktemp("run"), *settings) as started:
         yield started
 
 
-def test_it_writes_what_vllm_writes_without_quartet(stack: Stack, checkpoint: Path) -> None:
+def test_it_writes_what_vllm_writes_without_quartet(case: Case, stack: Stack, checkpoint: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     asked = [[{"role": "user", "content": question}] for question in QUESTIONS]
     prompts = [tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=True) for each in asked]
-    expected = answers(checkpoint, [list(prompt["input_ids"]) for prompt in prompts], MAX_TOKENS)
+    expected = answers(checkpoint, [list(prompt["input_ids"]) for prompt in prompts], MAX_TOKENS, case.dtype)
     for messages, answer in zip(asked, expected, strict=True):
         body = {
             "model": stack.model,
@@ -57,22 +84,22 @@ def test_it_writes_what_vllm_writes_without_quartet(stack: Stack, checkpoint: Pa
         (choice,) = response.json()["choices"]
         assert choice["message"]["content"] == tokenizer.decode(answer.token_ids, skip_special_tokens=True)
         logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
-        assert logprobs == pytest.approx(answer.logprobs, abs=1e-4)
+        assert logprobs == pytest.approx(answer.logprobs, abs=case.near)
         samples, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(choice["message"]["audio"]["data"])))
         assert len(samples) > 0
         assert rate_hz == 24_000
 
 
-def test_every_stage_computes_in_the_precision_of_its_own_weights(stack: Stack) -> None:
+def test_every_stage_computes_in_the_precision_of_its_own_weights(case: Case, stack: Stack) -> None:
     for stage, address in stack.addresses.items():
         with grpc.insecure_channel(address) as channel:
             info = server_info_pb2_grpc.ServerInfoServiceStub(channel).GetServerInfo(GetServerInfoRequest())
-        assert (info.stage, info.dtype) == (stage, "float32")
+        assert (info.stage, info.dtype) == (stage, case.dtype if stage == "thinker" else "float32")
 
 
-def test_the_budget_counts_quantized_weights(checkpoint: Path, tiny_checkpoint: Path) -> None:
+def test_the_budget_counts_quantized_weights(tiny_checkpoint: Path) -> None:
     """Every weight of the attention has one byte instead of four, and every output a scale."""
-    full, quantized = read_sizes(str(tiny_checkpoint)), read_sizes(str(checkpoint))
+    full, quantized = read_sizes(str(tiny_checkpoint)), read_sizes(str(int8_checkpoint(tiny_checkpoint)))
     layers, hidden, heads, kv_heads, head = 6, 64, 4, 2, 32
     outputs = (heads + 2 * kv_heads) * head + hidden
     elements = hidden * (heads + 2 * kv_heads) * head + heads * head * hidden

@@ -28,9 +28,12 @@ class PlainAnswer:
     logprobs: list[float]
 
 
-def answers(checkpoint: Path, prompts: Sequence[list[int]], max_tokens: int) -> list[PlainAnswer]:
-    """Greedy answers to prompts of token ids, in float32, past any end of sequence."""
-    asked = json.dumps({"checkpoint": str(checkpoint), "prompts": list(prompts), "max_tokens": max_tokens})
+def answers(
+    checkpoint: Path, prompts: Sequence[list[int]], max_tokens: int, dtype: str = "float32"
+) -> list[PlainAnswer]:
+    """Greedy answers to prompts of token ids, one after another, past any end of sequence."""
+    told_of = {"checkpoint": str(checkpoint), "prompts": list(prompts), "max_tokens": max_tokens, "dtype": dtype}
+    asked = json.dumps(told_of)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.plain_vllm"],
         input=asked.encode(),
@@ -50,15 +53,15 @@ def _answer() -> None:
     asked = json.load(sys.stdin)
     llm = LLM(
         asked["checkpoint"],
-        dtype="float32",
+        dtype=asked["dtype"],
         max_model_len=512,
         enforce_eager=True,
         limit_mm_per_prompt={"image": 0, "audio": 0, "video": 0},
         kv_cache_memory_bytes=64 << 20,
     )
     params = SamplingParams(temperature=0, max_tokens=asked["max_tokens"], ignore_eos=True, logprobs=1)
-    given = llm.generate([{"prompt_token_ids": ids} for ids in asked["prompts"]], params, use_tqdm=False)
-    outputs = [output.outputs[0] for output in given]
+    given = [llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False) for ids in asked["prompts"]]
+    outputs = [output.outputs[0] for (output,) in given]
     told = [
         {
             "token_ids": list(output.token_ids),
