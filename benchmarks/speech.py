@@ -39,7 +39,7 @@ from services.common.engine.process import freeze_heap
 
 STAGES = ("thinker", "talker", "code2wav", "gateway")
 Read = Callable[[Exchange], Answer]  # what an exchange came to
-RECORDED_WISH = (40, 60)  # tokens and frames of the load that VLLM_OMNI's figures are of
+RECORDED = ("qwen3-omni", 40, 60)  # family, tokens and frames of the load that VLLM_OMNI's figures are of
 MIB = 1024 * 1024
 
 console = Console(width=None if sys.stdout.isatty() else 140)
@@ -262,7 +262,7 @@ def main() -> None:
             console.print("transformers is left out: it needs --model, temperature 0 and no --no-peer")
         elif any(run.load.concurrency for run in runs):
             ask_peer(at.model, runs, options, rate_hz)
-    is_recorded = (options.tokens, options.frames) == RECORDED_WISH and not options.temperature
+    is_recorded = (options.arch, options.tokens, options.frames) == RECORDED and not options.temperature
     if is_recorded and not (options.model or options.url or options.run_dir):
         for run in runs:
             run.load.third_name = VLLM_OMNI.name

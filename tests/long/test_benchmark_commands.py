@@ -58,6 +58,29 @@ def test_speech_beside_transformers(open_stack: Stack, tiny_checkpoint: Path, tm
 
 @pytest.mark.e2e
 @pytest.mark.long
+def test_speech_of_another_family_beside_transformers(tmp_path: Path):
+    """It starts a system of its own, and ends with figures only if both sides said the same."""
+    loads = ["--concurrency", "2", "--requests", "4", "--load", "0", "--peer-requests", "2"]
+    answers = ["--tokens", "8", "--frames", "10", "--json", str(tmp_path / "figures.json")]
+    assert "vLLM-Omni" not in _run("speech.py", "--arch", "qwen2.5-omni", *loads, *answers)
+    (closed,) = json.loads((tmp_path / "figures.json").read_text())["loads"]
+    for figures in (closed["quartet"], closed["peer"]):
+        assert (figures["failed"], figures["silent"]) == (0, 0)
+        assert figures["audio_s_per_s"] > 0
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.parametrize("arch", ["qwen3-omni", "qwen2.5-omni"])
+def test_soak(arch: str):
+    """It ends with an error if anything was lost, wrong or left."""
+    output = _run("soak.py", "--arch", arch, "--requests", "60", "--kills", "1")
+    assert "1 kills; 0 faults" in output
+    assert "nothing is lost, wrong or left" in output
+
+
+@pytest.mark.e2e
+@pytest.mark.long
 def test_a_text_spoken_beside_transformers(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
     """It ends with figures only if all samples are equal, the batch's too."""
     where = ["--run-dir", str(open_stack.run_directory), "--model", str(tiny_checkpoint), "--frames", "10"]

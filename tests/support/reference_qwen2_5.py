@@ -31,7 +31,6 @@ class Qwen25Reference(Reference):
         from transformers import Qwen2_5OmniForConditionalGeneration
 
         model: Any = Qwen2_5OmniForConditionalGeneration.from_pretrained(self._checkpoint, dtype=torch.float32).eval()
-        model.talker._validate_model_kwargs = lambda kwargs: None
         keep_mask(model)
         return model
 
