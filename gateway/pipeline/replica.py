@@ -186,7 +186,8 @@ class Replica:
 
     async def check(self, timeout_s: float) -> None:
         """Asks for its health, its load and, where it may have changed, its identity."""
-        was_healthy, info, losses = self.healthy, self.info, self._losses
+        was_healthy, losses = self.healthy, self._losses
+        info: server_info_pb2.GetServerInfoResponse | None = None  # asked anew: checks may overtake each other
         try:
             request = health_pb2.HealthCheckRequest(service=KINDS[self.kind].service)
             stub = health_pb2_grpc.HealthStub(self.channel)
@@ -194,7 +195,7 @@ class Replica:
             health = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
             if health == "SERVING":
                 revision = await self._ask_load(timeout_s)
-                if not was_healthy or info is None or revision != self._revision:
+                if not was_healthy or self.info is None or revision != self._revision:
                     server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
                     info = await server.GetServerInfo(server_info_pb2.GetServerInfoRequest(), timeout=timeout_s)
                     self._revision = revision

@@ -1,5 +1,6 @@
 """Adapters at the gateway: who may load them, where their requests go, and what a request that names one is told."""
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator
@@ -124,6 +125,27 @@ async def test_a_replica_whose_adapter_of_that_name_is_another_gets_none_of_its_
             assert (await gateway.chat({"model": "sea"} | _conversation(i))).status_code == 200
         asked = gateway.asked()
         assert sorted(map(len, asked)) == [0, 4]
+
+
+async def test_a_check_that_another_overtakes_takes_nothing_back(monkeypatch: pytest.MonkeyPatch):
+    async with two_thinkers() as gateway:
+        stage = gateway.app.state.gateway.pipeline.by_name["thinker"]
+        replica = next(iter(stage.replicas.values()))
+        ask, waits, go_on = replica._ask_load, asyncio.Event(), asyncio.Event()
+
+        async def late(timeout_s: float) -> int:
+            waits.set()
+            await go_on.wait()
+            return await ask(timeout_s)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(replica, "_ask_load", late)
+            overtaken = asyncio.create_task(replica.check(HEALTH_TIMEOUT_S))
+            await waits.wait()
+        await gateway.load()
+        go_on.set()
+        await overtaken
+        assert "sea" in replica.loras
 
 
 async def test_other_endpoints_take_an_adapter_where_the_thinker_writes():
