@@ -115,9 +115,9 @@ def test_a_server_of_text_starts_the_thinker_alone():
 def test_compose_leaves_stages_out(file, stages):
     files = ("docker-compose.yaml", "deploy/docker/gpu.yaml", "deploy/docker/tls.yaml", f"deploy/docker/{file}.yaml")
     command = ["docker", "compose", "--env-file", "/dev/null", *(word for file in files for word in ("-f", file))]
-    done = subprocess.run([*command, "config", "--services"], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    if "compose" in done.stderr and "not a docker command" in done.stderr:
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=60).returncode:
         pytest.skip("docker has no compose")
+    done = subprocess.run([*command, "config", "--services"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {"model", "gateway", *stages}
 

@@ -207,19 +207,20 @@ async def test_bad_requests_are_refused_while_another_streams_on(decoder, servic
             error = await error_of(service.call(**request))
             assert isinstance(error, InvalidInput), field
             assert error.field == field.strip()
-        with service.hub.open("s", ["codes"]) as other:
+        with service.hub.open("wrong", ["codes"]) as other:
             other.start(0)
             other.put([rows(0, wrong)])
             other.finish(len(wrong))
-            error = await error_of(service.call(source=service.source()))
+            error = await error_of(service.call(source=service.source("wrong")))
         assert isinstance(error, InvalidInput)
         assert "source.codes: code" in str(error)
         for prompt in (-1, 7):
-            with service.hub.open("s", ["codes"]) as other:
+            # an id of its own: a stream is there until its reader has left, which the reader's client does not see
+            with service.hub.open(f"prompt {prompt}", ["codes"]) as other:
                 other.start(prompt)
                 other.put([rows(0, codes)])
                 other.finish(len(codes))
-                error = await error_of(service.call(source=service.source()))
+                error = await error_of(service.call(source=service.source(f"prompt {prompt}")))
             assert isinstance(error, InvalidInput)
             assert error.field == "source.prompt_positions"
         stream.put([rows(2, codes[2:])])
