@@ -72,14 +72,19 @@ def copy_bandwidth(device: torch.device) -> float:
     """Bytes a second that a copy of 1 GiB reads and writes on `device`; the best of some."""
     source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    times_s = []
-    for _ in range(_COPIES):
+    return 2 * _COPY_BYTES / best_s(device, _COPIES, lambda: target.copy_(source))
+
+
+def best_s(device: torch.device, times: int, work: Callable[[], object]) -> float:
+    """The shortest time that `work` took on `device`, of so many, in seconds."""
+    times_s: list[float] = []
+    for _ in range(times):
         synchronize(device)
         before_s = time.perf_counter()
-        target.copy_(source)
+        work()
         synchronize(device)
         times_s.append(time.perf_counter() - before_s)
-    return 2 * _COPY_BYTES / min(times_s)
+    return min(times_s)
 
 
 def synchronize(device: torch.device) -> None:

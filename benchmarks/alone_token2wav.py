@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from alone import synchronize
+from alone import best_s, synchronize
 from real_sizes import fill
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,7 +25,7 @@ from services.families.qwen2_5_omni.voices import Voice
 
 FRAMES_PER_S = 50  # of one stream in real time
 WINDOW_EVALUATIONS = flow.STAGES * (flow.POINTS - 1)
-_MATRIX = 2048
+_MATRIX, _PRODUCTS = 2048, 10
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,11 @@ class WindowTiming:
     """Of one batch size, a step with all its evaluations. `limit_ms`: its products at the speed of a large one."""
 
     batch: int
-    flow_ms: float
-    sound_ms: float
-    frames: int
+    step_ms: float
+    evaluations_per_s: float
+    frames_per_s: float
     step_flop: int
     limit_ms: float
-
-    @property
-    def step_ms(self) -> float:
-        return self.flow_ms + self.sound_ms
-
-    @property
-    def evaluations_per_s(self) -> float:
-        return WINDOW_EVALUATIONS / self.flow_ms * 1e3
-
-    @property
-    def frames_per_s(self) -> float:
-        return self.frames / self.step_ms * 1e3
 
 
 class TimedFlow:
@@ -88,14 +76,7 @@ def random_token2wav(device: torch.device, dtype: torch.dtype, window_frames: in
 def products_per_s(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations a second of a large matrix product, the best of some."""
     a = torch.randn(_MATRIX, _MATRIX, device=device, dtype=dtype)
-    times_s: list[float] = []
-    for _ in range(10):
-        synchronize(device)
-        began_s = time.perf_counter()
-        torch.mm(a, a)
-        synchronize(device)
-        times_s.append(time.perf_counter() - began_s)
-    return 2 * _MATRIX**3 / min(times_s)
+    return 2 * _MATRIX**3 / best_s(device, _PRODUCTS, lambda: torch.mm(a, a))
 
 
 @torch.inference_mode()
@@ -138,12 +119,22 @@ def measure_windows(options: argparse.Namespace) -> list[WindowTiming]:
             synchronize(device)
             flows_s.append(timed.took_s)
             sounds_s.append(time.perf_counter() - before_s - timed.took_s)
-        flow_ms, sound_ms = (statistics.median(each) * 1e3 for each in (flows_s, sounds_s))
-        flop = stream_flop * batch
-        timings.append(WindowTiming(batch, flow_ms * share, sound_ms, batch * size, flop, flop / flop_per_s * 1e3))
+        taken_ms, sound_ms = (statistics.median(each) * 1e3 for each in (flows_s, sounds_s))
+        flow_ms, flop = taken_ms * share, stream_flop * batch
+        step_ms = flow_ms + sound_ms
+        timings.append(
+            WindowTiming(
+                batch=batch,
+                step_ms=step_ms,
+                evaluations_per_s=WINDOW_EVALUATIONS / flow_ms * 1e3,
+                frames_per_s=batch * size / step_ms * 1e3,
+                step_flop=flop,
+                limit_ms=flop / flop_per_s * 1e3,
+            )
+        )
         print(
-            f"batch {batch}: {evaluations} evaluations {flow_ms:.1f} ms, sound {sound_ms:.1f} ms; with all "
-            f"{WINDOW_EVALUATIONS} evaluations {timings[-1].step_ms:.1f} ms, {flop / 1e12:.2f} TFLOP"
+            f"batch {batch}: {evaluations} evaluations {taken_ms:.1f} ms, sound {sound_ms:.1f} ms; with all "
+            f"{WINDOW_EVALUATIONS} evaluations {step_ms:.1f} ms, {flop / 1e12:.2f} TFLOP"
         )
         for slot in slots:
             states.release(slot)
