@@ -159,18 +159,30 @@ class Reference:
             self.model.code2wav.chunked_decode = original_decode
             del self.model.code2wav.__dict__["chunked_decode"]
 
-        thinker = recorded["thinker"]
-        ids = self._answer_ids(thinker.sequences[0], inputs, eos, max_tokens)
-        states = {k: torch.cat([step[k][0] for step in thinker.hidden_states]) for k in layers}
-        groups = self.config.talker_config.num_code_groups
+        recorded["wave"], groups = wave, self.config.talker_config.num_code_groups
+        return self._recorded_answer(recorded, inputs, max_tokens, layers, use_audio_in_video, groups)
+
+    def _recorded_answer(
+        self,
+        recorded: dict[str, Any],
+        inputs: dict[str, torch.Tensor],
+        max_tokens: int,
+        layers: tuple[int, ...],
+        use_audio_in_video: bool,
+        groups: int,
+    ) -> ReferenceAnswer:
+        """Of a `generate`: the `thinker`'s result, the `codes`, (frames, groups), where there are some, and the `wave`,
+        None without speech."""
+        thinker, wave, tokenizer = recorded["thinker"], recorded["wave"], self.processor.tokenizer
+        ids = self._answer_ids(thinker.sequences[0], inputs, tokenizer.eos_token_id, max_tokens)
         return ReferenceAnswer(
             prompt_ids=inputs["input_ids"][0].numpy(),
             token_ids=ids,
-            text=self.processor.tokenizer.decode(ids, skip_special_tokens=True),
+            text=tokenizer.decode(ids, skip_special_tokens=True),
             codes=recorded["codes"].numpy() if "codes" in recorded else np.zeros((0, groups), np.int64),
             waveform=np.zeros(0, np.float32) if wave is None else wave.float().flatten().numpy(),
             rope_positions=self.rope_positions(inputs, use_audio_in_video),
-            hidden_states=states,
+            hidden_states={k: torch.cat([step[k][0] for step in thinker.hidden_states]) for k in layers},
         )
 
     def inputs(

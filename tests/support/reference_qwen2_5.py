@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers_peer import keep_mask
 
@@ -90,17 +89,8 @@ class Qwen25Reference(Reference):
         finally:
             del model.thinker.__dict__["generate"], model.token2wav.__dict__["forward"]
 
-        thinker = recorded["thinker"]
-        ids = self._answer_ids(thinker.sequences[0], inputs, eos, max_tokens)
-        return ReferenceAnswer(
-            prompt_ids=inputs["input_ids"][0].numpy(),
-            token_ids=ids,
-            text=self.processor.tokenizer.decode(ids, skip_special_tokens=True),
-            codes=recorded["codes"].numpy() if "codes" in recorded else np.zeros((0, 1), np.int64),
-            waveform=np.zeros(0, np.float32) if wave is None else wave.float().flatten().numpy(),
-            rope_positions=self.rope_positions(inputs, use_audio_in_video),
-            hidden_states={k: torch.cat([step[k][0] for step in thinker.hidden_states]) for k in layers},
-        )
+        recorded["wave"] = wave
+        return self._recorded_answer(recorded, inputs, max_tokens, layers, use_audio_in_video, groups=1)
 
 
 def reference_of(checkpoint: Path) -> Reference:
