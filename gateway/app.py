@@ -23,6 +23,9 @@ from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
 from gateway.realtime import connection as realtime
 from gateway.realtime import secrets
+from gateway.responses import conversations
+from gateway.responses import endpoint as responses
+from gateway.responses.responses import Responses
 from gateway.settings import GatewaySettings
 from gateway.video_jobs import VideoJobs
 from gateway.video_store import VideoStore
@@ -71,6 +74,8 @@ _ENDPOINTS = (
     voices,
     secrets,
     realtime,
+    responses,
+    conversations,
 )
 
 
@@ -93,6 +98,7 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
             if keys is not None:
                 stack.callback(asyncio.create_task(keys.watch()).cancel)
             app.state.gateway = await stack.enter_async_context(Gateway(settings, pipeline, Channels(credentials)))
+            app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
             app.state.videos = None
             if pipeline.outputs.video is not None:
                 store = await stack.enter_async_context(VideoStore(settings.jobs_dir, settings.video_ttl_s))

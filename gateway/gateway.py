@@ -151,6 +151,11 @@ class Gateway:
             self.require_model(model, stage)
         return stage
 
+    def answerer(self, model: str) -> Stage:
+        """The stage that answers as `model`, or as an adapter of it, in text or speech. Raises ApiError."""
+        output: Output = "text" if self.pipeline.config.outputs.speech is None else "speech"
+        return self.stage_for(output, model, takes_loras=True)
+
     def require_model(self, name: str, stage: Stage) -> None:
         """Raises ApiError: 404 if this is not the stage's model, 503 if that is not known yet."""
         served = self.model_of(stage)

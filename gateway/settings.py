@@ -112,6 +112,20 @@ class GatewaySettings(TlsSettings):
     max_voices: int = Field(default=1000, ge=0, description="most uploaded voices; one takes about 1 MB of disk")
     max_voices_per_key: int = Field(default=100, ge=0, description="most of them that were made with one API key")
 
+    responses_dir: Path | None = Field(
+        default=None,
+        description="directory of responses and conversations that /v1/responses keeps; gateways of one machine may "
+        "share it; default: memory, which ends with the gateway",
+    )
+    response_ttl_s: float = Field(
+        default=86_400.0, gt=0, description="how long a response or conversation is kept that nobody answers to"
+    )
+    max_response_bytes: int = Field(
+        default=256 * MIB,
+        ge=1024,
+        description="all of them together; beyond, the longest unused of the key that has most goes first",
+    )
+
     health_interval_s: float = Field(default=0.25, gt=0, description="time between two health checks of a stage")
     health_timeout_s: float = Field(default=1.0, gt=0, description="a health check that takes longer has failed")
     resolve_interval_s: float = Field(default=1.0, gt=0, description="time between two look-ups of a stage's host name")

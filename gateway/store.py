@@ -1,4 +1,4 @@
-"""What the gateway keeps for longer than it runs: a directory with a SQLite database."""
+"""What the gateway keeps for longer than a request: a SQLite database, in a directory or in memory."""
 
 import asyncio
 import os
@@ -17,12 +17,13 @@ class StoreError(Exception):
 
 
 class Store:
-    """One directory. It is opened when it is first read or written, or by `async with`.
+    """One database. It is opened when it is first read or written, or by `async with`.
 
     Every change is on disk when its call returns.
 
     Args:
-        directory: made if it does not exist, readable by its owner only.
+        directory: of the database; made if it does not exist, readable by its owner only. None: memory, which is gone
+            when it is closed.
 
     Attributes:
         name: of the database, less .sqlite.
@@ -40,11 +41,17 @@ class Store:
     migrations: ClassVar[Mapping[int, str]] = {}
     pragmas: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
         self.database: sqlite3.Connection
         self._thread = ThreadPoolExecutor(1, self.name)  # SQLite's one connection and thread
         self._opened: ExitStack | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Where it is on disk."""
+        assert self._directory is not None, "it is in memory"
+        return self._directory
 
     def check(self) -> None:
         """Raises StoreError if the directory cannot be used. Blocking; for a program's start, before its loop runs."""
@@ -96,23 +103,26 @@ class Store:
             return
         try:
             with ExitStack() as opened:
-                self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self.take(opened)
+                if self._directory is not None:
+                    self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    self.take(opened)
                 self.database = sqlite3.connect(self._file(), check_same_thread=False)
                 opened.callback(self.database.close)
                 self._upgrade()
                 self.recover()
                 self._opened = opened.pop_all()
         except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"{self.setting} {self.directory}: cannot be used: {error}") from None
+            raise StoreError(f"{self.setting} {self._directory}: cannot be used: {error}") from None
 
     def _close(self) -> None:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
 
-    def _file(self) -> Path:
-        """The database's file, which nobody else may read, in whatever directory."""
+    def _file(self) -> Path | str:
+        """The database's file, which nobody else may read, in whatever directory; memory's name, if it is there."""
+        if self._directory is None:
+            return ":memory:"
         file = self.directory / f"{self.name}.sqlite"
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         return file
@@ -129,6 +139,6 @@ class Store:
             self.database.executescript(self.schema)
         elif version != self.version:
             raise StoreError(
-                f"{self.setting} {self.directory}: written by another version of the gateway (format {version}, not "
+                f"{self.setting} {self._directory}: written by another version of the gateway (format {version}, not "
                 f"{self.version}); use another directory"
             )

@@ -63,9 +63,7 @@ def _stage(gateway: Gateway, model: str) -> Stage:
     if image is not None and (not answer or gateway.models.get(model) is image):
         gateway.require_model(model, image)
         return image
-    return gateway.stage_for(
-        "text" if gateway.pipeline.config.outputs.speech is None else "speech", model, takes_loras=True
-    )
+    return gateway.answerer(model)
 
 
 class _Exchange:

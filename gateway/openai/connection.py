@@ -57,6 +57,11 @@ def sse(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_sse(event: dict[str, Any]) -> bytes:
+    """A server-sent event that is named by its type, as most of OpenAI's are."""
+    return b"event: " + event["type"].encode() + b"\n" + sse(event)
+
+
 class ClientGone(Exception):
     """The client closed the connection before its response was complete."""
 

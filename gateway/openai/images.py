@@ -17,7 +17,7 @@ from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
 from gateway.media.check import MediaFile, image_pixels, load_media
 from gateway.openai.answer import timings
-from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, sse, while_connected
+from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, named_sse, while_connected
 from gateway.openai.diffusion import ImageRequest, require_info, told_of
 from gateway.openai.forms import FILE, is_form, page, read_form, read_json
 from gateway.pipeline.dit import Pieces, generate, to_numpy
@@ -243,17 +243,17 @@ class ImageAnswer:
             async for event in events:
                 if isinstance(event, Picture) and event.preview is not None:
                     body = await self._event("partial_image", event) | {"partial_image_index": event.preview}
-                    yield _named(body)
+                    yield named_sse(body)
                 elif isinstance(event, Picture):
                     left -= 1
                     last = await self._event("completed", event)
                     if left:
-                        yield await asyncio.to_thread(_named, last)
+                        yield await asyncio.to_thread(named_sse, last)
                 elif wants_progress:
                     steps = {"step": event.step, "num_inference_steps": event.num_inference_steps}
-                    yield _named({"type": "quartet.progress", "output": event.output, **steps})
+                    yield named_sse({"type": "quartet.progress", "output": event.output, **steps})
         last["quartet"] = self._pictures.quartet() | last["quartet"]
-        yield await asyncio.to_thread(_named, last)
+        yield await asyncio.to_thread(named_sse, last)
 
     async def _event(self, what: str, event: Picture) -> dict[str, Any]:
         seed = self._pictures.started.seed + event.output
@@ -273,8 +273,3 @@ class ImageAnswer:
             "quality": "auto",
             "size": f"{pixels.shape[1]}x{pixels.shape[0]}",
         }
-
-
-def _named(event: dict[str, Any]) -> bytes:
-    """A server-sent event that is named by its type, as OpenAI's are."""
-    return b"event: " + event["type"].encode() + b"\n" + sse(event)

@@ -12,6 +12,11 @@ from gateway.strict import NotNegative, Positive, Strict
 
 MAX_STOP_STRINGS = 16
 AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
+StopStrings = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    Field(max_length=MAX_STOP_STRINGS),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
 
 
 class StreamOptions(Strict):
@@ -161,14 +166,7 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
         default=None, description="answers, each its own run with seed + index"
     )
     max_completion_tokens: Positive | None = Field(default=None, description="wins over max_tokens")
-    stop: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1)]],
-            Field(max_length=MAX_STOP_STRINGS),
-            BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-        ]
-        | None
-    ) = None
+    stop: StopStrings | None = None
     logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
         default=None, description="of requests that wait the lower goes first; default: 0"

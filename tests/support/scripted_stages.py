@@ -78,6 +78,7 @@ class Script:
         ids_reusable: what a thinker says of the answer's token ids.
         thought: pieces of what a thinker thinks before it answers.
         takes_s: how long a call takes, beside.
+        calls: (name, arguments) of functions that the next answers call, one each; those after them are text.
         missing: a directory that no adapter can be loaded from.
     """
 
@@ -86,6 +87,7 @@ class Script:
     hold: bool = False
     logprobs: bool = False
     tool_call: bool = False
+    calls: list[tuple[str, str]] = field(default_factory=list)
     too_long: bool = False
     ids_reusable: bool = True
     thought: Sequence[str] = ()
@@ -178,6 +180,16 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
                 token.top.extend(top)
                 delta.logprobs.append(token)
         reason = thinker_pb2.FINISH_REASON_LENGTH if self.script.too_long else thinker_pb2.FINISH_REASON_STOP
+        if self.script.calls:
+            name, arguments = self.script.calls.pop(0)
+            half = len(arguments) // 2
+            calls = [
+                thinker_pb2.ToolCallDelta(index=0, id=f"call_{name}", name=name),
+                thinker_pb2.ToolCallDelta(index=0, arguments_json=arguments[:half]),
+                thinker_pb2.ToolCallDelta(index=0, arguments_json=arguments[half:]),
+            ]
+            deltas = [thinker_pb2.GenerateDelta(token_ids=[i], tool_calls=[call]) for i, call in enumerate(calls)]
+            reason = thinker_pb2.FINISH_REASON_TOOL_CALLS
         if self.script.tool_call:
             calls = [
                 thinker_pb2.ToolCallDelta(index=0, id="call_1", name="lamp"),

@@ -1,0 +1,1 @@
+"""OpenAI's Responses: items in, items out, kept here for the next turn."""

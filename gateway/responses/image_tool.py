@@ -1,0 +1,176 @@
+"""The tool image_generation: what the model is told of it, and what happens when it calls it."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gateway.errors import ApiError, invalid
+from gateway.gateway import Gateway
+from gateway.media.check import MediaFile
+from gateway.openai.diffusion import ImageRequest
+from gateway.openai.forms import validated
+from gateway.openai.images import ImageGeneration, Picture, image_facts, load_pictures
+from gateway.openai.schema import FunctionTool, Tool
+from gateway.pipeline.stage import Stage
+from gateway.responses.messages import picture_url
+from gateway.responses.output import ImageOutput, Told
+from gateway.responses.parts import Item
+from gateway.responses.tools import IMAGE_TOOL, ImageTool
+from quartet.v1 import dit_pb2
+
+_MAX_PROMPT_CHARACTERS = 2000  # that a model is to write
+_MEMBERS = ("size", "output_format", "output_compression")
+
+
+def function(tool: ImageTool) -> Tool:
+    """The tool as the model knows it: a function."""
+    parameters: dict[str, Any] = {
+        "prompt": {
+            "type": "string",
+            "maxLength": _MAX_PROMPT_CHARACTERS,
+            "description": "what the picture shows, or what is to be changed in the conversation's last picture",
+        }
+    }
+    if tool.action in (None, "auto"):
+        why = "edit: change the conversation's last picture; generate: make a new one"
+        parameters["action"] = {"type": "string", "enum": ["generate", "edit"], "description": why}
+    schema = {
+        "type": "object",
+        "properties": parameters,
+        "required": list(parameters),
+        "additionalProperties": False,
+    }
+    what = "Makes a picture, which the user sees. Call it when the user asks for a picture, or for a change of one."
+    return Tool(type="function", function=FunctionTool(name=IMAGE_TOOL, description=what, parameters=schema))
+
+
+def check(gateway: Gateway, tool: ImageTool, place: str) -> None:
+    """Refuses settings that the model here cannot follow, where it is known. Raises ApiError: 400 naming the member."""
+    stage = gateway.pipeline.output("image")
+    if stage is None or not stage.serving or stage.info is None:
+        return
+    try:
+        if tool.action == "edit":
+            image_facts(stage, edits=True)
+        if tool.input_image_mask is not None and not stage.info.dit.mask:
+            raise invalid("input_image_mask", "this model takes none; leave it out")
+        _request(tool, "a picture", shows=True).image_start(stage.info.dit)
+    except ApiError as error:
+        own = f"{place}.{'action' if error.param == 'model' else error.param}"
+        error.message, error.param = own + error.message.removeprefix(error.param or ""), own
+        raise
+
+
+def _request(tool: ImageTool, prompt: str, shows: bool) -> ImageRequest:
+    members = {name: getattr(tool, name) for name in _MEMBERS}
+    previews = {"stream": True, "partial_images": tool.partial_images} if shows else {}
+    return validated(ImageRequest, {"prompt": prompt, **members, **previews})
+
+
+@dataclass(frozen=True)
+class Painting:
+    """A picture that the model asked for.
+
+    Attributes:
+        tool: the request's settings.
+        arguments: of the call, as the model wrote them.
+        context: the conversation so far: its last picture is what an edit starts from.
+        request_id: names it in the stage.
+        deadline: `time.monotonic()` at which the response's time is over.
+        shows: whether previews are told.
+        log: fields of the response's log line.
+    """
+
+    tool: ImageTool
+    arguments: str
+    context: Sequence[Item]
+    request_id: str
+    deadline: float
+    shows: bool
+    log: dict[str, Any]
+
+    async def events(self, gateway: Gateway, output: ImageOutput) -> AsyncGenerator[Told, None]:
+        """Makes it, and tells of it. A picture that cannot be made is told of too: the model may say why."""
+        for event in output.open():
+            yield event
+        try:
+            stage = gateway.pipeline.output("image")
+            assert stage is not None, "the tool is offered where pictures are made"
+            pictures, request = await self._prepare(gateway, stage)
+            for event in output.generating():
+                yield event
+            async with aclosing(pictures.events()) as made:
+                async for event in made:
+                    if not isinstance(event, Picture):
+                        continue
+                    file = await asyncio.to_thread(request.to_base64, event.pixels)
+                    facts = _facts(request, event.pixels)
+                    if event.preview is not None:
+                        told = output.preview(event.preview, file, facts)
+                    else:
+                        action = "edit" if pictures.images else "generate"
+                        told = output.made(file, facts | {"action": action})
+                    for each in told:
+                        yield each
+        except ApiError as error:
+            self.log.update(error.log)
+            for event in output.failed(error):
+                yield event
+
+    async def _prepare(self, gateway: Gateway, stage: Stage) -> tuple[ImageGeneration, ImageRequest]:
+        prompt, action = self._asked()
+        base = self._base(stage) if action != "generate" else None
+        if action == "edit" and base is None:
+            raise invalid("action", "there is no picture to change, or this model does not change pictures")
+        info = image_facts(stage, edits=base is not None)
+        mask = self._mask() if base is not None else None
+        request = _request(self.tool, prompt, self.shows)
+        start = request.image_start(info)
+        start.request_id = self.request_id
+        images = [] if base is None else [base]
+        await load_pictures(gateway, [*images, *([mask] if mask else [])])
+        deadline = max(self.deadline, time.monotonic())
+        return ImageGeneration(stage, start, images, mask, deadline, self.log), request
+
+    def _asked(self) -> tuple[str, str | None]:
+        """(prompt, action) of the call. Raises ApiError: the model wrote something else."""
+        try:
+            arguments = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            arguments = {}
+        prompt = arguments.get("prompt")
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise invalid("prompt", "the call has none")
+        fixed = self.tool.action if self.tool.action != "auto" else None
+        return prompt, fixed or arguments.get("action")
+
+    def _base(self, stage: Stage) -> MediaFile | None:
+        """The conversation's last picture, where the model changes pictures."""
+        if stage.info is None or dit_pb2.DIT_TASK_IMAGE_EDIT not in stage.info.dit.tasks:
+            return None
+        for item in reversed(self.context):
+            if item["type"] == "image_generation_call" and item.get("result"):
+                return MediaFile("image", "image", picture_url(item))
+            if item["type"] == "message" and item["role"] == "user":
+                urls = [part.get("image_url") for part in item["content"] if part["type"] == "input_image"]
+                if urls and urls[-1]:
+                    return MediaFile("image", "image", urls[-1])
+        return None
+
+    def _mask(self) -> MediaFile | None:
+        url = (self.tool.input_image_mask or {}).get("image_url")
+        return MediaFile("input_image_mask", "image", url) if isinstance(url, str) and url else None
+
+
+def _facts(request: ImageRequest, pixels: np.ndarray) -> dict[str, str]:
+    """What the file is, which is not always what was asked for."""
+    size = f"{pixels.shape[1]}x{pixels.shape[0]}"
+    return {"background": "opaque", "output_format": request.file_format, "quality": "auto", "size": size}

@@ -1,0 +1,497 @@
+"""The Responses API, asked with OpenAI's own client; the stages behind it follow a script."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from services.common.rpc.errors import ContextTooLong, InternalError, QueueFull, StageLost
+from tests.support.gateway_stack import SPEECH, Running, running
+from tests.support.media import png
+from tests.support.scripted_stages import PCM16, PIECES
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+TEXT = "".join(PIECES)
+LAMP = {"type": "function", "name": "lamp", "parameters": {"type": "object"}}
+CALLED = {"type": "function_call", "call_id": "c1", "name": "lamp", "arguments": "{}"}
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.fixture
+def gateway(speech_gateway: Running) -> Running:
+    return speech_gateway
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_painter() -> AsyncIterator[Running]:
+    async with running(SPEECH.with_name("qwen3-omni-dit.yaml")) as gateway:
+        yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def painter(module_painter: Running) -> AsyncIterator[Running]:
+    """Before stages that speak and one that makes pictures."""
+    yield module_painter
+    await module_painter.reset()
+
+
+async def create(gateway: Running, given: Any = "hi", **members: Any) -> Response:
+    """A response, whole."""
+    return await gateway.openai.responses.create(model="scripted", input=given, **members)
+
+
+async def stream(gateway: Running, given: Any = "hi", **members: Any) -> list[dict[str, Any]]:
+    """The events of a response; each one is as OpenAI's client knows it, and they are numbered."""
+    body = {"model": "scripted", "input": given, "stream": True, **members}
+    return events_of((await gateway.http.post("/v1/responses", json=body)).text)
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    events = []
+    for told in text.strip().split("\n\n"):
+        name, data = told.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        if "output_audio" not in data:  # OpenAI's items have no sound
+            EVENT.validate_python(event)
+        events.append(event)
+    return events
+
+
+def kinds(events: Sequence[dict[str, Any]]) -> list[str]:
+    """Types of events, those of one kind in a row once."""
+    names = [event["type"].removeprefix("response.") for event in events]
+    return [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+
+
+async def refusal(gateway: Running, **members: Any) -> tuple[int, str | None, str]:
+    """(status, param, message) of the error that a body gets."""
+    response = await gateway.http.post("/v1/responses", json={"model": "scripted", "input": "hi"} | members)
+    error = response.json()["error"]
+    return response.status_code, error["param"], error["message"]
+
+
+def prompt(gateway: Running, index: int = -1) -> list[tuple[str, str]]:
+    """(role, text) of the messages that the thinker got."""
+    start = gateway.scripts["thinker"].requests[index]
+    return [(message.role, "".join(part.text for part in message.content)) for message in start.messages]
+
+
+async def test_a_text_is_answered(gateway: Running) -> None:
+    response = await create(gateway, instructions="be kind", metadata={"a": "b"})
+    assert (response.output_text, response.status, response.object) == (TEXT, "completed", "response")
+    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (10, 3, 13)
+    assert response.usage.input_tokens_details.cached_tokens == 2
+    assert response.metadata == {"a": "b"}
+    assert prompt(gateway) == [("system", "be kind"), ("user", "hi")]
+    (message,) = response.output
+    assert message.id.startswith("msg_")
+    assert response.id.startswith("resp_")
+
+
+async def test_the_events_of_a_stream_are_in_order_and_agree_with_its_end(gateway: Running) -> None:
+    gateway.scripts["thinker"].thought = ["Let me", " see."]
+    events = await stream(gateway, include=["reasoning.encrypted_content"])
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    item = ["output_item.added", "content_part.added", "{}.delta", "{}.done", "content_part.done", "output_item.done"]
+    thought, message = ([name.format(kind) for name in item] for kind in ("reasoning_text", "output_text"))
+    assert kinds(events) == ["created", "in_progress", *thought, *message, "completed"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert events[-1]["response"]["output"] == done
+    assert base64.b64decode(done[0]["encrypted_content"]).decode() == "Let me see."
+    assert [part["text"] for item in done for part in item["content"]] == ["Let me see.", TEXT]
+    assert events[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+
+
+async def test_openais_client_puts_a_stream_together(gateway: Running) -> None:
+    gateway.scripts["thinker"].calls = [("lamp", '{"on": true}')]
+    async with gateway.openai.responses.stream(model="scripted", input="hi", tools=[LAMP]) as events:
+        async for _ in events:
+            pass
+        response = await events.get_final_response()
+    (call,) = response.output
+    assert (call.type, call.name, call.call_id, call.arguments) == (
+        "function_call",
+        "lamp",
+        "call_lamp",
+        '{"on": true}',
+    )
+    assert json.loads(gateway.scripts["thinker"].requests[0].tools[0].parameters_json) == LAMP["parameters"]
+
+    answered = [{"role": "user", "content": "hi"}, call.model_dump(), output("call_lamp")]
+    assert (await create(gateway, answered, tools=[LAMP])).output_text == TEXT
+    assert [role for role, _ in prompt(gateway)] == ["user", "assistant", "tool"]
+    asked = gateway.scripts["thinker"].requests[-1].messages
+    assert (asked[1].tool_calls[0].id, asked[2].tool_call_id) == ("call_lamp", "call_lamp")
+
+
+def output(call_id: str, given: Any = "on") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": given}
+
+
+async def test_a_schema_is_followed(gateway: Running) -> None:
+    class Lamp(BaseModel):
+        on: bool
+
+    with pytest.raises(ValueError, match="Lamp"):  # the script's answer is no JSON
+        await gateway.openai.responses.parse(model="scripted", input="hi", text_format=Lamp)
+    sampling = gateway.scripts["thinker"].requests[-1].sampling
+    assert json.loads(sampling.json_schema)["properties"]["on"]["type"] == "boolean"
+
+
+async def test_speech_beside_the_text(gateway: Running) -> None:
+    events = await stream(gateway, modalities=["text", "audio"], audio={"voice": "ethan"})
+    sound = b"".join(base64.b64decode(event["delta"]) for event in events if event["type"] == "response.audio.delta")
+    said = "".join(event["delta"] for event in events if event["type"] == "response.audio.transcript.delta")
+    assert (sound, said) == (PCM16, TEXT)
+    whole = (await create(gateway, extra_body={"modalities": ["text", "audio"]})).model_dump()
+    text, audio = whole["output"][0]["content"]
+    assert (text["text"], audio["type"], audio["format"]) == (TEXT, "output_audio", "wav")
+    assert base64.b64decode(audio["data"]).startswith(b"RIFF")
+    assert whole["usage"]["output_tokens_details"]["audio_tokens"] == 3
+    await create(gateway, "and", previous_response_id=whole["id"])
+    assert prompt(gateway)[1] == ("assistant", TEXT)
+
+
+async def test_later_turns_have_the_earlier_ones_and_not_their_instructions(gateway: Running) -> None:
+    first = await create(gateway, "one", instructions="once")
+    second = await create(gateway, "two", previous_response_id=first.id)
+    await create(gateway, "three", previous_response_id=second.id)
+    said = [("user", "one"), ("assistant", TEXT), ("user", "two"), ("assistant", TEXT), ("user", "three")]
+    assert prompt(gateway) == said
+
+    assert (await gateway.openai.responses.retrieve(second.id)).output_text == TEXT
+    items = await gateway.openai.responses.input_items.list(second.id)
+    assert [item.content[0].text for item in items.data] == ["two"]
+
+    await gateway.openai.responses.delete(first.id)
+    for gone in (first, second):
+        with pytest.raises(openai.BadRequestError, match="previous_response_not_found"):
+            await create(gateway, "four", previous_response_id=gone.id)
+
+
+async def test_what_is_not_stored_cannot_be_got(gateway: Running) -> None:
+    response = await create(gateway, store=False)
+    with pytest.raises(openai.NotFoundError):
+        await gateway.openai.responses.retrieve(response.id)
+
+
+async def test_a_conversation_grows(gateway: Running) -> None:
+    conversations = gateway.openai.conversations
+    made = await conversations.create(items=[{"role": "user", "content": "zero"}], metadata={"topic": "x"})
+    await create(gateway, "one", conversation=made.id)
+    await create(gateway, "two", conversation={"id": made.id}, store=False)
+    assert [text for _, text in prompt(gateway)] == ["zero", "one", TEXT, "two"]
+    items = (await conversations.items.list(made.id, order="asc")).data
+    assert [item.content[0].text for item in items] == ["zero", "one", TEXT, "two", TEXT]
+    page = await gateway.http.get(f"/v1/conversations/{made.id}/items?limit=2&order=asc&after={items[0].id}")
+    assert [item["id"] for item in page.json()["data"]] == [item.id for item in items[1:3]]
+    assert page.json()["has_more"]
+    assert (await conversations.items.retrieve(items[1].id, conversation_id=made.id)).id == items[1].id
+    await conversations.items.delete(items[0].id, conversation_id=made.id)
+    added = await conversations.items.create(made.id, items=[{"role": "user", "content": "more"}])
+    assert added.data[0].content[0].text == "more"
+    assert (await conversations.update(made.id, metadata={"topic": "y"})).metadata == {"topic": "y"}
+    assert (await conversations.retrieve(made.id)).metadata == {"topic": "y"}
+    assert len((await conversations.items.list(made.id)).data) == 5
+    await conversations.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        await create(gateway, "three", conversation=made.id)
+
+
+async def test_items_are_named_by_reference(gateway: Running) -> None:
+    first = await create(gateway, "one")
+    await create(gateway, [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "two"}])
+    assert prompt(gateway) == [("assistant", TEXT), ("user", "two")]
+
+
+async def test_images_sounds_and_files_are_read(gateway: Running) -> None:
+    picture = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+    text = base64.b64encode("grüß dich".encode()).decode()
+    parts = [
+        {"type": "input_text", "text": "see"},
+        {"type": "input_image", "image_url": picture, "detail": "auto"},
+        {"type": "input_file", "filename": "a.md", "file_data": f"data:text/markdown;base64,{text}"},
+        {"type": "input_file", "filename": "b.png", "file_data": picture.partition(",")[2]},
+    ]
+    await create(gateway, [{"role": "user", "content": parts}])
+    sent = gateway.scripts["thinker"].requests[-1].messages[0].content
+    assert [part.WhichOneof("content") for part in sent] == ["text", "media", "text", "media"]
+    assert sent[2].text == "a.md:\ngrüß dich"
+    assert sent[1].media.data == sent[3].media.data == png()
+    assert sent[1].media.field == "messages[0].content[1]"
+
+
+async def test_what_codex_sends_is_taken(gateway: Running) -> None:
+    """As its client does: tools and items of its own, and a thought that only it was given before."""
+    history = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "light!"}]},
+        {"type": "reasoning", "summary": [], "encrypted_content": base64.b64encode(b"a lamp").decode()},
+        {"type": "function_call", "name": "lamp", "arguments": "{}", "call_id": "c1"},
+        {"type": "function_call_output", "call_id": "c1", "output": "on"},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "x", "status": "completed"},
+        {"type": "web_search_call", "status": "completed"},
+    ]
+    events = await stream(
+        gateway,
+        history,
+        instructions="You are a coding agent",
+        tools=[
+            LAMP | {"strict": False},
+            {"type": "namespace", "name": "mcp", "description": "", "tools": [LAMP]},
+            {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
+            {"type": "web_search", "external_web_access": False},
+            {"type": "image_generation", "output_format": "png"},
+        ],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning={"effort": "medium", "summary": "auto"},
+        store=False,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="0199",
+        client_metadata={"x": "y"},
+        text={"verbosity": "medium"},
+    )
+    assert kinds(events)[-2:] == ["output_item.done", "completed"]
+    (start,) = gateway.scripts["thinker"].requests
+    assert [message.role for message in start.messages] == ["system", "system", "user", "assistant", "tool"]
+    assert start.messages[3].reasoning == "a lamp"
+    assert [tool.name for tool in start.tools] == ["lamp"]
+    assert [tool["type"] for tool in events[-1]["response"]["tools"]] == ["function"]
+
+
+async def test_guidellm_and_others_send_vllms_members(gateway: Running) -> None:
+    response = await create(
+        gateway, extra_body={"stop": None, "ignore_eos": True, "seed": 3, "top_k": 5, "priority": 1}
+    )
+    assert response.status == "completed"
+    sampling = gateway.scripts["thinker"].requests[0].sampling
+    assert (sampling.ignore_eos, sampling.seed, sampling.top_k) == (True, 3, 5)
+
+
+async def test_the_most_tokens_make_it_incomplete(gateway: Running) -> None:
+    gateway.scripts["thinker"].too_long = True
+    events = await stream(gateway, max_output_tokens=3)
+    end = events[-1]["response"]
+    assert (events[-1]["type"], end["status"]) == ("response.incomplete", "incomplete")
+    assert end["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert end["output"][0]["status"] == "incomplete"
+    assert gateway.scripts["thinker"].requests[0].sampling.max_tokens == 3
+
+
+async def test_a_prompt_that_is_too_long_is_cut_if_the_client_allows(gateway: Running) -> None:
+    thinker = gateway.scripts["thinker"]
+    history = [*({"role": "user", "content": str(i)} for i in range(8)), CALLED, output("c1")]
+    thinker.error = ContextTooLong("messages", "the prompt has 9 tokens; the limit is 8")
+    status, param, _ = await refusal(gateway, input=history)
+    assert (status, param) == (400, "input")
+
+    asking = asyncio.create_task(create(gateway, history, truncation="auto"))
+    await gateway.until(lambda: len(thinker.requests) >= 3)
+    thinker.error = None
+    assert (await asking).status == "completed"
+    lengths = [len(start.messages) for start in thinker.requests[1:]]
+    assert lengths[0] == 10
+    assert sorted(set(lengths), reverse=True) == lengths
+    assert prompt(gateway)[-1] == ("tool", "on")
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "dance"}]}, "input[0].type"),
+        ({"input": ["hi"]}, "input[0]"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "smell"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "input[0].content[0].file_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "AAAA"}]}]}, "input[0].content[0].file_data"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "data:application/pdf;base64,AA"}]}]},
+            "input[0].content[0].file_data",
+        ),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "system", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
+        ({"input": [output("c9")]}, "input[0].call_id"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
+        ({"tools": [{"name": "x"}]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "image_generation"}]}, "tools[0].name"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "x"}, "tools": [LAMP]}, "tool_choice.name"),
+        ({"tool_choice": {"type": "image_generation"}, "tools": [{"type": "image_generation"}]}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
+        ({"previous_response_id": "resp_0"}, "previous_response_id"),
+        ({"conversation": "conv_0"}, "conversation"),
+        ({"conversation": "conv_0", "previous_response_id": "resp_0"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"background": True, "store": False}, "background"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"modalities": ["text", "audio"], "audio": {"voice": "nobody"}}, "audio.voice"),
+        ({"modelo": "x"}, "modelo"),
+    ],
+)  # fmt: skip
+async def test_bad_input_is_named_and_the_rest_goes_on(gateway: Running, members: dict, param: str) -> None:
+    status, named, message = await refusal(gateway, **members)
+    assert (status, named) == (404 if param in ("conversation", "input[0].id") and "deleted" in message else 400, param)
+    assert message.startswith(param)
+    assert (await create(gateway)).status == "completed"
+
+
+async def test_a_queue_that_is_full_and_a_stage_that_fails(gateway: Running) -> None:
+    thinker = gateway.scripts["thinker"]
+    thinker.error = QueueFull("it is", 1.0)
+    assert (await refusal(gateway, stream=True))[0] == 429
+    thinker.error, thinker.after = InternalError("oh"), 2
+    events = await stream(gateway)
+    assert (events[-1]["type"], events[-1]["response"]["error"]["code"]) == ("response.failed", "server_error")
+    assert events[-2]["item"]["status"] == "incomplete"
+    assert (await refusal(gateway))[0] == 500
+    failed = await gateway.openai.responses.retrieve(events[-1]["response"]["id"])
+    assert (failed.status, failed.output_text) == ("failed", PIECES[0])
+
+
+async def test_a_client_that_leaves_ends_the_work(gateway: Running) -> None:
+    thinker = gateway.scripts["thinker"]
+    thinker.hold, thinker.after = True, 2
+    body = {"model": "scripted", "input": "hi", "stream": True}
+    async with gateway.http.stream("POST", "/v1/responses", json=body) as response:
+        async for line in response.aiter_lines():
+            if "output_text.delta" in line:
+                break
+    await gateway.until(lambda: thinker.ended == ["cancelled"])
+
+
+async def test_a_response_in_the_background_is_followed_left_and_got(gateway: Running) -> None:
+    thinker, responses = gateway.scripts["thinker"], gateway.openai.responses
+    thinker.hold, thinker.after = True, 2
+    seen = []
+    async for event in await create(gateway, background=True, stream=True):
+        seen.append(event)
+        if event.type == "response.output_text.delta":
+            break
+    assert [event.type.removeprefix("response.") for event in seen[:2]] == ["created", "queued"]
+    made = seen[0].response
+    assert (await responses.retrieve(made.id)).status == "in_progress"
+    with pytest.raises(openai.BadRequestError, match="has not finished"):
+        await create(gateway, previous_response_id=made.id)
+    thinker.go_on()
+    rest = [e async for e in await responses.retrieve(made.id, stream=True, starting_after=seen[-1].sequence_number)]
+    numbers = [event.sequence_number for event in (*seen, *rest)]
+    assert numbers == list(range(len(numbers)))
+    assert rest[-1].type == "response.completed"
+    assert (await responses.retrieve(made.id)).output_text == TEXT
+    again = [event async for event in await responses.retrieve(made.id, stream=True)]
+    assert len(again) == len(numbers)
+    await gateway.until(lambda: gateway.app.state.gateway.admission.in_flight == 0)
+
+
+async def test_a_response_in_the_background_is_cancelled(gateway: Running) -> None:
+    thinker, responses = gateway.scripts["thinker"], gateway.openai.responses
+    thinker.hold, thinker.after = True, 2
+    made = await create(gateway, background=True)
+    assert made.status == "queued"
+    await thinker.holding.wait()
+    cancelled = await responses.cancel(made.id)
+    assert cancelled.status == "cancelled"
+    await gateway.until(lambda: thinker.ended == ["cancelled"])
+    assert (await responses.cancel(made.id)).status == "cancelled"
+    assert gateway.app.state.gateway.admission.in_flight == 0
+    thinker.go_on()
+    other = await create(gateway)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        await responses.cancel(other.id)
+    thinker.hold = True
+    failing = await create(gateway, background=True)
+    thinker.error = StageLost("thinker", "gone")
+    thinker.go_on()
+    await gateway.until(lambda: gateway.app.state.gateway.admission.in_flight == 0)
+    ended = await responses.retrieve(failing.id)
+    assert ended.status in ("failed", "completed")
+
+
+async def test_a_picture_is_made_told_and_changed_in_the_next_turn(painter: Running) -> None:
+    thinker, dit = painter.scripts["thinker"], painter.scripts["dit"]
+    thinker.calls = [("image_generation", '{"prompt": "a cat", "action": "generate"}')]
+    tool = {"type": "image_generation", "partial_images": 2, "size": "64x48"}
+    events = await stream(painter, "draw a cat", tools=[tool])
+    image = [f"image_generation_call.{what}" for what in ("in_progress", "generating", "partial_image", "completed")]
+    told = kinds(events)
+    assert told[:8] == ["created", "in_progress", "output_item.added", *image, "output_item.done"]
+    picture, message = events[-1]["response"]["output"]
+    assert (picture["type"], picture["status"], picture["size"]) == ("image_generation_call", "completed", "64x48")
+    assert base64.b64decode(picture["result"]).startswith(b"\x89PNG")
+    assert message["content"][0]["text"] == TEXT
+    partial = [event for event in events if event["type"].endswith("partial_image")]
+    assert [event["partial_image_index"] for event in partial] == [0, 1]
+    first, second = thinker.requests
+    assert [tool.name for tool in first.tools] == ["image_generation"]
+    assert [message.role for message in second.messages] == ["user", "assistant", "tool"]
+    assert second.messages[2].content[1].media.data == base64.b64decode(picture["result"])
+    assert (dit.requests[0].prompt, len(dit.requests[0].images)) == ("a cat", 0)
+
+    thinker.calls = [("image_generation", '{"prompt": "a blue cat", "action": "edit"}')]
+    response_id = events[-1]["response"]["id"]
+    edited = await create(
+        painter, "make it blue", tools=[{"type": "image_generation"}], previous_response_id=response_id
+    )
+    assert [item.type for item in edited.output] == ["image_generation_call", "message"]
+    assert edited.output[0].action == "edit"
+    assert (dit.requests[1].prompt, len(dit.requests[1].images)) == ("a blue cat", 1)
+    assert bytes(dit.media) == base64.b64decode(picture["result"]) or dit.requests[1].images[0].data
+
+
+async def test_a_picture_that_cannot_be_made_is_told_and_the_answer_goes_on(painter: Running) -> None:
+    thinker, dit = painter.scripts["thinker"], painter.scripts["dit"]
+    thinker.calls = [("image_generation", '{"prompt": "x", "action": "edit"}'), ("image_generation", "nonsense")]
+    response = await create(painter, tools=[{"type": "image_generation"}])
+    assert [item.status for item in response.output] == ["failed", "failed", "completed"]
+    assert [
+        item.error["message"] if isinstance(item.error, dict) else item.error.message for item in response.output[:2]
+    ]
+    assert response.output_text == TEXT
+    dit.error = InternalError("oh")
+    thinker.calls = [("image_generation", '{"prompt": "x", "action": "generate"}')]
+    response = await create(painter, tools=[{"type": "image_generation"}])
+    assert [item.status for item in response.output] == ["failed", "completed"]
+
+
+async def test_settings_of_pictures_are_checked_at_once(painter: Running) -> None:
+    for member, value in (("size", "63x48"), ("output_format", "bmp"), ("partial_images", 4), ("action", "dance")):
+        status, param, _ = await refusal(painter, tools=[LAMP, {"type": "image_generation", member: value}])
+        assert (status, param) == (400, f"tools[1].{member}")
+    status, param, _ = await refusal(painter, tools=[{"type": "image_generation"}] * 2)
+    assert (status, param) == (400, "tools[1]")
+
+
+async def test_the_most_calls_of_tools_end_them(painter: Running) -> None:
+    thinker = painter.scripts["thinker"]
+    thinker.calls = [("image_generation", '{"prompt": "x", "action": "generate"}')] * 2
+    response = await create(painter, tools=[LAMP, {"type": "image_generation"}], max_tool_calls=2)
+    assert [item.type for item in response.output] == ["image_generation_call"] * 2 + ["message"]
+    assert [[tool.name for tool in start.tools] for start in thinker.requests][-1] == ["lamp"]
+
+
+async def test_cancelling_while_a_picture_is_made_ends_that(painter: Running) -> None:
+    thinker, dit = painter.scripts["thinker"], painter.scripts["dit"]
+    thinker.calls = [("image_generation", '{"prompt": "x", "action": "generate"}')]
+    dit.hold, dit.after = True, 1
+    made = await create(painter, tools=[{"type": "image_generation"}], background=True)
+    await dit.holding.wait()
+    assert (await painter.openai.responses.cancel(made.id)).status == "cancelled"
+    await painter.until(lambda: dit.ended == ["cancelled"])
