@@ -24,7 +24,7 @@ from gateway.responses.parts import Item
 from gateway.responses.tools import IMAGE_TOOL, ImageTool
 from quartet.v1 import dit_pb2
 
-_MAX_PROMPT_CHARACTERS = 2000  # that a model is to write
+_MAX_PROMPT_CHARACTERS = 1000  # that a model is to write: text encoders read some hundred tokens
 _MEMBERS = ("size", "output_format", "output_compression")
 
 
@@ -126,7 +126,7 @@ class Painting:
     async def _prepare(self, gateway: Gateway, stage: Stage) -> tuple[ImageGeneration, ImageRequest]:
         prompt, action = self._asked()
         base = self._base(stage) if action != "generate" else None
-        if action == "edit" and base is None:
+        if self.tool.action == "edit" and base is None:  # a model that says so without a picture means a new one
             raise invalid("action", "there is no picture to change, or this model does not change pictures")
         info = image_facts(stage, edits=base is not None)
         mask = self._mask() if base is not None else None

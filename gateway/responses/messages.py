@@ -25,7 +25,7 @@ from gateway.responses.schema import ResponseRequest, TextFormat
 from gateway.responses.tools import IMAGE_TOOL
 
 MADE = "The picture was made, and the user sees it."
-NOT_MADE = "The picture could not be made."
+NOT_MADE = "The picture could not be made: "
 
 
 @dataclass
@@ -107,7 +107,10 @@ class Messages:
         """A picture that was made: the call that asked for it, and its result."""
         asked = json.dumps({"prompt": item.get("revised_prompt") or ""}, ensure_ascii=False)
         self._call(place, item["id"], IMAGE_TOOL, asked)
-        parts: list[Any] = [content.TextPart(type="text", text=MADE if item.get("result") else NOT_MADE)]
+        fault = item.get("error")
+        reason = fault.get("message") if isinstance(fault, dict) else "the reason is not known"
+        came = MADE if item.get("result") else f"{NOT_MADE}{reason}"
+        parts: list[Any] = [content.TextPart(type="text", text=came)]
         if item.get("result") and self.sees_images:
             parts.append(image_part(picture_url(item)))
         self._output(place, item["id"], parts)

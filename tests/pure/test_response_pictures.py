@@ -61,8 +61,8 @@ async def test_a_picture_is_made_told_and_changed_in_the_next_turn(painter: Runn
 
 async def test_a_picture_that_cannot_be_made_is_told_and_the_answer_goes_on(painter: Running) -> None:
     thinker, dit = painter.scripts["thinker"], painter.scripts["dit"]
-    thinker.calls = [("image_generation", '{"prompt": "x", "action": "edit"}'), ("image_generation", "nonsense")]
-    response = await create(painter, tools=[TOOL])
+    thinker.calls = [("image_generation", '{"prompt": "x"}'), ("image_generation", "nonsense")]
+    response = await create(painter, tools=[TOOL | {"action": "edit"}])
     assert [item.status for item in response.output] == ["failed", "failed", "completed"]
     assert [
         item.error["message"] if isinstance(item.error, dict) else item.error.message for item in response.output[:2]

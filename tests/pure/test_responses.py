@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -17,6 +18,7 @@ from tests.support.scripted_stages import PCM16, PIECES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "".join(PIECES)
+CODEX = Path(__file__).parents[1] / "support" / "codex_exchange.json"
 LAMP = {"type": "function", "name": "lamp", "parameters": {"type": "object"}}
 CALLED = {"type": "function_call", "call_id": "c1", "name": "lamp", "arguments": "{}"}
 
@@ -172,43 +174,31 @@ async def test_images_sounds_and_files_are_read(gateway: Running) -> None:
     assert sent[1].media.field == "messages[0].content[1]"
 
 
-async def test_what_codex_sends_is_taken(gateway: Running) -> None:
-    """As its client does: tools and items of its own, and a thought that only it was given before."""
-    history = [
-        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "light!"}]},
-        {"type": "reasoning", "summary": [], "encrypted_content": base64.b64encode(b"a lamp").decode()},
-        {"type": "function_call", "name": "lamp", "arguments": "{}", "call_id": "c1"},
-        {"type": "function_call_output", "call_id": "c1", "output": "on"},
-        {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "x", "status": "completed"},
-        {"type": "web_search_call", "status": "completed"},
-    ]
-    events = await stream(
-        gateway,
-        history,
-        instructions="You are a coding agent",
-        tools=[
-            LAMP | {"strict": False},
-            {"type": "namespace", "name": "mcp", "description": "", "tools": [LAMP]},
-            {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
-            {"type": "web_search", "external_web_access": False},
-            {"type": "image_generation", "output_format": "png"},
-        ],
-        tool_choice="auto",
-        parallel_tool_calls=False,
-        reasoning={"effort": "medium", "summary": "auto"},
-        store=False,
-        include=["reasoning.encrypted_content"],
-        prompt_cache_key="0199",
-        client_metadata={"x": "y"},
-        text={"verbosity": "medium"},
-    )
-    assert kinds(events)[-2:] == ["output_item.done", "completed"]
-    (start,) = gateway.scripts["thinker"].requests
-    assert [message.role for message in start.messages] == ["system", "system", "user", "assistant", "tool"]
-    assert start.messages[3].reasoning == "a lamp"
-    assert [tool.name for tool in start.tools] == ["lamp"]
-    assert [tool["type"] for tool in events[-1]["response"]["tools"]] == ["function"]
+async def test_codex_is_answered_and_its_call_too(gateway: Running) -> None:
+    """The requests of a turn of its, recorded, less the words: its model calls a function, and says something."""
+    thinker, (first, second) = gateway.scripts["thinker"], json.loads(CODEX.read_text())
+    thinker.thought, thinker.calls = ["Hm"], [("exec_command", '{"cmd":"echo hi"}')]
+    called = await stream(gateway, first.pop("input"), **first)
+    done = [event["item"] for event in called if event["type"] == "response.output_item.done"]
+    assert [item["type"] for item in done] == ["reasoning", "function_call"]
+    assert (done[1]["name"], done[1]["arguments"]) == ("exec_command", '{"cmd":"echo hi"}')
+    assert (called[-1]["type"], called[-1]["response"]["usage"]["total_tokens"]) == ("response.completed", 14)
+    assert base64.b64decode(done[0]["encrypted_content"]).decode() == "Hm"
+
+    answered = await stream(gateway, second.pop("input"), **second)
+    assert answered[-1]["response"]["output"][-1]["content"][0]["text"] == TEXT
+    roles = ["system", "system", "user", "user", "assistant", "tool"]
+    assert [role for role, _ in prompt(gateway)] == roles
+    start = thinker.requests[-1]
+    assert (start.messages[4].reasoning, start.messages[4].tool_calls[0].name) == ("Hm", "exec_command")
+    assert [tool.name for tool in start.tools] == ["exec_command"]  # its other tools are none of ours
+    assert [tool["type"] for tool in answered[-1]["response"]["tools"]] == ["function"]
+
+
+async def test_items_of_other_servers_tools_are_left_out(gateway: Running) -> None:
+    others = [{"type": "web_search_call", "status": "completed"}, {"type": "custom_tool_call_output", "call_id": "c2"}]
+    await create(gateway, [*others, {"role": "user", "content": "hi"}])
+    assert prompt(gateway) == [("user", "hi")]
 
 
 async def test_guidellm_and_others_send_vllms_members(gateway: Running) -> None:

@@ -1,0 +1,84 @@
+"""Responses of a thinker, a talker, a code2wav and a dit together: pictures that are asked for and changed in a chat; and
+other people's libraries, unmodified."""
+
+import base64
+import io
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from cli.plan import OMNI_DIT_PIPELINE
+from tests.support.checkpoints import diffusion_checkpoint
+from tests.support.client_environments import CLIENTS, python_with
+from tests.support.stack import Stack, running
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+TIMEOUT_S = 200  # a guard
+SEEDS = range(16)  # a random model's prompt can be longer than what its dit reads
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    flags = ("--pipeline", str(OMNI_DIT_PIPELINE), "--dit-model", str(diffusion_checkpoint("sd3")))
+    flags += ("--gateway-arg=--model-name=tiny",)  # the Agents SDK reads what is before a slash as a provider
+    with running(tiny_checkpoint, tmp_path_factory.mktemp("four") / "run", *flags) as started:
+        yield started
+
+
+def painted(stack: Stack, action: str, previous: str | None) -> Any:
+    """A response that has a picture, by OpenAI's client, which puts the stream together."""
+    client: Any = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S)
+    tool = {"type": "image_generation", "action": action, "size": "64x48", "partial_images": 1}
+    for seed in SEEDS:
+        asked = client.responses.stream(
+            model=stack.model,
+            input="a cat",
+            previous_response_id=previous,
+            tools=[tool],
+            tool_choice={"type": "image_generation"},
+            max_tool_calls=1,
+            max_output_tokens=512,
+            extra_body={"seed": seed},
+        )
+        with asked as events:
+            told = list(events)
+        response = told[-1].response
+        if response.output and getattr(response.output[0], "result", None):
+            assert [event.partial_image_index for event in told if event.type.endswith("partial_image")] == [0]
+            return response
+    raise AssertionError("no picture was made")
+
+
+def pixels(response: Any) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(response.output[0].result))).convert("RGB"), np.int16)
+
+
+def test_a_picture_is_asked_for_in_a_chat_and_changed_in_the_next_turn(stack: Stack) -> None:
+    first = painted(stack, "generate", None)
+    assert pixels(first).shape == (48, 64, 3)
+    assert [item.type for item in first.output] == ["image_generation_call", "message"]
+    second = painted(stack, "edit", first.id)
+    assert second.output[0].action == "edit"
+    assert np.abs(pixels(first) - pixels(second)).max() > 0
+
+
+@pytest.mark.parametrize("program", ["agents_answers", "langchain_answers"])
+def test_another_library_asks_and_answers_calls(stack: Stack, program: str) -> None:
+    url = f"{stack.url}/v1"
+    command = [str(python_with("openai")), str(CLIENTS / f"{program}.py"), url, stack.model]
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    outside |= {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": url}
+    done = subprocess.run(command, env=outside, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["calls"]
+    assert all(isinstance(call["on"], bool) for call in report["calls"])
+    assert all(report["texts"])
