@@ -1,5 +1,5 @@
-"""Responses of a thinker, a talker, a code2wav and a dit together: pictures that are asked for and changed in a chat; and
-other people's libraries, unmodified."""
+"""Responses of a thinker, a talker, a code2wav and a dit together: pictures that are asked for and changed in a chat;
+and other people's libraries, unmodified."""
 
 import base64
 import io

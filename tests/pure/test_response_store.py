@@ -1,0 +1,126 @@
+"""Responses and conversations that are kept: on disk, within bounds, for their key only."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.api_keys import new_key
+from gateway.responses.items import new_id
+from gateway.responses.store import ResponseStore, Thread
+from tests.pure.test_api_keys import bearer, entry, write
+from tests.support.gateway_stack import Running, running
+from tests.support.responses import create, prompt
+from tests.support.scripted_stages import PIECES
+
+ALICE, BOB = new_key(), new_key()
+TEXT = "".join(PIECES)
+
+
+def thread(name: str = "", previous: str | None = None) -> Thread:
+    return Thread(name or new_id("resp"), int(time.time()), previous, {"status": "completed"})
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"id": new_id("msg"), "type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
+async def test_who_has_most_loses_what_is_longest_unused(tmp_path: Path) -> None:
+    async with ResponseStore(tmp_path, ttl_s=1000, max_bytes=20_000) as store:
+        mine = thread()
+        await store.put(mine, "small", [said("x" * 500)])
+        first, second = thread(), thread()
+        for each in (first, second):
+            await store.put(each, "large", [said("x" * 8_000)])
+        assert await store.turns(first.id, "large")  # it counts as used
+        await store.put(third := thread(), "large", [said("x" * 8_000)])
+        left = [await store.get(each.id, None) is not None for each in (mine, first, second, third)]
+        assert left == [True, True, False, True]
+        assert await store.items(second.id) == []
+        await store.put(huge := thread(), "large", [said("x" * 30_000)])
+        assert await store.get(huge.id, "large") is None  # larger than all that is kept
+        assert await store.get(mine.id, "small") is not None
+
+
+async def test_what_nobody_answers_to_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ResponseStore(None, ttl_s=100, max_bytes=20_000) as store:
+        await store.put(first := thread(), None, [said("a")])
+        await store.put(second := thread(previous=first.id), None, [said("b")])
+        now = time.time()
+        monkeypatch.setattr("time.time", lambda: now + 60)
+        assert [item["content"][0]["text"] for item in await store.turns(second.id, None) or ()] == ["a", "b"]
+        monkeypatch.setattr("time.time", lambda: now + 120)  # the turn before was used with it
+        assert await store.turns(second.id, None)
+        monkeypatch.setattr("time.time", lambda: now + 300)
+        assert await store.get(second.id, None) is None
+        await store.put(thread(), None)
+        assert not await store.rows("SELECT id FROM items", ())
+
+
+async def test_a_key_sees_its_own_and_another_gateway_goes_on(tmp_path: Path) -> None:
+    keys = write(tmp_path / "keys.yaml", entry("alice", ALICE), entry("bob", BOB))
+    kept = tmp_path / "responses"
+    async with running(api_keys_file=keys, responses_dir=kept) as gateway:
+        made = await create(gateway, extra_headers=bearer(ALICE))
+        body = {"model": "scripted", "input": [{"type": "item_reference", "id": made.output[0].id}]}
+        for method, path, sent in (
+            ("GET", f"/v1/responses/{made.id}", None),
+            ("DELETE", f"/v1/responses/{made.id}", None),
+            ("POST", f"/v1/responses/{made.id}/cancel", None),
+            ("GET", f"/v1/responses/{made.id}/input_items", None),
+            ("POST", "/v1/responses", body),
+        ):
+            refused = await gateway.http.request(method, path, json=sent, headers=bearer(BOB))
+            assert refused.status_code == 404, path
+    async with running(api_keys_file=keys, responses_dir=kept) as gateway:
+        await create(gateway, "more", previous_response_id=made.id, extra_headers=bearer(ALICE))
+        assert prompt(gateway) == [("user", "hi"), ("assistant", TEXT), ("user", "more")]
+        with pytest.raises(openai.BadRequestError):
+            await create(gateway, "more", previous_response_id=made.id, extra_headers=bearer(BOB))
+
+
+async def test_what_a_gateway_left_unfinished_is_told_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ResponseStore(tmp_path, ttl_s=1000, max_bytes=20_000) as store:
+        lost = Thread(new_id("resp"), 0, None, {"status": "in_progress", "background": True})
+        await store.put(lost, None)
+        await store.write("UPDATE threads SET used_at = ? WHERE id = ?", (time.time() - 200, lost.id))
+    async with running(responses_dir=tmp_path) as gateway:
+        told = (await gateway.http.get(f"/v1/responses/{lost.id}")).json()
+        assert (told["status"], told["error"]["code"]) == ("failed", "server_error")
+        followed = await gateway.http.get(f"/v1/responses/{lost.id}?stream=true")
+        assert (followed.status_code, followed.json()["error"]["param"]) == (400, "stream")
+
+
+async def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "responses.sqlite").write_text("no database")
+    async with running(responses_dir=tmp_path) as gateway:
+        asked = await gateway.http.post("/v1/responses", json={"model": "scripted", "input": "hi"})
+        assert (asked.status_code, asked.json()["error"]["code"]) == (500, "storage_failed")
+        not_stored = await create(gateway, store=False)
+        assert not_stored.output_text == TEXT
+
+
+async def test_a_gateway_that_stops_keeps_what_it_has_of_the_background(tmp_path: Path) -> None:
+    async with running(responses_dir=tmp_path, drain_timeout_s=0.1) as gateway:
+        made = await _held(gateway)
+    async with ResponseStore(tmp_path, ttl_s=1000, max_bytes=20_000) as store:
+        kept = await store.get(made, None)
+        assert kept is not None
+        assert kept.body["status"] == "cancelled"
+        (message,) = await store.items(made, output=True)
+        assert message["content"][0]["text"] == "".join(PIECES[:1])
+
+
+async def _held(gateway: Running) -> str:
+    """A response of the background whose thinker stands still after its first word."""
+    thinker = gateway.scripts["thinker"]
+    thinker.hold, thinker.after = True, 2
+    made = await create(gateway, background=True)
+    await asyncio.wait_for(thinker.holding.wait(), 60)
+    await gateway.until(lambda: gateway.app.state.responses._background[made.id].exchange.output)
+    return made.id
