@@ -11,11 +11,26 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from gateway import router_gauges
 from gateway.api_keys import ApiKeys
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
 from gateway.middleware import BodyLimit, RequestContext, RequireKey
-from gateway.openai import adapters, audio, chat, images, models, speech, speech_stream, transcriptions, videos, voices
+from gateway.openai import (
+    adapters,
+    audio,
+    chat,
+    completions,
+    generate,
+    images,
+    models,
+    speech,
+    speech_stream,
+    tokens,
+    transcriptions,
+    videos,
+    voices,
+)
 from gateway.openai.connection import ClientGone
 from gateway.origin import OwnPagesOnly
 from gateway.page import files as page
@@ -56,8 +71,9 @@ async def ready(http: Request) -> JSONResponse:
 
 
 @router.get("/metrics")
-async def metrics() -> Response:
+async def metrics(http: Request) -> Response:
     """Prometheus metrics."""
+    router_gauges.update(http.app.state.gateway)
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -67,6 +83,9 @@ _ENDPOINTS = (
     images,
     models,
     audio,
+    completions,
+    generate,
+    tokens,
     speech,
     speech_stream,
     transcriptions,
@@ -107,6 +126,7 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
             yield
 
     app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)
+    app.state.generations = generate.Running()
     app.state.client_secrets = secrets.ClientSecrets()
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if keys is not None:

@@ -17,7 +17,7 @@ FINISH_REASON = {
 }
 # What each stage's summary says of waiting for the stage before it.
 _WAITS = {"thinker": (), "talker": ("waited_for_text_ms",), "code2wav": ("waited_for_frames_ms",)}
-_LEAST_LOGPROB = -9999.0  # OpenAI's value for impossible tokens: JSON has no infinity
+LEAST_LOGPROB = -9999.0  # OpenAI's value for impossible tokens: JSON has no infinity
 
 
 @dataclass
@@ -142,7 +142,7 @@ def logprobs(delta: thinker_pb2.GenerateDelta) -> list[dict[str, Any]]:
     """OpenAI's form of the log-probabilities of a delta."""
 
     def entry(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
-        logprob = max(token.logprob, _LEAST_LOGPROB)
+        logprob = max(token.logprob, LEAST_LOGPROB)
         return {"token": token.token, "logprob": logprob, "bytes": list(token.token_bytes)}
 
     return [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in delta.logprobs]
@@ -222,12 +222,14 @@ class WholeAnswer(Answer):
 
     Attributes:
         tokens: log-probabilities, if they were asked for.
+        token_ids: all that were sampled.
         calls: of tools, by their index.
         samples: PCM16.
         reasoning: the thought before the text.
     """
 
     tokens: list[dict[str, Any]] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     samples: bytearray = field(default_factory=bytearray)
     reasoning: str = ""
@@ -238,6 +240,7 @@ class WholeAnswer(Answer):
         match event:
             case TextDelta(delta):
                 self.tokens += logprobs(delta)
+                self.token_ids += delta.token_ids
                 self.reasoning += delta.reasoning
                 for call in delta.tool_calls:
                     empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}

@@ -1,7 +1,7 @@
 """Turns a chat request into jobs for the pipeline."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -12,7 +12,14 @@ from gateway.gateway import Gateway, not_reached
 from gateway.media.check import MediaFile, load_media
 from gateway.openai import content
 from gateway.openai.delivery import Delivery, VoiceId, deliver
-from gateway.openai.schema import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
+from gateway.openai.schema import (
+    ChatCompletionRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Tool,
+    ToolChoice,
+    WriterSampling,
+)
 from gateway.pipeline.run import Job, speech
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.channels import MAX_MESSAGE_BYTES
@@ -105,13 +112,14 @@ def last_words(
         if isinstance(part, content.TextPart):
             texts.append(part.text)
         elif isinstance(part, others):
-            media.append(_media_file(part, f"{place}[{j}]"))
+            media.append(media_file(part, f"{place}[{j}]"))
         else:
             raise invalid(f"{place}[{j}]", f"this model {reads} only")
     return place, "\n".join(texts), media
 
 
-def _media_file(part: content.MediaPart, field: str) -> MediaFile:
+def media_file(part: content.MediaPart, field: str) -> MediaFile:
+    """The file of a part at `field` of the request; not loaded."""
     if isinstance(part, content.InputAudioPart):
         return MediaFile(field, "audio", part.input_audio.url)
     return MediaFile(field, part.type.removesuffix("_url"), getattr(part, part.type).url)
@@ -120,23 +128,27 @@ def _media_file(part: content.MediaPart, field: str) -> MediaFile:
 async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[thinker_pb2.GenerateStart, list[bytes]]:
     """What the thinker gets, and the files that follow it."""
     gateway.speaker(request.voice, "audio.voice")  # an unknown one is refused whether or not it is to be heard
-    sampling = _sampling(gateway, request)
+    most = request.max_completion_tokens
+    sampling = sampling_of(gateway, request, most, (request.top_logprobs or 0) if request.logprobs else None)
     start = thinker_pb2.GenerateStart(
         use_audio_in_video=request.use_audio_in_video,
         sampling=sampling,
         priority=request.priority or 0,
         lora=gateway.lora_of(request.model, request.lora),
     )
-    pending: list[Pending] = []
-    for i, message in enumerate(request.messages):
-        _fill_message(start.messages.add(), gateway, message, i, pending)
-    _fill_tools(start, request)
+    pending = fill_messages(start, gateway, request.messages)
+    fill_tools(start, request.tools, request.tool_choice)
     if request.quartet.thinker.chat_template_kwargs:
         start.chat_template_kwargs_json = json.dumps(request.quartet.thinker.chat_template_kwargs)
-    late_media = await _attach_media(gateway, pending)
-    if start.ByteSize() > _MAX_START_BYTES:
-        raise invalid("messages", "more text than a request can have", "context_length_exceeded")
+    late_media = await attach_media(gateway, pending)
+    refuse_large(start, "messages")
     return start, late_media
+
+
+def refuse_large(start: thinker_pb2.GenerateStart, field: str) -> None:
+    """Raises ApiError: 400 naming `field`, `start` is more than a message may be."""
+    if start.ByteSize() > _MAX_START_BYTES:
+        raise invalid(field, "more text than a request can have", "context_length_exceeded")
 
 
 def _speak(gateway: Gateway, request: ChatCompletionRequest) -> talker_pb2.SpeakStart:
@@ -159,6 +171,16 @@ async def _say(gateway: Gateway, request: ChatCompletionRequest, text: str, owne
     return start
 
 
+def fill_messages(
+    start: thinker_pb2.GenerateStart, gateway: Gateway, messages: Sequence[content.Message]
+) -> list[Pending]:
+    """Adds the messages to `start`; their media are to be attached. Raises ApiError: 400 naming what is at fault."""
+    pending: list[Pending] = []
+    for i, message in enumerate(messages):
+        _fill_message(start.messages.add(), gateway, message, i, pending)
+    return pending
+
+
 def _fill_message(
     result: thinker_pb2.ChatMessage, gateway: Gateway, message: content.Message, index: int, pending: list[Pending]
 ) -> None:
@@ -173,7 +195,7 @@ def _fill_message(
         elif isinstance(message, content.AssistantMessage):
             raise invalid(field, "this model reads images in the user's messages only")
         else:
-            file = _media_file(part, field)
+            file = media_file(part, field)
             media = media_pb2.Media(kind=f"MEDIA_KIND_{file.kind.upper()}", field=field)
             pending.append((result.content.add(media=media).media, file))
     if isinstance(message, content.AssistantMessage):
@@ -193,14 +215,24 @@ def _fill_message(
         result.tool_call_id = message.tool_call_id
 
 
-def _sampling(gateway: Gateway, request: ChatCompletionRequest) -> thinker_pb2.SamplingParameters:
+def sampling_of(
+    gateway: Gateway, request: WriterSampling, max_tokens: int | None, top_logprobs: int | None
+) -> thinker_pb2.SamplingParameters:
+    """What the thinker is told of how to write.
+
+    Args:
+        gateway: has the pipeline's own sampling, for what the request leaves out.
+        request: how it is to be written.
+        max_tokens: wins over the request's own; None: that counts.
+        top_logprobs: alternatives whose log-probabilities are wanted for each token; None: none are, at all.
+    """
     assert gateway.pipeline.config.thinker is not None, "text was asked of a pipeline without a thinker"
     values = request.over(gateway.pipeline.config.thinker.sampling)
-    if request.max_completion_tokens is not None:
-        values["max_tokens"] = request.max_completion_tokens
+    if max_tokens is not None:
+        values["max_tokens"] = max_tokens
     message = thinker_pb2.SamplingParameters(**values, stop=request.stop, logit_bias=request.logit_bias)
-    if request.logprobs:
-        message.top_logprobs = request.top_logprobs or 0
+    if top_logprobs is not None:
+        message.top_logprobs = top_logprobs
     match request.response_format:
         case JsonObjectFormat():
             message.json_object = True
@@ -209,17 +241,18 @@ def _sampling(gateway: Gateway, request: ChatCompletionRequest) -> thinker_pb2.S
     return message
 
 
-def _fill_tools(start: thinker_pb2.GenerateStart, request: ChatCompletionRequest) -> None:
-    for tool in request.tools or ():
+def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
+    """Adds the tools to `start`, and whether and which is to be called."""
+    for tool in tools or ():
         function = tool.function
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
         start.tools.add(name=function.name, description=function.description or "", parameters_json=parameters)
-    if choice := request.tool_choice:
+    if choice:
         name = choice.function.name if choice.function else ""
         start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=f"MODE_{choice.type.upper()}", name=name))
 
 
-async def _attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
+async def attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
     """Loads the files and puts them into their messages; returns those that have to follow in chunks."""
     await load_media(gateway.fetcher, [file for _, file in pending])
     late, inline_bytes = [], 0

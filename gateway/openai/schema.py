@@ -149,7 +149,20 @@ class IgnoredParameters(Strict):
     return_stage_metrics: Any = None  # of vLLM-Omni: the last chunk has `quartet.timings` anyhow
 
 
-class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
+class WriterSampling(ThinkerSampling):
+    """How text is written, wherever it is asked for: sampling, ends, and what it must be."""
+
+    stop: StopStrings | None = None
+    logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
+        None
+    )
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        default=None, description="of requests that wait the lower goes first; default: 0"
+    )
+
+
+class ChatCompletionRequest(IgnoredParameters, WriterSampling):
     """A chat request: OpenAI's parameters, vLLM's further sampling parameters, and `quartet`."""
 
     model: str
@@ -166,11 +179,6 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
         default=None, description="answers, each its own run with seed + index"
     )
     max_completion_tokens: Positive | None = Field(default=None, description="wins over max_tokens")
-    stop: StopStrings | None = None
-    logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
-        default=None, description="of requests that wait the lower goes first; default: 0"
-    )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
@@ -178,9 +186,6 @@ class ChatCompletionRequest(IgnoredParameters, ThinkerSampling):
         Annotated[ToolChoice, BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value)]
         | None
     ) = None
-    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
-        None
-    )
     quartet: QuartetOptions = QuartetOptions()
     mm_processor_kwargs: MmProcessorKwargs = MmProcessorKwargs()
 

@@ -11,6 +11,7 @@ from quartet.v1 import thinker_pb2
 MAX_IMBALANCE = 2
 # Of a text or file so many characters or bytes of its beginning and end are looked at: a clash costs a cache miss.
 _LOOKED_AT = 16 * 1024
+_RAW_BEGINNING = 256  # characters or ids of a prompt that has no messages: those that begin alike go together
 
 
 class Candidate(Protocol):
@@ -81,6 +82,8 @@ def prompt_key(start: thinker_pb2.GenerateStart, media: Sequence[bytes]) -> byte
     _add(digest, start.chat_template_kwargs_json)
     for tool in start.tools:
         _add(digest, f"{tool.name}\0{tool.description}\0{tool.parameters_json}")
+    _add(digest, start.prompt.text[:_RAW_BEGINNING])
+    _add(digest, repr(start.prompt.token_ids.ids[:_RAW_BEGINNING]))
     for message in start.messages:
         _add(digest, message.role)
         for part in message.content:

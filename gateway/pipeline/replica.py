@@ -55,6 +55,7 @@ class Replica:
         info: what it said of itself when it was last found serving; None before that.
         down_since: `time.monotonic()` when it was last found not serving; None while it serves.
         running, queued: requests that it said to work on, and to have waiting.
+        kv_cache_usage: part of its KV cache that it said to use, 0 to 1.
         in_flight: requests that this gateway has there.
         faults: calls that ended because it is gone, or takes no requests.
         last_chosen: rises with every choice.
@@ -69,6 +70,7 @@ class Replica:
         self.info: server_info_pb2.GetServerInfoResponse | None = None
         self.down_since: float | None = time.monotonic()
         self.running = self.queued = self.in_flight = self.faults = self.last_chosen = 0
+        self.kv_cache_usage = 0.0
         self._of_others = self._losses = self._revision = 0
         self._channels, self._on_change = channels, on_change
         self._check_now = asyncio.Event()
@@ -221,7 +223,7 @@ class Replica:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
             return 0  # an older stage has no such call: then what we have there is all that is known
-        self.running, self.queued = load.running, load.queued
+        self.running, self.queued, self.kv_cache_usage = load.running, load.queued, load.kv_cache_usage
         # Ours are among those that it told. What came or went in the meantime may be on either side of the count.
         self._of_others = max(0, load.running + load.queued - max(ours_before, self.in_flight))
         metrics.LOAD.labels(self.stage, self.address).set(self.load)

@@ -68,6 +68,7 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         hub: streams it produces.
         consumer: reads streams of others.
         resources: closed last, after everything has ended.
+        kv_cache_usage: says which part of its KV cache is in use, 0 to 1.
 
     Raises:
         SystemExit: the files of its TLS settings cannot be used.
@@ -81,6 +82,7 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, name)
         self.hub = StreamHub()
         self.resources = AsyncExitStack()
+        self.kv_cache_usage: Callable[[], float] = lambda: 0.0
         ucx = open_ucx_worker(settings)
         self.hub.transports += [UcxTransport(ucx, settings.ucx_min_bytes)] if ucx else []
         reads = ConsumerTransports(settings.transports, Path(settings.shared_memory_dir), ucx)
@@ -126,7 +128,12 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         self, request: server_info_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
     ) -> server_info_pb2.GetLoadResponse:
         running, queued = self.admission.running, self.admission.queued
-        return server_info_pb2.GetLoadResponse(running=running, queued=queued, info_revision=self._revision)
+        return server_info_pb2.GetLoadResponse(
+            running=running,
+            queued=queued,
+            info_revision=self._revision,
+            kv_cache_usage=self.kv_cache_usage(),
+        )
 
     @contextmanager
     def revising(self) -> Iterator[server_info_pb2.GetServerInfoResponse]:

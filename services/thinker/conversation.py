@@ -49,11 +49,21 @@ class Message:
 
 
 @dataclass(frozen=True)
+class RawPrompt:
+    """A prompt that no chat template writes: `text`, or its ids, with a placeholder for each of `files`."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    files: list[MediaFile] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Conversation:
     """All that makes up a prompt.
 
     Attributes:
         messages: oldest first.
+        raw: the prompt itself, instead of messages.
         tools: tools the model may call, as the chat template takes them.
         use_audio_in_video: whether the sound tracks of videos are heard too.
         template_kwargs: extra variables of the chat template.
@@ -63,10 +73,13 @@ class Conversation:
     tools: list[dict[str, Any]] = field(default_factory=list)
     use_audio_in_video: bool = False
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    raw: RawPrompt | None = None
 
     @property
     def media(self) -> list[MediaFile]:
         """The media, in the order they are read."""
+        if self.raw is not None:
+            return self.raw.files
         return [part for message in self.messages for part in message.parts if isinstance(part, MediaFile)]
 
 

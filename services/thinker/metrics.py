@@ -21,6 +21,11 @@ STEP_BATCH = metrics.STEP_BATCH.labels("thinker", "step")
 KV_CACHE_USED = metrics.KV_CACHE_USED.labels("thinker")
 
 
+def kv_cache_usage() -> float:
+    """Part of the KV cache's blocks that were in use when a step last ended, 0 to 1."""
+    return next(sample.value for metric in KV_CACHE_USED.collect() for sample in metric.samples)
+
+
 class EngineStats:
     """Takes the statistics that come with each step's outputs. Called on the event loop; an error here would end the
     engine's output, so this only copies numbers. It has the methods of vLLM's StatLoggerBase, whose import would be

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from services.thinker.engine import ThinkerEngine
 from services.thinker.media import decode_audio, decode_image, decode_video
 from services.thinker.template import ChatTemplate
 
+Result = TypeVar("Result")
 _NO_TOKEN = -1
 
 
@@ -31,6 +33,28 @@ class Preprocessor:
         self._engine = engine
         self._pool = ThreadPoolExecutor(settings.preprocessing_threads, thread_name_prefix="preprocess")
         self._template = ChatTemplate(engine.checkpoint)
+
+    async def tokenize(self, conversation: Conversation, asks: bool) -> list[int]:
+        """Token ids of a conversation without media, up to where an answer begins if it `asks` for one. Raises
+        InvalidInput: it has media, or the chat template refuses it."""
+        if conversation.media:
+            raise InvalidInput(conversation.media[0].field, "media are not counted here; send text")
+        return await self._in_thread(self._template.apply, conversation, asks)
+
+    async def tokens(self, text: str, special: bool) -> list[int]:
+        """Ids of a text, with the `special` ones that the tokenizer puts before it, or without."""
+        return await self._in_thread(self._template.tokens, text, special)
+
+    async def spelled(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each id; U+FFFD where it is not UTF-8 by itself."""
+        return await self._in_thread(self._template.spelled, token_ids)
+
+    async def text(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included. Raises InvalidInput: one is not in the vocabulary."""
+        return await self._in_thread(self._template.text, token_ids)
+
+    async def _in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
     async def prepare(self, conversation: Conversation) -> Prompt:
         """The prompt of `conversation`. Cancelling leaves at once; a decoder that runs ends in its thread.
@@ -52,14 +76,14 @@ class Preprocessor:
         try:
             engine_input: Any = await self._engine.renderer.process_for_engine_async(prompt, time.time())
         except ValueError as error:  # media of a shape the processor refuses, such as an image of 1 x 300
-            raise InvalidInput("messages", f"the media cannot be processed: {error}") from error
-        return self._prompt(engine_input, opens_thought)
+            raise InvalidInput(_field(conversation), f"the media cannot be processed: {error}") from error
+        return self._prompt(engine_input, opens_thought, _field(conversation))
 
     def _decode(self, conversation: Conversation) -> tuple[list[int], dict[str, list[Any]], dict[str, Any], bool]:
         """Token ids with one placeholder for each medium, the decoded media by kind, how to process them, and whether
         the prompt ends in a thought."""
         token_ids = self._template.apply(conversation)
-        self._refuse_longer(len(token_ids))
+        self._refuse_longer(len(token_ids), _field(conversation))
         settings, rate = self._settings, self._checkpoint.sample_rate_hz
         media: dict[str, list[Any]] = {"image": [], "audio": [], "video": []}
         silent: list[MediaFile] = []
@@ -107,21 +131,24 @@ class Preprocessor:
             raise InvalidInput(file.field, f"its sound must last longer than {least_ms:g} ms")
         return samples
 
-    def _prompt(self, engine_input: Any, opens_thought: bool) -> Prompt:
+    def _prompt(self, engine_input: Any, opens_thought: bool, field: str) -> Prompt:
         token_ids = list(engine_input["prompt_token_ids"])
-        self._refuse_longer(len(token_ids))
+        self._refuse_longer(len(token_ids), field)
         ids, placeholders = np.asarray(token_ids), self._checkpoint.placeholders
         audio = ids == placeholders.get("audio", _NO_TOKEN)
         image = np.isin(ids, [placeholders.get("image", _NO_TOKEN), placeholders.get("video", _NO_TOKEN)])
         return Prompt(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input, opens_thought)
 
-    def _refuse_longer(self, tokens: int) -> None:
+    def _refuse_longer(self, tokens: int, field: str) -> None:
         most = self._engine.max_context_tokens
         if tokens >= most:
-            raise ContextTooLong(
-                "messages", f"the prompt has {tokens} tokens; the limit is {most} with the answer included"
-            )
+            raise ContextTooLong(field, f"the prompt has {tokens} tokens; the limit is {most} with the answer included")
 
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _field(conversation: Conversation) -> str:
+    """What of a request the whole of its prompt is."""
+    return "messages" if conversation.raw is None else "prompt"

@@ -9,7 +9,7 @@ from quartet.v1 import media_pb2, thinker_pb2
 from services.common.rpc.errors import InvalidInput, TooManyMedia
 from services.common.rpc.messages import read_bytes
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message
+from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message, RawPrompt
 from services.thinker.tools import imposed_schema
 
 if TYPE_CHECKING:
@@ -50,14 +50,35 @@ async def read_conversation(
     Raises:
         InvalidInput: names the field.
     """
+    if start.HasField("prompt"):
+        return Conversation([], use_audio_in_video=start.use_audio_in_video, raw=await _raw(start, requests, limits))
     if not start.messages:
         raise InvalidInput("messages", "must not be empty")
-    _check_media(start, limits)
+    _check_media(_media(start), limits)
     messages = [await _message(f"messages[{i}]", message, requests) for i, message in enumerate(start.messages)]
     template_kwargs = _json_object("chat_template_kwargs_json", start.chat_template_kwargs_json or "{}")
     if "chat_template" in template_kwargs:  # a template is a program, and nothing limits the time it takes
         raise InvalidInput("chat_template_kwargs_json", "may set the template's variables, not the template")
     return Conversation(messages, tools, start.use_audio_in_video, template_kwargs)
+
+
+async def _raw(
+    start: thinker_pb2.GenerateStart, requests: AsyncIterator[thinker_pb2.GenerateRequest], limits: ThinkerSettings
+) -> RawPrompt:
+    """The prompt itself, with its media."""
+    prompt = start.prompt
+    for name in ("messages", "tools", "chat_template_kwargs_json"):
+        if getattr(start, name):
+            raise InvalidInput(name, "cannot be beside a prompt: no chat template is applied")
+    if not (prompt.text or prompt.token_ids.ids):
+        raise InvalidInput("prompt", "must have a text or token ids")
+    found = [(media.field or f"prompt.media[{i}]", media) for i, media in enumerate(prompt.media)]
+    _check_media(found, limits)
+    files = [
+        MediaFile(_KINDS[media.kind], media.data or await read_bytes(field, media.size_bytes, requests), field)
+        for field, media in found
+    ]
+    return RawPrompt(prompt.text, list(prompt.token_ids.ids), files)
 
 
 def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], str | None]:
@@ -81,17 +102,21 @@ def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], 
     return tools if mode != thinker_pb2.ToolChoice.MODE_NONE else [], schema
 
 
-def _check_media(start: thinker_pb2.GenerateStart, limits: ThinkerSettings) -> None:
-    """Refuses what is too much before any of it is read."""
-    most = {"image": limits.max_images, "audio": limits.max_audios, "video": limits.max_videos}
-    counts: Counter[MediaKind] = Counter()
-    size_bytes = 0
-    found = [
+def _media(start: thinker_pb2.GenerateStart) -> list[tuple[str, media_pb2.Media]]:
+    """(field, media) of the messages' parts."""
+    return [
         (part.media.field or f"messages[{i}].content[{j}]", part.media)
         for i, message in enumerate(start.messages)
         for j, part in enumerate(message.content)
         if part.WhichOneof("content") == "media"
     ]
+
+
+def _check_media(found: list[tuple[str, media_pb2.Media]], limits: ThinkerSettings) -> None:
+    """Refuses what is too much before any of it is read."""
+    most = {"image": limits.max_images, "audio": limits.max_audios, "video": limits.max_videos}
+    counts: Counter[MediaKind] = Counter()
+    size_bytes = 0
     for field, media in found:
         kind = _KINDS.get(media.kind)
         if kind is None:

@@ -19,6 +19,7 @@ from services.thinker.conversation import Conversation, Message, Prompt
 from services.thinker.engine import Step, ThinkerEngine
 from services.thinker.family import ToolCallMarkers
 from services.thinker.lora import Adapters
+from services.thinker.metrics import kv_cache_usage
 from services.thinker.named_tools import NamedToolParser
 from services.thinker.output import DeltaWriter, RowForwarder, offered_rows
 from services.thinker.preprocess import Preprocessor
@@ -124,7 +125,8 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         """What turns the answer's steps into messages."""
         checkpoint = self.engine.checkpoint
         top_logprobs = start.sampling.top_logprobs if start.sampling.HasField("top_logprobs") else None
-        thought = ThoughtParser(checkpoint.reasoning, prompt.opens_thought) if checkpoint.reasoning else None
+        thinks = checkpoint.reasoning if not start.HasField("prompt") else None  # else it is all of it text
+        thought = ThoughtParser(thinks, prompt.opens_thought) if thinks else None
         return DeltaWriter(checkpoint.tokenizer, top_logprobs, parser, thought)
 
     def _tool_parser(self, tools: list[dict[str, Any]], is_forced: bool) -> ToolCallParser | NamedToolParser | None:
@@ -134,6 +136,30 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
             return NamedToolParser(engine.tool_parser, checkpoint.tokenizer, tools)
         markers = checkpoint.tool_calls or (_ANY_MARKERS if is_forced else None)
         return ToolCallParser(markers, is_forced) if tools and markers else None
+
+    async def Tokenize(
+        self, request: thinker_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> thinker_pb2.TokenizeResponse:
+        token_ids, tokens = [], []
+        async with self._admitted(context):
+            if request.messages:
+                start = thinker_pb2.GenerateStart(messages=request.messages, tools=request.tools)
+                start.chat_template_kwargs_json = request.chat_template_kwargs_json
+                tools, _ = read_tools(start)
+                conversation = await read_conversation(start, tools, _nothing(), self._settings)
+                token_ids = await self.preprocessor.tokenize(conversation, not request.no_generation_prompt)
+            else:
+                token_ids = await self.preprocessor.tokens(request.text, not request.no_special_tokens)
+            tokens = await self.preprocessor.spelled(token_ids)
+        return thinker_pb2.TokenizeResponse(token_ids=token_ids, tokens=tokens)
+
+    async def Detokenize(
+        self, request: thinker_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> thinker_pb2.DetokenizeResponse:
+        text = ""
+        async with self._admitted(context):
+            text = await self.preprocessor.text(list(request.token_ids))
+        return thinker_pb2.DetokenizeResponse(text=text)
 
     async def LoadLora(
         self, request: thinker_pb2.LoadLoraRequest, context: grpc.aio.ServicerContext
@@ -153,12 +179,18 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
     @asynccontextmanager
     async def _changing_adapters(self, context: grpc.aio.ServicerContext) -> AsyncGenerator[Adapters]:
         """The engine's adapters; what they are afterwards is in the stage's ServerInfo."""
+        async with self._admitted(context):
+            yield self.engine.adapters
+            with self._stage.revising() as info:
+                del info.thinker.loras[:]
+                info.thinker.loras.extend(loras(self.engine.adapters))
+
+    @asynccontextmanager
+    async def _admitted(self, context: grpc.aio.ServicerContext) -> AsyncGenerator[None]:
+        """A place of the stage's, for a call that has no use for the engine's steps; its errors are the call's."""
         try:
             with self._stage.admission.admit():
-                yield self.engine.adapters
-                with self._stage.revising() as info:
-                    del info.thinker.loras[:]
-                    info.thinker.loras.extend(loras(self.engine.adapters))
+                yield
         except StageError as error:
             await abort(context, error)
 
@@ -198,6 +230,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
         stage.resources.callback(preprocessor.close)
         await _warm_up(engine, preprocessor)
         servicer.engine, servicer.preprocessor = engine, preprocessor
+        stage.kv_cache_usage = kv_cache_usage
         watch = asyncio.create_task(_end_with(engine, stage))
         stage.resources.callback(watch.cancel)
         return stage.describe(
@@ -209,10 +242,17 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
                 accept_hidden_layer=engine.checkpoint.accept_hidden_layer,
                 input_modalities=list(engine.checkpoint.placeholders),
                 loras=loras(engine.adapters),
+                max_loras=settings.max_loras,
             ),
         )
 
     await stage.serve(start)
+
+
+async def _nothing() -> AsyncIterator[thinker_pb2.GenerateRequest]:
+    """What follows a message that nothing follows."""
+    return
+    yield
 
 
 async def _warm_up(engine: ThinkerEngine, preprocessor: Preprocessor) -> None:

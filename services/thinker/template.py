@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.common.rpc.errors import InvalidInput
-from services.thinker.conversation import Conversation, MediaFile, Message
+from services.thinker.conversation import Conversation, MediaFile, Message, RawPrompt
 from services.thinker.family import ThinkerCheckpoint
 
 
@@ -23,8 +23,8 @@ class ChatTemplate:
         self._lock = threading.Lock()  # transformers' fast tokenizers refuse concurrent calls
         self._special_ids = checkpoint.special_ids  # read before there are any
 
-    def apply(self, conversation: Conversation) -> list[int]:
-        """Token ids with one placeholder for each medium.
+    def apply(self, conversation: Conversation, asks: bool = True) -> list[int]:
+        """Token ids, up to where an answer begins if it `asks` for one, with one placeholder for each medium.
 
         A prompt whose last answer is given by its ids begins with the prompt that was answered, and these ids.
 
@@ -32,19 +32,58 @@ class ChatTemplate:
             InvalidInput: names the field: token ids that are no answer's, a placeholder in a text, or messages that
                 the template refuses.
         """
-        checkpoint = self._checkpoint
+        field = "messages"
+        if conversation.raw is not None:
+            token_ids, field = self._given(conversation.raw), "prompt"
+        else:
+            token_ids = self._templated(conversation, asks)
+        for kind, token_id in self._checkpoint.placeholders.items():
+            count = sum(file.kind == kind for file in conversation.media)
+            if token_ids.count(token_id) != count:
+                token = self._checkpoint.tokenizer.convert_ids_to_tokens(token_id)
+                reason = f"their text must not contain the placeholder {token}"
+                if conversation.raw is not None:
+                    reason = f"must have the placeholder {token} {count} times: once for each {kind}"
+                raise InvalidInput(field, reason)
+        return token_ids
+
+    def tokens(self, text: str, special: bool) -> list[int]:
+        """Ids of a text, with the `special` ones that the tokenizer puts before it, or without."""
+        with self._lock:
+            return self._tokens(text, not special)
+
+    def spelled(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each id; U+FFFD where it is not UTF-8 by itself."""
+        with self._lock:
+            return [self._checkpoint.tokenizer.decode(token_id) for token_id in token_ids]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included. Raises InvalidInput: one is not in the vocabulary."""
+        self._check_ids(token_ids, "token_ids")
+        with self._lock:
+            return self._checkpoint.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _given(self, raw: RawPrompt) -> list[int]:
+        if raw.token_ids:
+            self._check_ids(raw.token_ids, "prompt.token_ids")
+            return list(raw.token_ids)
+        return self.tokens(raw.text, special=True)
+
+    def _check_ids(self, token_ids: Sequence[int], field: str) -> None:
+        most = self._checkpoint.vocab_size - 1
+        for token_id in token_ids:
+            if not 0 <= token_id <= most:
+                raise InvalidInput(field, f"token ids must be 0 to {most}, not {token_id}")
+
+    def _templated(self, conversation: Conversation, asks: bool) -> list[int]:
         try:
             with self._lock:
                 given = [(i, message) for i, message in enumerate(conversation.messages) if message.token_ids]
-                token_ids = self._apply(conversation, {i: self._answer(i, message) for i, message in given})
+                token_ids = self._apply(conversation, {i: self._answer(i, message) for i, message in given}, asks)
         except InvalidInput:
             raise
         except Exception as error:  # a template may raise anything; it ran on the user's input
             raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
-        for kind, token_id in checkpoint.placeholders.items():
-            if token_ids.count(token_id) != sum(file.kind == kind for file in conversation.media):
-                token = checkpoint.tokenizer.convert_ids_to_tokens(token_id)
-                raise InvalidInput("messages", f"their text must not contain the placeholder {token}")
         return token_ids
 
     def opens_thought(self, conversation: Conversation) -> bool:
@@ -53,7 +92,7 @@ class ChatTemplate:
         What the template writes last is asked, not the whole prompt: a user may write of markers.
         """
         markers = self._checkpoint.reasoning
-        if markers is None:
+        if markers is None or conversation.raw is not None:
             return False
         turns = [_to_template(message) for message in conversation.messages]
         with self._lock:
@@ -74,7 +113,7 @@ class ChatTemplate:
                 raise InvalidInput(_field(index), f"has the special token {token} at {place}; give the content instead")
         return token_ids
 
-    def _apply(self, conversation: Conversation, answers: dict[int, list[int]]) -> list[int]:
+    def _apply(self, conversation: Conversation, answers: dict[int, list[int]], asks: bool) -> list[int]:
         """The prompt, with `answers` by the index of their messages."""
         # Stands for an answer while the template runs; no text can have it, as nobody can guess it.
         mark = f"answer-{secrets.token_hex(16)}"
@@ -82,7 +121,7 @@ class ChatTemplate:
             {"role": message.role, "content": f"{mark}-{i}-"} if i in answers else _to_template(message)
             for i, message in enumerate(conversation.messages)
         ]
-        text = self._render(turns, conversation, True)
+        text = self._render(turns, conversation, asks)
         opening = ""
         if answers:
             ended = self._render(turns, conversation, False)

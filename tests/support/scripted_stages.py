@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -74,6 +75,7 @@ class Script:
         typed: text that came after the start.
         ended: "done" or "cancelled", one for each call.
         running: calls that have not ended.
+        queued: requests that it says to have waiting.
         too_long: the answer ends at its most tokens.
         ids_reusable: what a thinker says of the answer's token ids.
         thought: pieces of what a thinker thinks before it answers.
@@ -97,6 +99,7 @@ class Script:
     typed: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     running: int = 0
+    queued: int = 0
     takes_s: Callable[[], float] = lambda: 0.0
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -144,6 +147,17 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
     def __init__(self, script: Script, server: "ServerInfo") -> None:
         self.script, self.server = script, server
 
+    async def Tokenize(self, request, context):
+        """A token for each character; a conversation is its texts."""
+        text = request.text or "".join(part.text for message in request.messages for part in message.content)
+        self.script.requests.append(request)
+        return thinker_pb2.TokenizeResponse(token_ids=map(ord, text), tokens=list(text))
+
+    async def Detokenize(self, request, context):
+        if too_large := [token_id for token_id in request.token_ids if token_id > sys.maxunicode]:
+            await abort(context, InvalidInput("token_ids", "is none"))
+        return thinker_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
     async def LoadLora(self, request, context):
         if request.path == self.script.missing:
             await abort(context, InvalidInput("path", "has no adapter_config.json"))
@@ -166,7 +180,8 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
 
     async def Generate(self, request_iterator, context):
         start = (await anext(request_iterator)).start
-        expected = sum(p.media.size_bytes for m in start.messages for p in m.content if not p.media.data)
+        media = [p.media for m in start.messages for p in m.content] + list(start.prompt.media)
+        expected = sum(each.size_bytes for each in media if not each.data)
         received = 0
         while received < expected:
             chunk = (await anext(request_iterator)).media.data
@@ -352,7 +367,10 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         return self.info
 
     async def GetLoad(self, request, context):
-        return server_info_pb2.GetLoadResponse(running=self.script.running, info_revision=self.revision)
+        running, queued = self.script.running, self.script.queued
+        return server_info_pb2.GetLoadResponse(
+            running=running, queued=queued, info_revision=self.revision, kv_cache_usage=running / 4
+        )
 
 
 class ScriptedStages:

@@ -1,0 +1,172 @@
+"""`POST /v1/completions`: text that goes on with a prompt, without a chat template."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from starlette.responses import Response
+
+from gateway.errors import invalid
+from gateway.gateway import Gateway
+from gateway.openai.answer import WholeAnswer
+from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, sse, while_connected
+from gateway.openai.forms import page, read_json
+from gateway.openai.raw import RawExchange, detokenize
+from gateway.openai.schema import StreamOptions, WriterSampling
+from gateway.strict import NotNegative, Positive
+from quartet.v1 import thinker_pb2
+
+router = APIRouter(tags=["completions"])
+_DEFAULT_TOKENS = 16  # OpenAI's
+_MAX_PROMPTS = 128
+
+
+class CompletionRequest(WriterSampling):
+    """A request for completions: OpenAI's parameters, and vLLM's further sampling parameters."""
+
+    model: str
+    prompt: str | list[str] | list[NotNegative] | list[list[NotNegative]] = Field(
+        description="a text or token ids, or a list of either"
+    )
+    max_tokens: Positive | None = Field(default=None, description="most tokens of each completion; default: 16")
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="completions of each prompt")
+    best_of: Annotated[int, Field(ge=1)] | None = Field(default=None, description="as many as n: all are told")
+    echo: bool | None = Field(default=None, description="the prompt before the completion; not with logprobs")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="alternatives a token")
+    suffix: str | None = Field(default=None, description="refused: models here do not fill in")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    lora: str | None = Field(default=None, description="adapter of the model; it can be named as `model`, too")
+    return_token_ids: bool | None = Field(default=None, description="each choice has token_ids, the first the prompt's")
+    user: Any = Field(default=None, description="accepted; without effect")
+
+    @property
+    def prompts(self) -> list[thinker_pb2.RawPrompt]:
+        """The prompts, each as the thinker takes it. Raises ApiError: 400, one is empty, or there are too many."""
+        given = self.prompt
+        single = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
+        prompts = [given] if single else list(given)
+        if len(prompts) > _MAX_PROMPTS:
+            raise invalid("prompt", f"has {len(prompts)} prompts; at most {_MAX_PROMPTS} are taken")
+        if not prompts or not all(prompts):
+            raise invalid("prompt", "must not be empty")
+        return [
+            thinker_pb2.RawPrompt(text=each)
+            if isinstance(each, str)
+            else thinker_pb2.RawPrompt(token_ids=thinker_pb2.TokenIds(ids=each))  # pyright: ignore[reportArgumentType]
+            for each in prompts
+        ]
+
+    def check(self) -> None:
+        """Raises ApiError: 400 naming the first parameter that contradicts another, or that nothing here follows."""
+        if self.suffix:
+            raise invalid("suffix", "models here do not fill in; leave it out")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise invalid("best_of", "must be n: all completions are told")
+        if self.echo and self.logprobs is not None:
+            raise invalid("echo", "log-probabilities of the prompt are not told; leave out echo, or logprobs")
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "only with stream: true")
+
+
+@router.post(
+    "/v1/completions",
+    openapi_extra=page(CompletionRequest, "application/json", "text_completion, or with stream: true its chunks"),
+    response_model=None,
+)
+async def completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Goes on with prompts as they are: no chat template, no speech."""
+    limit_s = gateway.settings.request_timeout_s
+    request = await read_json(http, CompletionRequest, limit_s)
+    request.check()
+    completing = Completions(gateway, request, http)
+    if request.stream:
+        return EventStream(completing.stream(), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, completing.whole())
+
+
+class Completions:
+    """One request and its response."""
+
+    def __init__(self, gateway: Gateway, request: CompletionRequest, http: Request) -> None:
+        self._gateway, self._request = gateway, request
+        self._prompts = request.prompts
+        most = request.max_tokens or _DEFAULT_TOKENS
+        self._exchange = RawExchange(
+            gateway, request, http.state, self._prompts, request.model, request.lora, request.n or 1, most, "prompt"
+        )
+        created = int(time.time())
+        request_id = f"cmpl-{http.state.request_id}"
+        self._head = {"id": request_id, "object": "text_completion", "created": created, "model": request.model}
+        http.state.log["stream"] = bool(request.stream)
+
+    async def whole(self) -> Response:
+        """The response in one piece. Raises ApiError."""
+        echoes = await self._echoes()
+        async with aclosing(self._exchange.events(self._request.logprobs)) as events:
+            async for _ in events:
+                pass
+        answers = self._exchange.answers
+        choices = [
+            self._choice(answer, echoes[answer.index] + answer.text, answer.finish_reason, self._tokens(answer, 0, 0))
+            for answer in answers
+        ]
+        return JSONResponse(self._head | {"choices": choices, "usage": self._usage()})
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. Raises ApiError."""
+        options, echoes = self._request.stream_options or StreamOptions(), await self._echoes()
+        head = self._head | ({"usage": None} if options.include_usage else {})
+        told = [0] * len(echoes)  # log-probabilities of each answer that were told
+        async with aclosing(self._exchange.events(self._request.logprobs)) as events:
+            async for answer, delta in events:
+                text, echoes[answer.index] = echoes[answer.index] + (delta.text if delta else ""), ""
+                if not (text or delta is None or len(answer.tokens) > told[answer.index]):
+                    continue
+                if options.include_usage and options.continuous_usage_stats:
+                    head["usage"] = self._usage()
+                offset = len(answer.text) - len(text)
+                tokens = self._tokens(answer, told[answer.index], offset)
+                told[answer.index] = len(answer.tokens)
+                choice = self._choice(answer, text, answer.finish_reason if delta is None else None, tokens)
+                yield sse(head | {"choices": [choice]})
+        if options.include_usage:
+            yield sse(head | {"choices": [], "usage": self._usage()})
+        yield DONE
+
+    async def _echoes(self) -> list[str]:
+        """What stands before each choice's text."""
+        if not self._request.echo:
+            return [""] * len(self._exchange.answers)
+        texts = [
+            prompt.text or await detokenize(self._gateway, prompt.token_ids.ids, "prompt") for prompt in self._prompts
+        ]
+        return [text for text in texts for _ in range(self._request.n or 1)]
+
+    def _choice(
+        self, answer: WholeAnswer, text: str, finish_reason: str | None, tokens: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        return {"index": answer.index, "text": text, "logprobs": tokens, "finish_reason": finish_reason}
+
+    def _tokens(self, answer: WholeAnswer, begin: int, offset: int) -> dict[str, Any] | None:
+        """The log-probabilities from the `begin`th token on, in the form that completions have: lists. `offset`: where
+        the first of them begins in the text, in characters."""
+        if self._request.logprobs is None:
+            return None
+        tokens, offsets = answer.tokens[begin:], []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token["token"])
+        return {
+            "tokens": [token["token"] for token in tokens],
+            "token_logprobs": [token["logprob"] for token in tokens],
+            "top_logprobs": [{top["token"]: top["logprob"] for top in token["top_logprobs"]} for token in tokens],
+            "text_offset": offsets,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        return self._exchange.usage()

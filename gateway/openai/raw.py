@@ -1,0 +1,156 @@
+"""Prompts that no chat template writes, as texts or token ids: their answers, and the thinker's tokenizer."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from starlette.datastructures import State
+
+from gateway import metrics
+from gateway.errors import ApiError, from_error
+from gateway.gateway import Gateway
+from gateway.openai.answer import WholeAnswer, usage
+from gateway.openai.chat_requests import refuse_large, sampling_of
+from gateway.openai.schema import WriterSampling
+from gateway.pipeline.run import Event, Finished, Job, TextDelta, run
+from quartet.v1 import thinker_pb2, thinker_pb2_grpc
+from services.common.rpc.errors import StageError
+
+Step = tuple[WholeAnswer, thinker_pb2.GenerateDelta | None]
+"""(the answer, what is new of it, or None: it has ended)."""
+
+
+class RawExchange:
+    """Answers to raw prompts, in text.
+
+    Args:
+        gateway: the gateway.
+        sampling: how they are written.
+        state: the request's id, deadline and log line.
+        prompts: what is gone on with.
+        model, lora: as the request names them.
+        count: answers to each prompt, each with the seed of the one before + 1.
+        max_tokens: of each answer; None: up to the longest context.
+        field: what the request calls its prompts.
+        media: files that follow the prompt, where there is one.
+
+    Attributes:
+        answers: those to the first prompt first.
+
+    Raises:
+        ApiError: 400 or 404, there is no such model, or it does not write.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        sampling: WriterSampling,
+        state: State,
+        prompts: Sequence[thinker_pb2.RawPrompt],
+        model: str | None,
+        lora: str | None,
+        count: int,
+        max_tokens: int | None,
+        field: str,
+        media: Sequence[bytes] = (),
+    ) -> None:
+        gateway.stage_for("text", model, takes_loras=True)
+        self._gateway, self._sampling, self._prompts, self._count = gateway, sampling, prompts, count
+        self._lora, self._max_tokens, self._field, self._media = gateway.lora_of(model, lora), max_tokens, field, media
+        self._request_id, self._log, self._deadline = state.request_id, state.log, state.deadline
+        self._arrived = time.monotonic()
+        self.answers = [WholeAnswer(i, "", 0) for i in range(len(prompts) * count)]
+        self._log["answers"] = len(self.answers)
+
+    async def events(self, top_logprobs: int | None) -> AsyncGenerator[Step, None]:
+        """What is written, as it is. `top_logprobs`: alternatives to tell of each token; None: no log-probabilities.
+
+        Raises:
+            ApiError: as a chat's, with the field that has the prompts.
+        """
+        jobs = [self._job(i, top_logprobs) for i in range(len(self.answers))]
+        left_s = max(0.0, self._deadline - time.monotonic())
+        try:
+            async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
+                async for index, event in events:
+                    self.answers[index].take(event)
+                    self._observe(event)
+                    if isinstance(event, TextDelta):
+                        yield self.answers[index], event.delta
+                    elif isinstance(event, Finished):
+                        yield self.answers[index], None
+        except StageError as error:
+            raise self._in_own_terms(from_error("gateway", error)) from error
+        self._count_tokens()
+
+    def _job(self, index: int, top_logprobs: int | None) -> Job:
+        sampling = sampling_of(self._gateway, self._sampling, self._max_tokens, top_logprobs)
+        if sampling.HasField("seed"):
+            sampling.seed += index
+        start = thinker_pb2.GenerateStart(
+            prompt=self._prompts[index // self._count],
+            sampling=sampling,
+            priority=self._sampling.priority or 0,
+            lora=self._lora,
+        )
+        refuse_large(start, self._field)
+        name = self._request_id if len(self.answers) == 1 else f"{self._request_id}-{index}"
+        return Job(name, {"thinker": start}, self._media)
+
+    def _in_own_terms(self, error: ApiError) -> ApiError:
+        if (param := error.param) is not None and param.split(".")[0] == "prompt":
+            error.message, error.param = self._field + error.message.removeprefix(param), self._field
+        return error
+
+    def _observe(self, event: Event) -> None:
+        if isinstance(event, TextDelta) and event.delta.token_ids:
+            metrics.came(metrics.TTFT, time.monotonic() - self._arrived, self._log)
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens of all prompts and answers, as far as they have come."""
+        told = usage(self.answers)
+        first = [self.answers[i] for i in range(0, len(self.answers), self._count)]
+        read = sum(answer.prompt.prompt_tokens for answer in first)
+        cached = sum(answer.end.thinker.cached_tokens for answer in first if answer.end and answer.end.thinker)
+        written = told["completion_tokens"]
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def _count_tokens(self) -> None:
+        tokens = self.usage()
+        metrics.PROMPT_TOKENS.inc(tokens["prompt_tokens"])
+        metrics.TEXT_TOKENS.inc(tokens["completion_tokens"])
+        self._log |= {"prompt_tokens": tokens["prompt_tokens"], "text_tokens": tokens["completion_tokens"]}
+
+
+async def ask_tokenizer(gateway: Gateway, model: str | None, method: str, message: Any, field: str) -> Any:
+    """What a replica of the thinker answers to `message`, by its tokenizer.
+
+    Raises:
+        ApiError: as a chat's; `field` is what the request calls its text or ids.
+    """
+    stage = gateway.stage_for("text", model, takes_loras=True)
+    try:
+        replica = stage.choose()
+        try:
+            call = getattr(thinker_pb2_grpc.ThinkerServiceStub(replica.channel), method)
+            return await call(message, timeout=gateway.settings.request_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise replica.failure(error) from error
+    except StageError as error:
+        told = from_error("thinker", error)
+        if told.param in ("token_ids", "text"):
+            told.message, told.param = field + told.message.removeprefix(told.param), field
+        raise told from error
+
+
+async def detokenize(gateway: Gateway, token_ids: Sequence[int], field: str) -> str:
+    """The text of ids. Raises ApiError: 400 naming `field`, one is not in the vocabulary."""
+    message = thinker_pb2.DetokenizeRequest(token_ids=token_ids)
+    return (await ask_tokenizer(gateway, None, "Detokenize", message, field)).text

@@ -1,0 +1,243 @@
+"""Prompts that no chat template writes, over HTTP: completions, ids in and out, the tokenizer; a scripted thinker."""
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.api_keys import new_key
+from services.common.rpc.errors import ContextTooLong, QueueFull
+from tests.pure.test_api_keys import bearer, entry, write
+from tests.support.gateway_stack import Running, running
+from tests.support.media import png
+from tests.support.scripted_stages import PIECES
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+TEXT = "".join(PIECES)
+ASK: dict[str, Any] = {"model": "scripted", "prompt": "Once"}
+IDS: dict[str, Any] = {"token_ids": [5, 6, 7]}
+
+
+@pytest.fixture
+def gateway(speech_gateway: Running) -> Running:
+    return speech_gateway
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    *events, done = [line.removeprefix("data: ") for line in text.strip().split("\n\n")]
+    assert done == "[DONE]"
+    return list(map(json.loads, events))
+
+
+async def test_a_prompt_is_gone_on_with(gateway: Running) -> None:
+    whole = await gateway.openai.completions.create(**ASK, seed=7, logprobs=None)
+    (choice,) = whole.choices
+    assert (choice.text, choice.finish_reason, whole.object) == (TEXT, "stop", "text_completion")
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.total_tokens) == (10, 3, 13)
+    (start,) = gateway.scripts["thinker"].requests
+    assert (start.prompt.text, list(start.messages)) == ("Once", [])
+    assert (start.sampling.max_tokens, start.sampling.seed) == (16, 7)
+
+    stream = await gateway.openai.completions.create(**ASK, stream=True, stream_options={"include_usage": True})
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == TEXT
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]][-1] == "stop"
+    assert chunks[-1].usage is not None
+
+
+async def test_several_prompts_and_answers_each(gateway: Running) -> None:
+    whole = await gateway.openai.completions.create(model="scripted", prompt=[[1, 2], [3]], n=2, echo=True, seed=1)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in whole.choices] == [f"\x01\x02{TEXT}"] * 2 + [f"\x03{TEXT}"] * 2
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (20, 12)
+    starts = sorted(gateway.scripts["thinker"].requests, key=lambda start: start.request_id)
+    assert [list(start.prompt.token_ids.ids) for start in starts] == [[1, 2], [1, 2], [3], [3]]
+    assert [start.sampling.seed for start in starts] == [1, 2, 3, 4]
+
+
+async def test_log_probabilities_are_lists(gateway: Running) -> None:
+    gateway.scripts["thinker"].logprobs = True
+    whole = await gateway.openai.completions.create(**ASK, logprobs=1)
+    told = whole.choices[0].logprobs
+    assert told is not None
+    assert (told.tokens, told.token_logprobs) == (list(PIECES), [-0.5] * 3)
+    assert told.top_logprobs == [{"x": -0.5}] * 3
+    assert told.text_offset == [0, len(PIECES[0]), len(PIECES[0] + PIECES[1])]
+    response = await gateway.http.post("/v1/completions", json=ASK | {"logprobs": 1, "stream": True})
+    chunks = [chunk["choices"][0] for chunk in events_of(response.text)]
+    assert [token for chunk in chunks for token in chunk["logprobs"]["tokens"]] == list(PIECES)
+    assert [at for chunk in chunks for at in chunk["logprobs"]["text_offset"]] == told.text_offset
+
+
+async def test_what_benchmarks_send_is_taken(gateway: Running) -> None:
+    """vLLM's, guidellm's and aiperf's bodies."""
+    vllm = {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 8, "logprobs": None, "ignore_eos": True}
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    for body in (
+        ASK | vllm | {"stream": True, "stream_options": {"include_usage": True}},
+        ASK | {"stream": True, "stream_options": usage, "stop": None, "ignore_eos": True, "max_tokens": 8},
+    ):
+        response = await gateway.http.post("/v1/completions", json=body)
+        assert events_of(response.text)[-1]["usage"]["completion_tokens"] == 3
+
+
+async def test_ids_in_and_ids_out(gateway: Running) -> None:
+    gateway.scripts["thinker"].logprobs = True
+    asked = IDS | {"request_id": "mine", "sampling_params": {"logprobs": 1, "max_tokens": 9}, "return_token_ids": True}
+    whole = (await gateway.http.post("/inference/v1/generate", json=asked)).json()
+    assert (whole["request_id"], whole["prompt_token_ids"]) == ("mine", [5, 6, 7])
+    (choice,) = whole["choices"]
+    assert (choice["token_ids"], choice["finish_reason"]) == ([0, 1, 2], "stop")
+    assert len(choice["logprobs"]["content"]) == 3
+    assert choice["logprobs"]["content"][0]["top_logprobs"][0]["logprob"] == -0.5
+    assert whole["usage"]["total_tokens"] == 13
+    streamed = await gateway.http.post("/inference/v1/generate", json=asked | {"stream": True, "output_mode": "text"})
+    choices = [event["choices"][0] for event in events_of(streamed.text)]
+    assert [token_id for choice in choices for token_id in choice["token_ids"]] == [0, 1, 2]
+    assert "".join(choice["text"] for choice in choices) == TEXT
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+async def test_media_are_beside_the_ids(gateway: Running) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    response = await gateway.http.post("/inference/v1/generate", json=IDS | {"content_parts": [part]})
+    assert response.status_code == 200
+    (media,) = gateway.scripts["thinker"].requests[-1].prompt.media
+    assert (media.data, media.field) == (png(), "content_parts[0]")
+
+
+async def test_a_request_is_given_up_by_its_id(gateway: Running) -> None:
+    thinker = gateway.scripts["thinker"]
+    thinker.hold, thinker.after = True, 2
+    asking = asyncio.create_task(gateway.http.post("/inference/v1/generate", json=IDS | {"request_id": "mine"}))
+    await thinker.holding.wait()
+    again = await gateway.http.post("/inference/v1/generate", json=IDS | {"request_id": "mine"})
+    assert again.json()["error"]["param"] == "request_id"
+    aborted = await gateway.http.post("/inference/v1/abort_requests", json={"request_ids": ["other", "mine"]})
+    assert (aborted.status_code, aborted.json()) == (200, {})
+    (choice,) = (await asking).json()["choices"]
+    assert (choice["finish_reason"], choice["token_ids"]) == ("abort", [0])
+    await gateway.until(lambda: thinker.ended == ["cancelled"])
+
+
+async def test_another_key_gives_nothing_up(tmp_path: Path) -> None:
+    alice, bob = new_key(), new_key()
+    keys = write(tmp_path / "keys.yaml", entry("alice", alice), entry("bob", bob))
+    async with running(api_keys_file=keys) as gateway:
+        thinker = gateway.scripts["thinker"]
+        thinker.hold, thinker.after = True, 2
+        mine = IDS | {"request_id": "mine"}
+        asking = asyncio.create_task(gateway.http.post("/inference/v1/generate", json=mine, headers=bearer(alice)))
+        await thinker.holding.wait()
+        ids = {"request_ids": ["mine"]}
+        assert (
+            await gateway.http.post("/inference/v1/abort_requests", json=ids, headers=bearer(bob))
+        ).status_code == 200
+        thinker.go_on()
+        assert (await asking).json()["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_the_tokenizer_is_asked(gateway: Running) -> None:
+    asked = {"prompt": "hé", "return_token_strs": True}
+    told = (await gateway.http.post("/tokenize", json=asked)).json()
+    assert told == {"count": 2, "max_model_len": told["max_model_len"], "tokens": [104, 233], "token_strs": ["h", "é"]}
+    assert (await gateway.http.post("/detokenize", json={"tokens": [104, 233]})).json() == {"prompt": "hé"}
+    chat = {"messages": [{"role": "user", "content": "ab"}], "add_generation_prompt": False}
+    assert (await gateway.http.post("/tokenize", json=chat)).json()["tokens"] == [97, 98]
+    assert gateway.scripts["thinker"].requests[-1].no_generation_prompt
+
+
+async def test_a_client_that_leaves_ends_the_work(gateway: Running) -> None:
+    thinker = gateway.scripts["thinker"]
+    for path, body in (("/v1/completions", ASK), ("/inference/v1/generate", IDS)):
+        thinker.hold, thinker.after = True, 2
+        thinker.holding.clear()
+        thinker.release.clear()
+        asking = asyncio.create_task(gateway.http.post(path, json=body))
+        await thinker.holding.wait()
+        asking.cancel()
+        await gateway.until(lambda: thinker.running == 0)
+    assert thinker.ended == ["cancelled", "cancelled"]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+BAD = [
+    ("/v1/completions", {"prompt": ""}, "prompt"),
+    ("/v1/completions", {"prompt": []}, "prompt"),
+    ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
+    ("/v1/completions", {"prompt": ["a"] * 129}, "prompt"),
+    ("/v1/completions", {"suffix": "x"}, "suffix"),
+    ("/v1/completions", {"best_of": 2}, "best_of"),
+    ("/v1/completions", {"echo": True, "logprobs": 1}, "echo"),
+    ("/v1/completions", {"stream_options": {}}, "stream_options"),
+    ("/v1/completions", {"logprobs": 21}, "logprobs"),
+    ("/v1/completions", {"max_tokens": 0}, "max_tokens"),
+    ("/v1/completions", {"model": "another"}, "model"),
+    ("/v1/completions", {"promt": "x"}, "promt"),
+    ("/inference/v1/generate", {"token_ids": []}, "token_ids"),
+    ("/inference/v1/generate", {"token_ids": [-1]}, "token_ids[0]"),
+    ("/inference/v1/generate", {"token_ids": ["a"]}, "token_ids[0]"),
+    ("/inference/v1/generate", {"features": {}}, "features"),
+    ("/inference/v1/generate", {"cache_salt": "x"}, "cache_salt"),
+    ("/inference/v1/generate", {"kv_transfer_params": {}}, "kv_transfer_params"),
+    ("/inference/v1/generate", {"sampling_params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs"),
+    ("/inference/v1/generate", {"sampling_params": {"temperature": 3}}, "sampling_params.temperature"),
+    ("/inference/v1/generate", {"content_parts": [IMAGE]}, "content_parts[0]"),
+    ("/inference/v1/generate", {"content_parts": [{"type": "text"}]}, "content_parts[0].type"),
+    ("/inference/v1/abort_requests", {"request_ids": []}, "request_ids"),
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+    ("/tokenize", {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
+    ("/detokenize", {"tokens": [1_114_112]}, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+]
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/completions": ASK,
+    "/inference/v1/generate": IDS,
+    "/inference/v1/abort_requests": {"request_ids": ["x"]},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [97]},
+}
+
+
+@pytest.mark.parametrize(("path", "members", "param"), BAD)
+async def test_bad_input_is_named(gateway: Running, path: str, members: dict[str, Any], param: str) -> None:
+    body = members if path == "/tokenize" else GOOD[path] | members
+    response = await gateway.http.post(path, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (404 if param == "model" else 400, param)
+    assert error["message"].startswith(param)
+    assert (await gateway.http.post(path, json=GOOD[path])).status_code == 200
+
+
+async def test_refusals_of_the_thinker_name_the_prompt(gateway: Running) -> None:
+    thinker = gateway.scripts["thinker"]
+    for path, field in (("/v1/completions", "prompt"), ("/inference/v1/generate", "token_ids")):
+        thinker.error = ContextTooLong("prompt", "the prompt has 9 tokens; the limit is 8")
+        refused = await gateway.http.post(path, json=GOOD[path] | {"stream": True})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, field, "context_length_exceeded")
+        assert error["message"].startswith(f"{field}: the prompt has 9")
+        thinker.error = QueueFull("full", 1.0)
+        assert (await gateway.http.post(path, json=GOOD[path])).status_code == 429
+        thinker.error = None
+
+
+async def test_routers_read_vllms_gauges(gateway: Running) -> None:
+    thinker = gateway.scripts["thinker"]
+    thinker.hold, thinker.queued = True, 3
+    asking = [asyncio.create_task(gateway.http.post("/v1/completions", json=ASK)) for _ in range(2)]
+    (replica,) = gateway.app.state.gateway.pipeline.output("text").replicas.values()
+    await gateway.until(lambda: (replica.running, replica.queued) == (2, 3))
+    told = (await gateway.http.get("/metrics")).text.splitlines()
+    assert 'vllm:num_requests_running{model_name="scripted"} 2.0' in told
+    assert 'vllm:num_requests_waiting{model_name="scripted"} 3.0' in told
+    assert 'vllm:kv_cache_usage_perc{model_name="scripted"} 0.5' in told
+    thinker.go_on()
+    await asyncio.gather(*asking)
