@@ -21,6 +21,7 @@ from gateway.origin import OwnPagesOnly
 from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
+from gateway.profiling import endpoints as profiling
 from gateway.realtime import connection as realtime
 from gateway.realtime import secrets
 from gateway.settings import GatewaySettings
@@ -71,6 +72,7 @@ _ENDPOINTS = (
     voices,
     secrets,
     realtime,
+    profiling,
 )
 
 

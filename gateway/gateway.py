@@ -11,6 +11,7 @@ from gateway.pipeline.config import PipelineConfig, TalkerSampling
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.stage import Stage
+from gateway.profiling.fan_out import Profiling
 from gateway.realtime.detector import Detectors
 from gateway.realtime.turn_model import TurnModel
 from gateway.settings import GatewaySettings
@@ -43,6 +44,7 @@ class Gateway:
         self.fetcher = Fetcher(settings)
         self.transcripts = Transcripts(settings.audio_ttl_s)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
+        self.profiling = Profiling(self.pipeline, self.admission.spans, settings.request_timeout_s)
         self.realtime_sessions = 0
         self.administration = asyncio.Lock()
         self._voices: VoiceStore | None = None

@@ -3,7 +3,12 @@
 import re
 import time
 import uuid
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from http import HTTPStatus
+from operator import itemgetter
+from typing import Any
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,6 +23,7 @@ from gateway.openai.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from gateway.page.files import PATHS as PAGE_PATHS
 from gateway.realtime.secrets import AZURE_PATH, PATH, ClientSecrets, key_of
 from services.common.telemetry import tracing
+from services.common.telemetry.spans import Span
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET_PATHS = {"/health", "/ready", "/metrics"}
@@ -25,6 +31,7 @@ _QUIET_PATHS = {"/health", "/ready", "/metrics"}
 # The page asks for a key by itself.
 OPEN_PATHS = frozenset({*_QUIET_PATHS, "/docs", "/openapi.json", *PAGE_PATHS})
 _WEBSOCKET = "WEBSOCKET"  # its method in logs and spans
+_TRACED = ("POST", _WEBSOCKET)  # what may reach a stage
 _SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
 
 log = structlog.get_logger()
@@ -52,6 +59,11 @@ class RequestContext:
         fields: dict = {} if span is None else {"trace_id": span.trace_id}
         scope.setdefault("state", {}).update(request_id=request_id, log=fields)
         started, status = time.monotonic(), 0
+        ended: float | None = None
+
+        def span_so_far() -> Span:
+            outcome = str(status) if ended else ""
+            return with_firsts(Span(request_id, "gateway", started, ended, outcome, owner=fields.get("key")), fields)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -64,6 +76,9 @@ class RequestContext:
                 fields["close_code"] = message.get("code")
             await send(message)
 
+        served = ExitStack()
+        if method in _TRACED:
+            served.enter_context(scope["app"].state.gateway.admission.spans.serving(span_so_far))
         self._running_ids.add(request_id)
         try:
             await self._app(scope, receive, send_with_id)
@@ -88,12 +103,26 @@ class RequestContext:
             told = {"request_id": request_id, "method": method, "path": path, "status": status}
             write = log.debug if quiet else log.info
             write("request", **told, duration_ms=duration_ms, **fields)
+            ended = time.monotonic()
+            served.close()
 
     def _request_id(self, wanted: str) -> str:
         made = uuid.uuid4().hex
         if not _SANE_ID.fullmatch(wanted):
             return made
         return f"{wanted}-{made[:8]}" if wanted in self._running_ids else wanted
+
+
+def with_firsts(span: Span, fields: Mapping[str, Any]) -> Span:
+    """The span of an answer with its time up to the first text and audio, of which its log line's `fields` tell."""
+    firsts = [("until first text", fields.get("ttft_ms")), ("until first audio", fields.get("ttfa_ms"))]
+    marks = sorted(((name, span.start + ms / 1000) for name, ms in firsts if ms is not None), key=itemgetter(1))
+    last = [] if span.end is None else [("until its end", max(span.end, span.start, *(at for _, at in marks)))]
+    phases, before = list[tuple[str, float, float]](), span.start
+    for name, at in (*marks, *last):
+        phases.append((name, before, at))
+        before = at
+    return replace(span, phases=phases, first_output=marks[0][1] if marks else None)
 
 
 def end_span(span: tracing.Span, method: str, path: str, status: int, fields: dict) -> None:

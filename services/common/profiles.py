@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -102,8 +104,8 @@ class Profiles:
                 raise Unavailable("the stage is loading its model; retry later")
             if (running := self._running) is not None:
                 gone_s = time.monotonic() - running.began_s
-                reason = f"the {self._stage} records a profile since {gone_s:.1f} s; stop it, or wait {running.limit_s:g} s"
-                raise AlreadyExists(reason)
+                which = f"the {self._stage} records a profile since {gone_s:.1f} s, for {running.limit_s:g} s"
+                raise AlreadyExists(f"{which}; stop it first")
             self.drop()
             directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="quartet-profile-"))
             watch, memory = self._spans.watch(), await asyncio.to_thread(resident_bytes)
@@ -149,7 +151,8 @@ class Profiles:
             return self._recorded
 
     async def _end(self, ended_by: str) -> None:
-        assert self._running is not None and self.recorder is not None
+        assert self._running is not None
+        assert self.recorder is not None
         running, self._running = self._running, None
         if running.limit is not None:
             running.limit.cancel()
@@ -157,7 +160,8 @@ class Profiles:
         summary = profile_pb2.Profile(
             stage=self._stage, start_unix_ns=running.start_unix_ns, end_unix_ns=time.time_ns(), ended_by=ended_by
         )
-        summary.spans_left_out = running.watch.left_out
+        summary.spans_left_out, summary.pid = running.watch.left_out, os.getpid()
+        summary.threads.update({thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id})
         # Many: in a thread, of objects that nothing changes.
         spans = [*running.watch.spans, *self._spans.served()]
         summary.spans.extend(await asyncio.to_thread(_messages, spans))

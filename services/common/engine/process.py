@@ -9,6 +9,7 @@ import multiprocessing.connection
 import os
 import shutil
 import threading
+from itertools import chain
 from pathlib import Path
 
 # of <malloc.h>
@@ -48,10 +49,10 @@ def resident_bytes() -> int:
 def _resident_bytes(pid: int) -> int:
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        children = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+        children = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/children")]
     except (OSError, IndexError):  # it is gone, or this is no Linux
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident_bytes(int(child)) for child in children)
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident_bytes(int(child)) for child in chain(*children))
 
 
 def lower_engine_priority() -> None:

@@ -1,4 +1,4 @@
-"""Records the operations of this process by torch's profiler, those of every thread: engines have threads of their own."""
+"""Records the operations of this process by torch's profiler, of all threads: engines have their own."""
 
 import asyncio
 import gzip

@@ -88,16 +88,23 @@ class Spans:
 
     @contextmanager
     def serving(self, describe: Callable[[], Span]) -> Iterator[None]:
-        """In the block a request is served. `describe` gives its span as it is then, and after the block as it ended."""
+        """In the block a request is served. `describe` gives its span as it is, and after the block as it ended."""
         self._served.add(describe)
         try:
             yield
         finally:
             self._served.discard(describe)
-            span = describe()
-            self._ended.append(span)
-            for watch in self._watches:
-                watch.add(span)
+            self.add(describe())
+
+    def add(self, span: Span) -> None:
+        """Takes the span of a request that has ended."""
+        self._ended.append(span)
+        for watch in self._watches:
+            watch.add(span)
+
+    def ended(self) -> list[Span]:
+        """Those that have ended, the oldest first."""
+        return list(self._ended)
 
     def served(self) -> list[Span]:
         """Of the requests that are served now, as far as they are."""
