@@ -83,6 +83,7 @@ def trace(
 
     with connect(url, api_key) as client:
         told = check(client.get(f"/v1/quartet/trace/{quote(request_id, safe='')}")).json()
-    Console().print(table(told))
+    console = Console()
+    console.print(table(told, console.width))
     for lost in told["unreachable"]:
         typer.echo(f"not reached: {lost['stage']} {lost['address']}: {lost['reason']}", err=True)

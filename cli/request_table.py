@@ -2,68 +2,66 @@
 
 from typing import Any
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-_WIDTH = 32  # characters of the longest bar
-_FIRST_OUTPUT = "◆"
-_DONE, _STILL = "█", "░"
+_LEAST_WIDTH = 10  # characters of the longest bar
+_BESIDE = 60  # characters of a line that are no bar
+_DONE, _STILL, _MOMENT = "█", "░", "◆"
 
 
-def table(told: dict[str, Any]) -> Table:
-    """The table of what the gateway's /v1/quartet/trace told: a row for each stage in the order of their starts, and
-    below it its phases. Times are milliseconds, starts those since the request's own."""
+def table(told: dict[str, Any], width: int) -> Table:
+    """The table of what the gateway's /v1/quartet/trace told: a row for each stage, and below it its phases. Times are
+    milliseconds, starts those since the request's own.
+
+    Args:
+        told: the answer.
+        width: characters of a line.
+    """
     spans = told["spans"]
-    start_us = spans[0]["start_us"]
-    end_us = max([start_us + 1, *(at for span in spans for at in _times(span))])
-    made = Table(title=f"request {escape(told['request_id'])}", title_justify="left")
-    for heading in ("stage", "replica"):
-        made.add_column(heading, no_wrap=True)
-    for heading in ("start ms", "took ms", "first output ms"):
-        made.add_column(heading, justify="right")
-    made.add_column("outcome")
-    made.add_column(f"{_milliseconds(end_us - start_us)} ms", no_wrap=True)
+    line = _Line(spans, max(_LEAST_WIDTH, width - _BESIDE))
+    made = Table(title=f"request {escape(told['request_id'])}", title_justify="left", box=box.SIMPLE_HEAD)
+    made.add_column("stage", no_wrap=True)
+    for heading in ("start ms", "took ms"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    made.add_column("ended", no_wrap=True)
+    made.add_column(f"0 to {_milliseconds(line.end_us - line.start_us)} ms", no_wrap=True)
     for span in spans:
-        last_us = span["end_us"]
-        bar = _bar(span["start_us"], last_us or end_us, start_us, end_us, _DONE if last_us else _STILL)
-        if (first_us := span["first_output_us"]) is not None:
-            at = min(len(bar.ljust(_WIDTH)) - 1, int((first_us - start_us) / (end_us - start_us) * _WIDTH))
-            bar = bar.ljust(_WIDTH)[:at] + _FIRST_OUTPUT + bar.ljust(_WIDTH)[at + 1 :]
         part = span["request_id"].removeprefix(told["request_id"])
-        made.add_row(
-            f"[bold]{escape(span['stage'] + part)}[/bold]",
-            span["address"],
-            _milliseconds(span["start_us"] - start_us),
-            "-" if last_us is None else _milliseconds(last_us - span["start_us"]),
-            "-" if first_us is None else _milliseconds(first_us - span["start_us"]),
-            span["outcome"] or "still served",
-            bar.rstrip(),
-        )
+        name, last_us = f"[bold]{escape(span['stage'] + part)}[/bold]", span["end_us"]
+        bar = line.bar(span["start_us"], last_us or line.end_us, _DONE if last_us else _STILL)
+        made.add_row(name, *line.times(span["start_us"], last_us), span["outcome"] or "not yet", bar)
         for phase in span["phases"]:
-            made.add_row(
-                f"  {phase['name']}",
-                "",
-                _milliseconds(phase["start_us"] - start_us),
-                _milliseconds(phase["end_us"] - phase["start_us"]),
-                "",
-                "",
-                f"[dim]{_bar(phase['start_us'], phase['end_us'], start_us, end_us, _DONE)}[/dim]",
-            )
-    made.caption, made.caption_justify = f"{_FIRST_OUTPUT} first output", "left"
+            times = phase["start_us"], phase["end_us"]
+            made.add_row(f"  {phase['name']}", *line.times(*times), "", f"[dim]{line.bar(*times, _DONE)}[/dim]")
+        if (first_us := span["first_output_us"]) is not None:
+            made.add_row("  first output", *line.times(first_us, None), "", line.bar(first_us, first_us, _MOMENT))
+    replicas = dict.fromkeys(f"{span['stage']} {span['address']}" for span in spans if span["address"])
+    made.caption, made.caption_justify = ", ".join(replicas), "left"
     return made
 
 
-def _times(span: dict[str, Any]) -> list[float]:
-    ends = [span["start_us"], span["end_us"], *(phase["end_us"] for phase in span["phases"])]
-    return [at for at in ends if at is not None]
+class _Line:
+    """The time of all `spans` on a line of `width` characters. Its times are microseconds of Unix time."""
 
+    def __init__(self, spans: list[dict[str, Any]], width: int) -> None:
+        times = [span["end_us"] or span["start_us"] for span in spans]
+        times += [phase["end_us"] for span in spans for phase in span["phases"]]
+        self.start_us = min(span["start_us"] for span in spans)
+        self.end_us = max(self.start_us + 1, *times)
+        self._width = width
 
-def _bar(first_us: float, last_us: float, start_us: float, end_us: float, block: str) -> str:
-    """From `first_us` to `last_us` on a line from `start_us` to `end_us`; never nothing."""
-    scale = _WIDTH / (end_us - start_us)
-    left = min(int((first_us - start_us) * scale), _WIDTH - 1)
-    right = max(left + 1, round((last_us - start_us) * scale))
-    return " " * left + block * (right - left)
+    def times(self, first_us: float, last_us: float | None) -> tuple[str, str]:
+        """(start since the line's, length) in milliseconds."""
+        return _milliseconds(first_us - self.start_us), "" if last_us is None else _milliseconds(last_us - first_us)
+
+    def bar(self, first_us: float, last_us: float, block: str) -> str:
+        """From one time to the other; never nothing."""
+        scale = self._width / (self.end_us - self.start_us)
+        left = min(int((first_us - self.start_us) * scale), self._width - 1)
+        right = max(left + 1, round((last_us - self.start_us) * scale))
+        return " " * left + block * (right - left)
 
 
 def _milliseconds(us: float) -> str:

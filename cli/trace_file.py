@@ -3,8 +3,9 @@
 import gzip
 import itertools
 import json
+import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from cli.terminal import CommandError
 
 Event = dict[str, Any]
 MANIFEST = "profile.json"
-_COMPRESSION = 5
+_COMPRESSION = 3
+_BATCH = 1000  # events written at a time
+_BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _OF_PROCESSES = {"process_name", "process_labels", "process_sort_index"}  # written anew: process ids are
 _FLOW_IDS = 10**12  # more than a file has
 
@@ -38,8 +41,8 @@ class Merged:
 def merge(archive: Path, out: Path) -> Merged:
     """Writes the trace of `archive`, a tar from the gateway's /stop_profile, to `out`, compressed by gzip.
 
-    Its times are microseconds since the first thing in it, on the gateway's clock. One file of the archive is in memory
-    at a time.
+    Its times are microseconds since the first thing in it, on the gateway's clock. The text of one file of the
+    archive is in memory at a time.
 
     Raises:
         CommandError: the archive is cut short, or a file in it is none.
@@ -64,11 +67,32 @@ def _member(files: tarfile.TarFile, name: str) -> bytes:
     return opened.read()
 
 
-def _lines(events: Iterable[Event]) -> Iterator[str]:
-    before = ""
-    for event in events:
-        yield before + json.dumps(event, separators=(",", ":"))
+def _lines(events: Iterator[Event]) -> Iterator[str]:
+    encode, before = json.JSONEncoder(separators=(",", ":")).encode, ""
+    while batch := list(itertools.islice(events, _BATCH)):
+        yield before + encode(batch)[1:-1]
         before = ",\n"
+
+
+def _events(text: str) -> Iterator[Event]:
+    """Those of a trace, one at a time: all of them as objects take ten times the memory of the text."""
+    decode, gap = json.JSONDecoder().raw_decode, re.compile(r"[\s,]*")
+    opening = re.search(r'"traceEvents"\s*:\s*\[', text)
+    if opening is None:
+        raise ValueError("a file has no traceEvents")
+    at = gap.match(text, opening.end()).end()  # pyright: ignore[reportOptionalMemberAccess]  it matches nothing, too
+    while text[at : at + 1] != "]":
+        event, at = decode(text, at)
+        yield event
+        at = gap.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _base_unix_ns(text: str) -> int:
+    """The Unix time in nanoseconds that the times of a trace are since."""
+    found = _BASE.search(text)
+    if found is None:
+        raise ValueError("a file has no baseTimeNanoseconds")
+    return int(found[1])
 
 
 def _origin_us(told: dict[str, Any]) -> float:
@@ -103,26 +127,22 @@ class _Writer:
         """All of them."""
         for process in self._told["processes"]:
             name = f"{process['stage']} {process['address']}".rstrip()
-            pid, opening = self._process(name)
-            yield from opening
+            pid = next(self._pids)
+            yield from self._named(pid, name)
             for span in process["spans"]:
                 yield from self._span(span, pid, process.get("end_us", self._end_us))
             for file in process["files"]:
-                trace = json.loads(gzip.decompress(_member(files, file["path"])))
-                yield from self._operations(trace, process, f"{name} {file['process']}".rstrip(), pid)
+                text = gzip.decompress(_member(files, file["path"])).decode()
+                yield from self._operations(text, process, f"{name} {file['process']}".rstrip(), pid)
             self._note_faults(name, process)
         for lost in self._told["lost"]:
             self._merged.faults.append(f"{lost['stage']} {lost['address']}: {lost['reason']}")
 
-    def _process(self, name: str) -> tuple[int, list[Event]]:
-        """(id, what says that it has this name) of a process."""
-        pid = next(self._pids)
+    def _named(self, pid: int, name: str) -> Iterator[Event]:
+        """What says that a process has this name."""
         self._merged.processes.append(name)
-        described = [
-            {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}},
-            {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}},
-        ]
-        return pid, described
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
 
     def _span(self, span: dict[str, Any], pid: int, end_us: float) -> Iterator[Event]:
         """A request: an asynchronous slice, as requests overlap, with its phases in it."""
@@ -143,24 +163,20 @@ class _Writer:
     def _since(self, unix_us: float) -> float:
         return round(unix_us - self._origin_us, 3)
 
-    def _operations(self, trace: dict[str, Any], process: dict[str, Any], name: str, own_pid: int) -> Iterator[Event]:
+    def _operations(self, text: str, process: dict[str, Any], name: str, own_pid: int) -> Iterator[Event]:
         """The events of a file of torch's profiler, with this trace's process ids and time."""
-        events: list[Event] = trace["traceEvents"]
-        base_us = int(trace["baseTimeNanoseconds"]) / 1000 - self._origin_us - process["clock"]["offset_us"]
-        labels = {event["pid"]: event["args"]["labels"] for event in events if event["name"] == "process_labels"}
-        pids: dict[int, int] = {}
+        base_us = _base_unix_ns(text) / 1000 - self._origin_us - process["clock"]["offset_us"]
+        pids, labels = dict[int, int](), dict[int, str]()
         flows = next(self._ids) * _FLOW_IDS
-        for event in events:
+        for event in _events(text):
             theirs = event.get("pid")
-            if not isinstance(theirs, int) or event["name"] in _OF_PROCESSES:  # "Spans", "Traces": of the profiler
+            if not isinstance(theirs, int):  # "Spans", "Traces": of the profiler
+                continue
+            if event["name"] in _OF_PROCESSES:
+                labels |= {theirs: event["args"]["labels"]} if event["name"] == "process_labels" else {}
                 continue
             if theirs not in pids:
-                if theirs == process["pid"]:
-                    pids[theirs] = own_pid
-                else:
-                    label = labels.get(theirs, "")
-                    pids[theirs], opening = self._process(f"{name} {label if label != 'CPU' else ''}".rstrip())
-                    yield from opening
+                pids[theirs] = own_pid if theirs == process["pid"] else next(self._pids)
             event["pid"] = pids[theirs]
             if event["ph"] == "M":
                 event.pop("ts", None)
@@ -170,9 +186,15 @@ class _Writer:
             else:
                 event["ts"] = round(base_us + event["ts"], 3)
                 self._merged.operations += 1
+            if event.get("cat") == "cpu_op":
+                event.pop("args", None)  # numbers that mean something to torch alone: half of the file
             if isinstance(event.get("id"), int):  # arrows from a call to its kernel: each file has ids of its own
                 event["id"] += flows
             yield event
+        for theirs, pid in pids.items():
+            if pid != own_pid:
+                label = labels.get(theirs, "")
+                yield from self._named(pid, f"{name} {label if label != 'CPU' else ''}".rstrip())
 
     def _note_faults(self, name: str, process: dict[str, Any]) -> None:
         """What is missing of `process`, and that it may be less than was asked for."""

@@ -3,12 +3,8 @@
 import re
 import time
 import uuid
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from http import HTTPStatus
-from operator import itemgetter
-from typing import Any
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,6 +17,7 @@ from gateway.api_keys import ApiKey, ApiKeys, bearer_of
 from gateway.errors import ApiError, gateway_fault
 from gateway.openai.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from gateway.page.files import PATHS as PAGE_PATHS
+from gateway.profiling.answers import with_firsts
 from gateway.realtime.secrets import AZURE_PATH, PATH, ClientSecrets, key_of
 from services.common.telemetry import tracing
 from services.common.telemetry.spans import Span
@@ -111,18 +108,6 @@ class RequestContext:
         if not _SANE_ID.fullmatch(wanted):
             return made
         return f"{wanted}-{made[:8]}" if wanted in self._running_ids else wanted
-
-
-def with_firsts(span: Span, fields: Mapping[str, Any]) -> Span:
-    """The span of an answer with its time up to the first text and audio, of which its log line's `fields` tell."""
-    firsts = [("until first text", fields.get("ttft_ms")), ("until first audio", fields.get("ttfa_ms"))]
-    marks = sorted(((name, span.start + ms / 1000) for name, ms in firsts if ms is not None), key=itemgetter(1))
-    last = [] if span.end is None else [("until its end", max(span.end, span.start, *(at for _, at in marks)))]
-    phases, before = list[tuple[str, float, float]](), span.start
-    for name, at in (*marks, *last):
-        phases.append((name, before, at))
-        before = at
-    return replace(span, phases=phases, first_output=marks[0][1] if marks else None)
 
 
 def end_span(span: tracing.Span, method: str, path: str, status: int, fields: dict) -> None:

@@ -20,7 +20,7 @@ from gateway.openai.connection import StreamedResponse, administered, key_of
 from gateway.openai.forms import page, parsed
 from gateway.pipeline.replica import Replica
 from gateway.profiling.clocks import spans_of
-from gateway.profiling.fan_out import CLOCK_TIMEOUT_S, as_json, manifest
+from gateway.profiling.fan_out import CLOCK_TIMEOUT_S, GATEWAY, as_json, manifest
 from gateway.strict import Strict
 from services.common.rpc.errors import AlreadyExists, NotFound, StageError
 from services.common.telemetry.spans import monotonic_to_unix_ns
@@ -134,7 +134,7 @@ async def trace(http: Request, request_id: str) -> JSONResponse:
 
 
 async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(spans of the request and its parts that the client may see, the first first; replicas that could not say)."""
+    """(spans of the request and its parts that the client may see; replicas that could not say)."""
     key = key_of(http)
     found = gateway.admission.spans.find(request_id)
     if key is not None and not key.entry.admin:
@@ -155,7 +155,12 @@ async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list
         if isinstance(answer, StageError)
     ]
     kept = [span for span in spans if span["request_id"] not in others]
-    return sorted(kept, key=lambda span: span["start_us"]), unreachable
+    return sorted(kept, key=_order), unreachable
+
+
+def _order(span: dict[str, Any]) -> tuple[bool, float]:
+    """The gateway's first, then as their first outputs came: all stages of an answer start at once."""
+    return span["stage"] != GATEWAY, span["first_output_us"] or span["start_us"]
 
 
 async def _ask(replica: Replica, request_id: str) -> list[dict[str, Any]] | StageError:

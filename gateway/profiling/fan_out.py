@@ -72,7 +72,7 @@ class Profiling:
                 request = profile_pb2.StartProfileRequest(seconds=seconds)
                 return (await stub.StartProfile(request, timeout=self._timeout_s)).seconds
             except grpc.aio.AioRpcError as error:
-                return replica.failure(error)
+                return self._why(replica, error)
 
         async with self._turn:
             answers = dict(zip(replicas, await asyncio.gather(*map(ask, replicas)), strict=True))
@@ -139,7 +139,7 @@ class Profiling:
         return fetched
 
     def _why(self, replica: Replica, error: grpc.aio.AioRpcError) -> StageError:
-        """Why nothing was fetched. NotFound: it was never asked to record."""
+        """Why a replica recorded nothing. NotFound: it was not asked to, or cannot."""
         failure = replica.failure(error)
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # a stage of another make
             return NotFound("it takes no profiles")

@@ -58,7 +58,6 @@ class _Running:
     began_s: float
     limit_s: float
     watch: Watch
-    directory: Path
     limit: "asyncio.Task[None] | None" = field(default=None)
 
 
@@ -107,15 +106,13 @@ class Profiles:
                 which = f"the {self._stage} records a profile since {gone_s:.1f} s, for {running.limit_s:g} s"
                 raise AlreadyExists(f"{which}; stop it first")
             self.drop()
-            directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="quartet-profile-"))
             watch, memory = self._spans.watch(), await asyncio.to_thread(resident_bytes)
-            self._running = _Running(time.time_ns(), time.monotonic(), seconds, watch, directory)
+            self._running = _Running(time.time_ns(), time.monotonic(), seconds, watch)
             try:
                 await self.recorder.start()
             except BaseException:
                 self._running = None
                 self._spans.unwatch(watch)
-                shutil.rmtree(directory, ignore_errors=True)
                 raise
             self._running.limit = asyncio.create_task(self._limit(self._running, memory))
             log.info("profile started", seconds=seconds)
@@ -165,9 +162,10 @@ class Profiles:
         # Many: in a thread, of objects that nothing changes.
         spans = [*running.watch.spans, *self._spans.served()]
         summary.spans.extend(await asyncio.to_thread(_messages, spans))
-        self._recorded = recorded = Recorded(summary, running.directory)
+        directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="quartet-profile-"))
+        self._recorded = recorded = Recorded(summary, directory)
         try:
-            files = await self.recorder.stop(running.directory)
+            files = await self.recorder.stop(directory)
             size_bytes = sum(file.stat().st_size for _, file in files)
             if size_bytes > self._max_bytes:
                 most = self._max_bytes // MIB

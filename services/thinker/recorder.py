@@ -54,7 +54,7 @@ class VllmRecorder:
         traces = list[tuple[str, Path]]()
         for file in sorted(self._directory.glob(f"{self._prefix}_*")):
             if file.name.endswith(_ENDING):
-                rank = file.name.removeprefix(f"{self._prefix}_").partition(".")[0]
+                rank = file.name.partition(".")[0].rpartition("_")[2]  # "rank0" of "dp0_pp0_tp0_..._rank0"
                 traces.append((f"vLLM {rank}", file.rename(directory / f"{rank}.json.gz")))
             else:
                 file.unlink()  # a table of the same
