@@ -18,7 +18,12 @@ from gateway.profiling.clocks import Clock
 from tests.pure.test_api_keys import bearer, entry, write
 from tests.support.gateway_stack import running
 
-ASK = {"messages": [{"role": "user", "content": "hi"}], "modalities": ["text", "audio"], "audio": {"format": "wav"}}
+ASK = {
+    "model": "scripted",
+    "messages": [{"role": "user", "content": "hi"}],
+    "modalities": ["text", "audio"],
+    "audio": {"format": "wav"},
+}
 
 
 async def test_who_may_ask(tmp_path: Path):
@@ -53,7 +58,8 @@ async def test_who_may_ask(tmp_path: Path):
         assert await seen("mine-1", other) == ["mine-1"]
         told = (await gateway.http.get("/v1/quartet/trace/mine", headers=bearer(one))).json()
         (span,) = told["spans"]
-        assert [phase["name"] for phase in span["phases"]] == ["until first text", "until first audio", "until its end"]
+        names = [phase["name"] for phase in span["phases"]]
+        assert (set(names[:2]), names[2:]) == ({"until first text", "until first audio"}, ["until its end"])
         assert "hi" not in json.dumps(span)
         assert {lost["stage"] for lost in told["unreachable"]} == {"thinker", "talker", "code2wav"}
 
@@ -64,7 +70,7 @@ async def test_a_request_that_is_served_has_a_span():
         asking = asyncio.create_task(gateway.chat(ASK, headers={"x-request-id": "held"}))
         await gateway.scripts["thinker"].holding.wait()
         (span,) = (await gateway.http.get("/v1/quartet/trace/held")).json()["spans"]
-        assert (span["end_us"], span["outcome"], span["phases"]) == (None, "", [])
+        assert (span["end_us"], span["outcome"]) == (None, "")
         gateway.scripts["thinker"].go_on()
         assert (await asking).status_code == 200
         (span,) = (await gateway.http.get("/v1/quartet/trace/held")).json()["spans"]
@@ -78,7 +84,7 @@ def test_a_clock_is_set_right_only_where_it_is_known_to_be_wrong():
 
 def span(request_id: str, start_us: float, end_us: float | None, *phases: tuple[str, float, float]) -> dict[str, Any]:
     told = [{"name": name, "start_us": first, "end_us": last} for name, first, last in phases]
-    rest = {"stage": "talker", "outcome": "OK", "first_output_us": start_us + 1, "phases": told}
+    rest = {"stage": "talker", "outcome": "OK" if end_us else "", "first_output_us": start_us + 1, "phases": told}
     return {"request_id": request_id, "start_us": start_us, "end_us": end_us, **rest}
 
 
@@ -137,7 +143,7 @@ def test_traces_of_two_hosts_become_one(tmp_path: Path):
     assert (merged.operations, merged.requests) == (3, {"r"})
 
     whole = file.read_bytes()
-    for cut in (100, len(whole) // 2):
+    for cut in (100, whole.index(files["1"]) + 10):
         file.write_bytes(whole[:cut])
         with pytest.raises(CommandError):
             merge(file, tmp_path / "cut.json.gz")
