@@ -28,6 +28,7 @@ _QUIET_PATHS = {"/health", "/ready", "/metrics"}
 # The page asks for a key by itself.
 OPEN_PATHS = frozenset({*_QUIET_PATHS, "/docs", "/openapi.json", *PAGE_PATHS})
 _WEBSOCKET = "WEBSOCKET"  # its method in logs and spans
+_OF_OPERATORS = ("/start_profile", "/stop_profile")
 _TRACED = ("POST", _WEBSOCKET)  # what may reach a stage
 _SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
 
@@ -74,7 +75,7 @@ class RequestContext:
             await send(message)
 
         served = ExitStack()
-        if method in _TRACED:
+        if method in _TRACED and scope["path"] not in _OF_OPERATORS:
             served.enter_context(scope["app"].state.gateway.admission.spans.serving(span_so_far))
         self._running_ids.add(request_id)
         try:

@@ -13,6 +13,7 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.replica import Replica
 from gateway.profiling.clocks import Clock, clock_of
 from quartet.v1 import profile_pb2, profile_pb2_grpc
+from services.common.profiles import KEEP_S
 from services.common.rpc.errors import AlreadyExists, InternalError, InvalidInput, NotFound, StageError
 from services.common.telemetry.spans import Spans, Watch, monotonic_to_unix_ns
 
@@ -87,7 +88,7 @@ class Profiling:
             self._watch = watch = self._spans.watch()
             self._started = dict.fromkeys(started)
             longest_s = max(answer for answer in answers.values() if not isinstance(answer, StageError))
-            asyncio.get_running_loop().call_later(longest_s, self._spans.unwatch, watch)
+            asyncio.get_running_loop().call_later(longest_s + KEEP_S, self._spans.unwatch, watch)
             return answers
 
     async def _discard(self, replica: Replica) -> None:
@@ -118,13 +119,20 @@ class Profiling:
                 self._spans.unwatch(watch)
             if failure := next((each.failure for each in found if all(other.failure for other in found)), None):
                 raise failure
-            return found, self._own(watch, [each.profile for each in found if each.failure is None])
+            return found, self._own(watch, [each for each in found if each.failure is None])
 
-    def _own(self, watch: Watch | None, profiles: Sequence[profile_pb2.Profile]) -> list[dict[str, Any]]:
-        start_unix_ns = min(profile.start_unix_ns for profile in profiles)
+    def _own(self, watch: Watch | None, fetched: Sequence[Fetched]) -> list[dict[str, Any]]:
+        """This gateway's spans of the time in which what was `fetched` was recorded."""
+        start_unix_ns = min(each.profile.start_unix_ns - each.clock.offset_ns for each in fetched)
+        end_unix_ns = max(each.profile.end_unix_ns - each.clock.offset_ns for each in fetched)
         to_unix_ns = monotonic_to_unix_ns()
-        spans = [span.to_message(to_unix_ns) for span in (watch.spans if watch is not None else self._spans.ended())]
-        return [as_json(span) for span in spans if span.end_unix_ns > start_unix_ns]
+        ended = watch.spans if watch is not None else self._spans.ended()
+        spans = [span.to_message(to_unix_ns) for span in (*ended, *self._spans.served())]
+        return [
+            as_json(span)
+            for span in spans
+            if span.start_unix_ns < end_unix_ns and (not span.outcome or span.end_unix_ns > start_unix_ns)
+        ]
 
     async def _fetch(self, replica: Replica, prefix: Path) -> Fetched:
         """What `replica` recorded, in files whose names begin with `prefix`."""
