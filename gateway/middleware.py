@@ -20,7 +20,7 @@ from gateway.page.files import PATHS as PAGE_PATHS
 from gateway.profiling.answers import with_firsts
 from gateway.realtime.secrets import AZURE_PATH, PATH, ClientSecrets, key_of
 from services.common.telemetry import tracing
-from services.common.telemetry.spans import Span
+from services.common.telemetry.spans import Span, Spans
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET_PATHS = {"/health", "/ready", "/metrics"}
@@ -39,11 +39,12 @@ class RequestContext:
     """Gives each request an id (the client's x-request-id if it is sane and not in use), returns it in the response's
     header, logs one line at the end, and turns what nothing else caught into an error body.
 
-    Sets `request.state.request_id` and `request.state.log`, the fields of the line.
+    Sets `request.state.request_id` and `request.state.log`, the fields of the line. What may reach a stage has a span
+    among `spans`.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, spans: Spans) -> None:
+        self._app, self._spans = app, spans
         self._running_ids: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +77,7 @@ class RequestContext:
 
         served = ExitStack()
         if method in _TRACED and scope["path"] not in _OF_OPERATORS:
-            served.enter_context(scope["app"].state.gateway.admission.spans.serving(span_so_far))
+            served.enter_context(self._spans.serving(span_so_far))
         self._running_ids.add(request_id)
         try:
             await self._app(scope, receive, send_with_id)

@@ -136,7 +136,7 @@ async def trace(http: Request, request_id: str) -> JSONResponse:
 async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(spans of the request and its parts that the client may see; replicas that could not say)."""
     key = key_of(http)
-    found = gateway.admission.spans.find(request_id)
+    found = gateway.spans.find(request_id)
     if key is not None and not key.entry.admin:
         if not any(span.request_id == request_id and span.owner == key.name for span in found):
             return [], []

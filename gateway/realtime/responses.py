@@ -242,7 +242,7 @@ class Response:
         now = time.monotonic()
         elapsed_s = now - self._started
         span = Span(self.id, "gateway", self._started, now, self.status)
-        self._gateway.admission.spans.add(with_firsts(span, self._log))
+        self._gateway.spans.add(with_firsts(span, self._log))
         if self._answer.audio_bytes and self._code2wav is not None:
             metrics.spoken(self._answer.audio_bytes / BYTES_PER_SAMPLE / self._code2wav.sample_rate_hz, elapsed_s)
         log.info(
