@@ -23,7 +23,7 @@ def profiler_config() -> "ProfilerConfig":
     return ProfilerConfig(
         profiler="torch",
         torch_profiler_dir=str(_directory()),
-        torch_profiler_with_stack=False,  # ten times the trace
+        torch_profiler_with_stack=False,  # as of the other stages
         torch_profiler_dump_cuda_time_total=False,  # a table, for which the engine would stand still for seconds
         ignore_frontend=True,  # that is this process, which computes nothing
     )

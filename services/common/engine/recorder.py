@@ -10,7 +10,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig  # torch has no public name for it
 
 _FILE = "torch.json.gz"
-_COMPRESSION = 5  # half the time of 9 for a tenth more
+_COMPRESSION = 5
 
 
 class TorchRecorder:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from quartet.v1 import profile_pb2
 
 MAX_KEPT = 1_000
-MAX_WATCHED = 100_000  # of one profile; some 30 MB
+MAX_WATCHED = 100_000  # of one profile
 
 
 @dataclass(frozen=True, slots=True)
