@@ -10,6 +10,7 @@ import typer
 
 from cli.create import LOCAL, ApiKey, Url, image, say, sound, transcribe, video
 from cli.hardware import StageFlags, budget, doctor
+from cli.profile import profile, trace
 from cli.talk import talk
 from cli.terminal import CommandError, Commands
 from cli.tiny import ARCHS, make_checkpoint
@@ -138,7 +139,7 @@ def chat(
 
 
 app.add_typer(voice_commands, name="voice")
-for command in (say, talk, transcribe, image, video, sound, budget, doctor):
+for command in (say, talk, transcribe, image, video, sound, budget, doctor, profile, trace):
     app.command()(command)
 
 
@@ -179,7 +180,7 @@ def key(
     name: Annotated[str, typer.Argument(help="of who gets it; in logs and metrics")],
     max_concurrent_requests: Annotated[int | None, typer.Option(min=1, help="default: no limit")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="default: no limit")] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="it may load and unload adapters")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="it may load and unload adapters and take profiles")] = False,
 ) -> None:
     """Make an API key: it is printed once, on stderr; what goes into the gateway's --api-keys-file, on stdout."""
     from pydantic import ValidationError

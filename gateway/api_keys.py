@@ -44,7 +44,7 @@ class ApiKeyEntry(Strict):
     requests_per_minute: int | None = Field(
         None, ge=1, le=_MAX_REQUESTS_PER_MINUTE, description="in any 60 seconds; default: no limit"
     )
-    admin: bool = Field(False, description="may load and unload adapters; default: no")
+    admin: bool = Field(False, description="may load and unload adapters and take profiles; default: no")
 
 
 class ApiKeyFile(Strict):

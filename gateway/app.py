@@ -36,6 +36,7 @@ from gateway.origin import OwnPagesOnly
 from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
+from gateway.profiling import endpoints as profiling
 from gateway.realtime import connection as realtime
 from gateway.realtime import secrets
 from gateway.responses import conversations
@@ -47,6 +48,7 @@ from gateway.video_store import VideoStore
 from services.common.engine.process import freeze_heap
 from services.common.rpc.channels import Channels
 from services.common.rpc.tls import Credentials
+from services.common.telemetry.spans import Spans
 
 router = APIRouter(tags=["operations"])
 
@@ -95,6 +97,7 @@ _ENDPOINTS = (
     realtime,
     responses,
     conversations,
+    profiling,
 )
 
 
@@ -109,6 +112,7 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
     Raises:
         YamlError: the file of API keys cannot be used.
     """
+    spans = Spans()
     keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file)
 
     @asynccontextmanager
@@ -116,7 +120,9 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
         async with AsyncExitStack() as stack:
             if keys is not None:
                 stack.callback(asyncio.create_task(keys.watch()).cancel)
-            app.state.gateway = await stack.enter_async_context(Gateway(settings, pipeline, Channels(credentials)))
+            app.state.gateway = await stack.enter_async_context(
+                Gateway(settings, pipeline, Channels(credentials), spans)
+            )
             app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
             app.state.videos = None
             if pipeline.outputs.video is not None:
@@ -133,7 +139,7 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
     else:
         app.add_middleware(OwnPagesOnly)
-    app.add_middleware(RequestContext)  # the outermost: refusals have an id and a log line, too
+    app.add_middleware(RequestContext, spans=spans)  # the outermost: refusals have an id and a log line, too
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)

@@ -11,6 +11,7 @@ from gateway.pipeline.config import PipelineConfig, TalkerSampling
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.stage import Stage
+from gateway.profiling.fan_out import Profiling
 from gateway.realtime.detector import Detectors
 from gateway.realtime.turn_model import TurnModel
 from gateway.settings import GatewaySettings
@@ -19,6 +20,7 @@ from quartet.v1 import talker_pb2
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import Channels
 from services.common.rpc.messages import spelled
+from services.common.telemetry.spans import Spans
 
 _MAX_TRANSCRIPTS = 10_000
 
@@ -26,11 +28,19 @@ _MAX_TRANSCRIPTS = 10_000
 class Gateway:
     """The pipeline's stages and the gateway's own state. Use as `async with`: the stages are watched meanwhile.
 
+    Args:
+        settings: of the gateway.
+        config: the pipeline.
+        channels: to the stages.
+        spans: of its requests; None: there are none yet.
+
     Raises:
         ModelFileError: on entering: a model that the settings name, of speech or of turns, cannot be used.
     """
 
-    def __init__(self, settings: GatewaySettings, config: PipelineConfig, channels: Channels) -> None:
+    def __init__(
+        self, settings: GatewaySettings, config: PipelineConfig, channels: Channels, spans: Spans | None = None
+    ) -> None:
         self.settings = settings
         self.pipeline = Pipeline(
             config,
@@ -43,6 +53,8 @@ class Gateway:
         self.fetcher = Fetcher(settings)
         self.transcripts = Transcripts(settings.audio_ttl_s)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
+        self.spans = Spans() if spans is None else spans
+        self.profiling = Profiling(self.pipeline, self.spans, settings.request_timeout_s)
         self.realtime_sessions = 0
         self.administration = asyncio.Lock()
         self._voices: VoiceStore | None = None

@@ -3,6 +3,7 @@
 import re
 import time
 import uuid
+from contextlib import ExitStack
 from http import HTTPStatus
 
 import structlog
@@ -16,8 +17,10 @@ from gateway.api_keys import ApiKey, ApiKeys, bearer_of
 from gateway.errors import ApiError, gateway_fault
 from gateway.openai.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from gateway.page.files import PATHS as PAGE_PATHS
+from gateway.profiling.answers import with_firsts
 from gateway.realtime.secrets import AZURE_PATH, PATH, ClientSecrets, key_of
 from services.common.telemetry import tracing
+from services.common.telemetry.spans import Span, Spans
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET_PATHS = {"/health", "/ready", "/metrics"}
@@ -25,6 +28,8 @@ _QUIET_PATHS = {"/health", "/ready", "/metrics"}
 # The page asks for a key by itself.
 OPEN_PATHS = frozenset({*_QUIET_PATHS, "/docs", "/openapi.json", *PAGE_PATHS})
 _WEBSOCKET = "WEBSOCKET"  # its method in logs and spans
+_OF_OPERATORS = ("/start_profile", "/stop_profile")
+_TRACED = ("POST", _WEBSOCKET)  # what may reach a stage
 _SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
 
 log = structlog.get_logger()
@@ -34,11 +39,12 @@ class RequestContext:
     """Gives each request an id (the client's x-request-id if it is sane and not in use), returns it in the response's
     header, logs one line at the end, and turns what nothing else caught into an error body.
 
-    Sets `request.state.request_id` and `request.state.log`, the fields of the line.
+    Sets `request.state.request_id` and `request.state.log`, the fields of the line. What may reach a stage has a span
+    among `spans`.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, spans: Spans) -> None:
+        self._app, self._spans = app, spans
         self._running_ids: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,6 +58,11 @@ class RequestContext:
         fields: dict = {} if span is None else {"trace_id": span.trace_id}
         scope.setdefault("state", {}).update(request_id=request_id, log=fields)
         started, status = time.monotonic(), 0
+        ended: float | None = None
+
+        def span_so_far() -> Span:
+            outcome = str(status) if ended else ""
+            return with_firsts(Span(request_id, "gateway", started, ended, outcome, owner=fields.get("key")), fields)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -64,6 +75,9 @@ class RequestContext:
                 fields["close_code"] = message.get("code")
             await send(message)
 
+        served = ExitStack()
+        if method in _TRACED and scope["path"] not in _OF_OPERATORS:
+            served.enter_context(self._spans.serving(span_so_far))
         self._running_ids.add(request_id)
         try:
             await self._app(scope, receive, send_with_id)
@@ -88,6 +102,8 @@ class RequestContext:
             told = {"request_id": request_id, "method": method, "path": path, "status": status}
             write = log.debug if quiet else log.info
             write("request", **told, duration_ms=duration_ms, **fields)
+            ended = time.monotonic()
+            served.close()
 
     def _request_id(self, wanted: str) -> str:
         made = uuid.uuid4().hex

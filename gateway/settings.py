@@ -50,7 +50,7 @@ class GatewaySettings(TlsSettings):
     )
     anonymous_admin: bool = Field(
         default=False,
-        description="without API keys: who reaches the gateway may load and unload adapters; no effect with keys",
+        description="without API keys: who reaches it may load adapters and take profiles; no effect with keys",
     )
     published_host: str | None = Field(
         default=None,

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse
 
 from gateway.errors import ApiError, in_own_terms, invalid
 from gateway.gateway import Gateway
-from gateway.openai.connection import key_of
+from gateway.openai.connection import administered
 from gateway.openai.forms import page, read_json
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage
@@ -43,7 +43,7 @@ class UnloadRequest(Strict):
 @router.post("/v1/load_lora_adapter", openapi_extra=page(LoadRequest, "application/json", "done", answered=_TEXT))
 async def load_lora_adapter(http: Request) -> PlainTextResponse:
     """Loads an adapter in every replica of the thinker, or in none."""
-    gateway = _administered(http)
+    gateway = administered(http, "adapters are")
     request = await read_json(http, LoadRequest, gateway.settings.request_timeout_s)
     if request.load_inplace:
         raise invalid("load_inplace", "adapters are not replaced; unload the other one first")
@@ -66,7 +66,7 @@ async def load_lora_adapter(http: Request) -> PlainTextResponse:
 @router.post("/v1/unload_lora_adapter", openapi_extra=page(UnloadRequest, "application/json", "done", answered=_TEXT))
 async def unload_lora_adapter(http: Request) -> PlainTextResponse:
     """Takes an adapter away from every replica of the thinker. Requests that run with it end as they would have."""
-    gateway = _administered(http)
+    gateway = administered(http, "adapters are")
     request = await read_json(http, UnloadRequest, gateway.settings.request_timeout_s)
     stage, message = _writer(gateway), thinker_pb2.UnloadLoraRequest(name=request.lora_name)
     async with gateway.administration:
@@ -78,16 +78,6 @@ async def unload_lora_adapter(http: Request) -> PlainTextResponse:
         raise ApiError(404, reason, "lora_name", "model_not_found")
     _raise_first([answer for answer in answers if isinstance(answer, Exception) and not isinstance(answer, NotFound)])
     return PlainTextResponse(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
-
-
-def _administered(http: Request) -> Gateway:
-    """The gateway. Raises ApiError: 403, the request is no administrator's."""
-    gateway: Gateway = http.app.state.gateway
-    key = key_of(http)
-    if key.entry.admin if key else gateway.settings.anonymous_admin:
-        return gateway
-    how = "a key whose entry has `admin: true`" if key else "API keys, or the gateway's --anonymous-admin=true"
-    raise ApiError(403, f"adapters are for administrators: this needs {how}", None, "admin_required")
 
 
 def _writer(gateway: Gateway) -> Stage:

@@ -46,6 +46,23 @@ def key_of(http: HTTPConnection) -> ApiKey | None:
     return getattr(http.state, "key", None)
 
 
+def administered(http: HTTPConnection, what: str) -> Gateway:
+    """The gateway, for an administrator.
+
+    Args:
+        what: is for administrators alone, e.g. "adapters are".
+
+    Raises:
+        ApiError: 403, the request is no administrator's.
+    """
+    gateway: Gateway = http.app.state.gateway
+    key = key_of(http)
+    if key.entry.admin if key else gateway.settings.anonymous_admin:
+        return gateway
+    how = "a key whose entry has `admin: true`" if key else "API keys, or the gateway's --anonymous-admin=true"
+    raise ApiError(403, f"{what} for administrators: this needs {how}", None, "admin_required")
+
+
 def owner_of(http: HTTPConnection) -> str | None:
     """Whose videos and voices the request is about: those made with its API key; all, where there are no keys."""
     key = key_of(http)

@@ -17,6 +17,7 @@ from gateway.gateway import Gateway
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer
 from gateway.pipeline.run import AudioDelta, Event, TextDelta, TextEnd, run
+from gateway.profiling.answers import with_firsts
 from gateway.realtime.conversation import Conversation
 from gateway.realtime.events import RealtimeError, new_id, server_event
 from gateway.realtime.items import Item, Sampled
@@ -27,6 +28,7 @@ from gateway.realtime.telling import Telling
 from gateway.realtime.usage import usage
 from quartet.v1 import server_info_pb2, thinker_pb2
 from services.common.rpc.errors import ContextTooLong, StageError, TooManyMedia
+from services.common.telemetry.spans import Span
 
 log = structlog.get_logger()
 
@@ -237,7 +239,10 @@ class Response:
         made = usage(self._answer, self._code2wav)
         metrics.PROMPT_TOKENS.inc(made["input_tokens"])
         metrics.TEXT_TOKENS.inc(made["output_token_details"]["text_tokens"])
-        elapsed_s = time.monotonic() - self._started
+        now = time.monotonic()
+        elapsed_s = now - self._started
+        span = Span(self.id, "gateway", self._started, now, self.status)
+        self._gateway.spans.add(with_firsts(span, self._log))
         if self._answer.audio_bytes and self._code2wav is not None:
             metrics.spoken(self._answer.audio_bytes / BYTES_PER_SAMPLE / self._code2wav.sample_rate_hz, elapsed_s)
         log.info(

@@ -16,8 +16,11 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from quartet.v1 import server_info_pb2, server_info_pb2_grpc, stream_pb2_grpc
+from quartet.v1 import profile_pb2_grpc, server_info_pb2, server_info_pb2_grpc, stream_pb2_grpc
+from services.common import profile_service
 from services.common.engine.process import freeze_heap
+from services.common.engine.recorder import TorchRecorder
+from services.common.profiles import MIB, Profiles
 from services.common.rpc import tls
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import SERVER_OPTIONS, Channels
@@ -65,6 +68,7 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         grpc: server that takes the stage's servicer.
         port: that it listens on; 0 before `serve`.
         admission: of its requests; closed until the stage serves.
+        profiles: of its engine: of this process's, unless `start` of `serve` sets another recorder.
         hub: streams it produces.
         consumer: reads streams of others.
         resources: closed last, after everything has ended.
@@ -80,6 +84,9 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
         self.port = 0
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, name)
+        limits = settings.profile_max_s, settings.profile_max_mib * MIB
+        self.profiles = Profiles(name, self.admission.spans, *limits)
+        profiler = profile_service.ProfileServicer(self.profiles, self.admission.spans)
         self.hub = StreamHub()
         self.resources = AsyncExitStack()
         self.kv_cache_usage: Callable[[], float] = lambda: 0.0
@@ -94,7 +101,9 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         self._revision = 0
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self, self.grpc)
-        self._listed = [service, "quartet.v1.ServerInfoService", health.SERVICE_NAME, reflection.SERVICE_NAME]
+        profile_pb2_grpc.add_ProfileServiceServicer_to_server(profiler, self.grpc)
+        ours = [service, "quartet.v1.ServerInfoService", profile_service.SERVICE]
+        self._listed = [*ours, health.SERVICE_NAME, reflection.SERVICE_NAME]
         if streams:
             stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(self.hub, name), self.grpc)
             self._listed.append("quartet.v1.TensorStreamService")
@@ -193,6 +202,7 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
                 if self._stop.done():
                     await self._abandon(starting)
                 self._info = info = starting.result()
+                self.profiles.recorder = self.profiles.recorder or TorchRecorder()
                 freeze_heap()
                 self.admission.open()
                 await self._health.set(self._service, SERVING)
@@ -201,6 +211,7 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
                 await self._drain()
             finally:
                 starting.cancel()
+                await self.profiles.close()
                 await self._health.enter_graceful_shutdown()
                 await self.grpc.stop(grace=0.5)
                 await self.consumer.channels.close_all()
@@ -276,6 +287,7 @@ def main(
             asyncio.get_running_loop().add_signal_handler(number, stage.request_stop)
         await serve(stage, settings)
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler: its lines are in no format
     logs.configure(settings.log_level, name)
     tracing.configure(name)
     try:

@@ -24,6 +24,7 @@ from services.thinker.named_tools import find_parser
 from services.thinker.plugin.row_channel import RowReceiver
 from services.thinker.plugin.rows import Range, RowKind, RowRequest
 from services.thinker.quantization import refused_on_cpu
+from services.thinker.recorder import VllmRecorder
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -85,6 +86,7 @@ class ThinkerEngine:
         max_context_tokens: longest prompt plus output.
         sampling_defaults: sampling parameters of the checkpoint's generation_config, by vLLM's names.
         renderer: vLLM's preprocessor of prompts.
+        recorder: of vLLM's profiles.
         tool_parser: the settings' of vLLM's registry; None: they name none.
         adapters: those that requests can ask for.
     """
@@ -108,6 +110,7 @@ class ThinkerEngine:
         self.max_context_tokens: int = llm.model_config.max_model_len
         self.sampling_defaults: dict[str, Any] = llm.model_config.get_diff_sampling_param()
         self.renderer: Any = llm.renderer
+        self.recorder = VllmRecorder(llm)
         self._llm = llm
         self._resources = resources
         self._keys = itertools.count()

@@ -120,6 +120,7 @@ def engine_args(
 
     from services.thinker.plugin.connector import PluginSettings
     from services.thinker.plugin.recording import OneProcess, Processes
+    from services.thinker.recorder import profiler_config
 
     on_cpu = accelerator is None
     most_media = {
@@ -151,6 +152,7 @@ def engine_args(
         skip_mm_profiling=on_cpu,
         kv_transfer_config=PluginSettings(checkpoint.row_kinds(settings.keep_embeddings), row_address).to_vllm(),
         use_tqdm_on_load=False,  # a bar is no log line
+        **({"profiler_config": profiler_config()} if settings.profile_max_s else {}),
         max_logprobs=MAX_TOP_LOGPROBS,
         scheduling_policy="priority",  # of equal priorities the one that came first, as without
         structured_outputs_config={  # pyright: ignore[reportArgumentType]

@@ -228,6 +228,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
         stage.resources.push_async_callback(engine.close)
         preprocessor = Preprocessor(settings, engine)
         stage.resources.callback(preprocessor.close)
+        stage.profiles.recorder = engine.recorder
         await _warm_up(engine, preprocessor)
         servicer.engine, servicer.preprocessor = engine, preprocessor
         stage.kv_cache_usage = kv_cache_usage

@@ -154,7 +154,7 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
         return thinker_pb2.TokenizeResponse(token_ids=map(ord, text), tokens=list(text))
 
     async def Detokenize(self, request, context):
-        if too_large := [token_id for token_id in request.token_ids if token_id > sys.maxunicode]:
+        if max(request.token_ids, default=0) > sys.maxunicode:
             await abort(context, InvalidInput("token_ids", "is none"))
         return thinker_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
 

@@ -14,6 +14,7 @@ from quartet.v1 import timings_pb2
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError, Unavailable
 from services.common.rpc.status import abort
 from services.common.telemetry import metrics, tracing
+from services.common.telemetry.spans import Span, Spans
 
 # gRPC metadata by which a stage says who it is, for its peer's metrics.
 STAGE_KEY = "quartet-stage"
@@ -45,12 +46,16 @@ class Admission:
         max_running: requests the engine works on.
         max_queued: requests that may wait beyond those.
         stage: name in the metrics.
+
+    Attributes:
+        spans: of the requests that `serve_call` serves here.
     """
 
     def __init__(self, max_running: int, max_queued: int, stage: str = "") -> None:
         self.max_running = max_running
         self.max_queued = max_queued
         self.in_flight = 0
+        self.spans = Spans()
         self._closed: str | None = "the stage is loading its model; retry later"
         self._idle = asyncio.Event()
         self._idle.set()
@@ -136,6 +141,16 @@ class Stopwatch:
         """Milliseconds from acceptance to the first output; None before it."""
         return (self.first_output - self.accepted) * 1000 if self.first_output else None
 
+    def phases(self) -> list[tuple[str, float, float]]:
+        """(name, start, end) of the phases up to now, as far as their marks were set."""
+        marks = (self.started, self.prefilled, self.last_output)
+        found, before = list[tuple[str, float, float]](), self.accepted
+        for name, mark in zip(("queue", "prefill", "decode"), marks, strict=True):
+            if mark is not None:
+                found.append((name, before, max(before, mark)))
+                before = found[-1][2]
+        return found
+
     def to_message(self) -> timings_pb2.Timings:
         """The timings up to now. Marks that were never set count as zero-length phases."""
         started = self.started or self.accepted
@@ -162,6 +177,8 @@ class Call:
         self.stage = stage
         self.request_id = request_id
         self.timings = Stopwatch()
+        self._end: float | None = None
+        self._outcome = ""
         self._span = span
         self._fields: dict[str, Any] = {}
 
@@ -169,8 +186,22 @@ class Call:
         """Adds fields to the request's log line. Never content of the user."""
         self._fields.update(fields)
 
+    def span(self) -> Span:
+        """Where its time went up to now, or to its end."""
+        timings = self.timings
+        return Span(
+            request_id=self.request_id,
+            stage=self.stage,
+            start=timings.accepted,
+            end=self._end,
+            outcome=self._outcome,
+            phases=timings.phases(),
+            first_output=timings.first_output,
+        )
+
     def end(self, outcome: str) -> None:
         """Writes the log line and the metrics, and ends the span."""
+        self._end, self._outcome = time.monotonic(), outcome
         total_ms, first_output_ms = self.timings.elapsed_ms(), self.timings.first_output_ms
         metrics.REQUESTS.labels(self.stage, outcome).inc()
         metrics.DURATION.labels(self.stage).observe(total_ms / 1000)
@@ -214,6 +245,8 @@ async def serve_call(
     call = Call(stage, request_id, span)
     outcome = "OK"
     at_end.enter_context(metrics.IN_FLIGHT.labels(stage).track_inprogress())
+    served = ExitStack()
+    served.enter_context(admission.spans.serving(call.span))
     try:
         if not request_id:
             raise InvalidInput("request_id", "is required")
@@ -236,3 +269,4 @@ async def serve_call(
     finally:
         at_end.close()
         call.end(outcome)
+        served.close()

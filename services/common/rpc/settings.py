@@ -163,6 +163,12 @@ class StageSettings(TlsSettings):
     metrics_port: int | None = Field(
         default=None, ge=0, le=65535, description="Prometheus port; default: no metrics server"
     )
+    profile_max_s: float = Field(
+        default=60.0, ge=0, description="longest profile that operators may take; it slows the stage; 0: none"
+    )
+    profile_max_mib: int = Field(
+        default=1024, ge=1, description="memory that a profile may take while it is recorded; then it ends"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
     @field_validator("transports")

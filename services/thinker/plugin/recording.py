@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
@@ -70,6 +70,13 @@ class _LeavingRoom(Executor):
 
 class OneProcess(_LeavingRoom, UniProcExecutor):
     """The model runs in the engine's process."""
+
+    def profile(self, is_start: bool = True, *options: Any, **more: Any) -> None:
+        """Without vLLM's table of a CPU's operations: it would go to the log, in no format, and the engine would stand
+        still for it for seconds."""
+        super().profile(is_start, *options, **more)
+        if is_start:
+            self.driver_worker.worker.profiler.dump_cpu_time_total = False  # pyright: ignore  made by the start
 
 
 class Processes(_LeavingRoom, MultiprocExecutor):

@@ -1,0 +1,20 @@
+"""The span of an answer at the gateway."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any
+
+from services.common.telemetry.spans import Span
+
+
+def with_firsts(span: Span, fields: Mapping[str, Any]) -> Span:
+    """The span of an answer with its time up to the first text and audio, of which its log line's `fields` tell."""
+    firsts = [("until first text", fields.get("ttft_ms")), ("until first audio", fields.get("ttfa_ms"))]
+    marks = sorted(((name, span.start + ms / 1000) for name, ms in firsts if ms is not None), key=itemgetter(1))
+    last = [] if span.end is None else [("until its end", max(span.end, span.start, *(at for _, at in marks)))]
+    phases, before = list[tuple[str, float, float]](), span.start
+    for name, at in (*marks, *last):
+        phases.append((name, before, at))
+        before = at
+    return replace(span, phases=phases, first_output=marks[0][1] if marks else None)

@@ -1,0 +1,235 @@
+"""Starts and stops the profiles of all replicas of stages at once, and fetches them; the gateway's own spans beside."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gateway.pipeline.pipeline import Pipeline
+from gateway.pipeline.replica import Replica
+from gateway.profiling.clocks import Clock, clock_of
+from quartet.v1 import profile_pb2, profile_pb2_grpc
+from services.common.profiles import KEEP_S
+from services.common.rpc.errors import AlreadyExists, InternalError, InvalidInput, NotFound, StageError
+from services.common.telemetry.spans import Spans, Watch, monotonic_to_unix_ns
+
+CLOCK_TIMEOUT_S = 5.0
+GATEWAY = "gateway"
+
+
+@dataclass
+class Fetched:
+    """What one replica recorded, or why there is nothing of it.
+
+    Attributes:
+        failure: None if it was fetched.
+        files: (process, file here); see TraceFile.
+    """
+
+    replica: Replica
+    failure: StageError | None = None
+    clock: Clock = field(default_factory=lambda: Clock(0, 0))
+    profile: profile_pb2.Profile = field(default_factory=profile_pb2.Profile)
+    files: list[tuple[str, Path]] = field(default_factory=list)
+
+
+class Profiling:
+    """Profiles of the stages of `pipeline`, and of this gateway's `spans` meanwhile. For one event loop.
+
+    Stages keep the profiles, not this: a gateway can stop what another one, or itself before a restart, has started.
+    """
+
+    def __init__(self, pipeline: Pipeline, spans: Spans, timeout_s: float) -> None:
+        self._pipeline, self._spans, self._timeout_s = pipeline, spans, timeout_s
+        self._watch: Watch | None = None
+        self._started: dict[Replica, None] = {}
+        self._turn = asyncio.Lock()
+
+    def replicas(self, stages: Sequence[str] | None = None) -> list[Replica]:
+        """Those of the named stages, or of all. Raises InvalidInput: no such stage."""
+        known = self._pipeline.by_name
+        for name in stages or ():
+            if name not in known:
+                raise InvalidInput("stages", f"there is no stage {name!r}; use some of {', '.join(known)}")
+        return [replica for name in dict.fromkeys(stages or known) for replica in known[name].replicas.values()]
+
+    async def start(self, replicas: Sequence[Replica], seconds: float) -> dict[Replica, float | StageError]:
+        """Begins to record in each of `replicas`, for at most `seconds` (0: as long as each takes): what each says,
+        the seconds after which it ends by itself. One that cannot be reached is left out.
+
+        Raises:
+            AlreadyExists: one records already: none goes on.
+            InvalidInput: one refuses `seconds`: none goes on.
+            StageError: none records.
+        """
+
+        async def ask(replica: Replica) -> float | StageError:
+            stub = profile_pb2_grpc.ProfileServiceStub(replica.channel)
+            try:
+                request = profile_pb2.StartProfileRequest(seconds=seconds)
+                return (await stub.StartProfile(request, timeout=self._timeout_s)).seconds
+            except grpc.aio.AioRpcError as error:
+                return self._why(replica, error)
+
+        async with self._turn:
+            answers = dict(zip(replicas, await asyncio.gather(*map(ask, replicas)), strict=True))
+            failures = [answer for answer in answers.values() if isinstance(answer, StageError)]
+            refusals = [failure for failure in failures if isinstance(failure, AlreadyExists | InvalidInput)]
+            started = [replica for replica, answer in answers.items() if not isinstance(answer, StageError)]
+            if refusals or not started:
+                await asyncio.gather(*map(self._discard, started))
+                raise (refusals or failures)[0]
+            if self._watch is not None:
+                self._spans.unwatch(self._watch)
+            self._watch = watch = self._spans.watch()
+            self._started = dict.fromkeys(started)
+            longest_s = max(answer for answer in answers.values() if not isinstance(answer, StageError))
+            asyncio.get_running_loop().call_later(longest_s + KEEP_S, self._spans.unwatch, watch)
+            return answers
+
+    async def _discard(self, replica: Replica) -> None:
+        try:
+            stub = profile_pb2_grpc.ProfileServiceStub(replica.channel)
+            async for _ in stub.StopProfile(profile_pb2.StopProfileRequest(), timeout=self._timeout_s):
+                pass
+        except grpc.aio.AioRpcError as error:
+            replica.failure(error)
+
+    async def stop(self, directory: Path) -> tuple[list[Fetched], list[dict[str, Any]]]:
+        """What each replica recorded, its files in `directory`, and the spans of this gateway in that time.
+
+        Raises:
+            NotFound: no replica has a profile.
+            StageError: none could be asked.
+        """
+        async with self._turn:
+            replicas = list(self._started | dict.fromkeys(self.replicas()))
+            tasks = [self._fetch(replica, directory / f"{i}") for i, replica in enumerate(replicas)]
+            fetched = await asyncio.gather(*tasks)
+            found = [each for each in fetched if not isinstance(each.failure, NotFound)]
+            if not found:
+                raise NotFound("no stage has a profile; POST /start_profile starts one")
+            watch, self._watch = self._watch, None
+            self._started = {}
+            if watch is not None:
+                self._spans.unwatch(watch)
+            if failure := next((each.failure for each in found if all(other.failure for other in found)), None):
+                raise failure
+            return found, self._own(watch, [each for each in found if each.failure is None])
+
+    def _own(self, watch: Watch | None, fetched: Sequence[Fetched]) -> list[dict[str, Any]]:
+        """This gateway's spans of the time in which what was `fetched` was recorded."""
+        start_unix_ns = min(each.profile.start_unix_ns - each.clock.offset_ns for each in fetched)
+        end_unix_ns = max(each.profile.end_unix_ns - each.clock.offset_ns for each in fetched)
+        to_unix_ns = monotonic_to_unix_ns()
+        ended = watch.spans if watch is not None else self._spans.ended()
+        spans = [span.to_message(to_unix_ns) for span in (*ended, *self._spans.served())]
+        return [
+            as_json(span)
+            for span in spans
+            if span.start_unix_ns < end_unix_ns and (not span.outcome or span.end_unix_ns > start_unix_ns)
+        ]
+
+    async def _fetch(self, replica: Replica, prefix: Path) -> Fetched:
+        """What `replica` recorded, in files whose names begin with `prefix`."""
+        fetched = Fetched(replica)
+        stub = profile_pb2_grpc.ProfileServiceStub(replica.channel)
+        try:
+            call = stub.StopProfile(profile_pb2.StopProfileRequest(), timeout=self._timeout_s)
+            await _receive(call, fetched, prefix)
+            fetched.clock = await clock_of(replica, CLOCK_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            fetched.failure = self._why(replica, error)
+        return fetched
+
+    def _why(self, replica: Replica, error: grpc.aio.AioRpcError) -> StageError:
+        """Why a replica recorded nothing. NotFound: it was not asked to, or cannot."""
+        failure = replica.failure(error)
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # a stage of another make
+            return NotFound("it takes no profiles")
+        if isinstance(failure, NotFound) and replica in self._started:
+            return InternalError(f"the {replica.kind} has started anew since; what it had recorded is gone")
+        return failure
+
+
+async def _receive(messages: Any, fetched: Fetched, prefix: Path) -> None:
+    opened = None
+    try:
+        async for message in messages:
+            match message.WhichOneof("payload"):
+                case "profile":
+                    fetched.profile = message.profile
+                case "file":
+                    if opened is not None:
+                        opened.close()
+                    path = prefix.with_name(f"{prefix.name}-{len(fetched.files)}.json.gz")
+                    fetched.files.append((message.file.process, path))
+                    opened = path.open("wb")
+                case "data" if opened is not None:
+                    await asyncio.to_thread(opened.write, message.data)
+    finally:
+        if opened is not None:
+            opened.close()
+
+
+def as_json(span: profile_pb2.Span, offset_ns: int = 0) -> dict[str, Any]:
+    """A span for JSON: times are microseconds of Unix time, `offset_ns` less than the span's."""
+
+    def unix_us(at_ns: int) -> float:
+        return (at_ns - offset_ns) / 1000
+
+    return {
+        "request_id": span.request_id,
+        "stage": span.stage,
+        "start_us": unix_us(span.start_unix_ns),
+        "end_us": unix_us(span.end_unix_ns) if span.HasField("end_unix_ns") else None,
+        "outcome": span.outcome,
+        "phases": [
+            {"name": phase.name, "start_us": unix_us(phase.start_unix_ns), "end_us": unix_us(phase.end_unix_ns)}
+            for phase in span.phases
+        ],
+        "first_output_us": unix_us(span.first_output_unix_ns) if span.HasField("first_output_unix_ns") else None,
+    }
+
+
+def manifest(fetched: Sequence[Fetched], own: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the files are, the spans, and what is lost: `profile.json` of the archive. Times are microseconds of this
+    gateway's Unix time."""
+    return {
+        "made_at": int(time.time()),
+        "processes": [
+            {"stage": GATEWAY, "address": "", "spans": own, "files": [], "missing": "", "ended_by": ""},
+            *(_process(each) for each in fetched if each.failure is None),
+        ],
+        "lost": [
+            {"stage": each.replica.stage, "address": each.replica.address, "reason": str(each.failure)}
+            for each in fetched
+            if each.failure is not None
+        ],
+    }
+
+
+def _process(fetched: Fetched) -> dict[str, Any]:
+    profile, clock = fetched.profile, fetched.clock
+    return {
+        "stage": fetched.replica.stage,
+        "address": fetched.replica.address,
+        "pid": profile.pid,
+        "threads": {str(number): name for number, name in profile.threads.items()},
+        "start_us": (profile.start_unix_ns - clock.offset_ns) / 1000,
+        "end_us": (profile.end_unix_ns - clock.offset_ns) / 1000,
+        "ended_by": profile.ended_by,
+        "missing": profile.missing,
+        "spans": [as_json(span, clock.offset_ns) for span in profile.spans],
+        "spans_left_out": profile.spans_left_out,
+        "files": [{"process": process, "path": path.name} for process, path in fetched.files],
+        "clock": {
+            "offset_us": clock.offset_ns / 1000,
+            "measured_us": clock.ahead_ns / 1000,
+            "uncertain_us": clock.uncertain_ns / 1000,
+        },
+    }

@@ -1,0 +1,127 @@
+"""Where the time of a process's last requests went: a bounded list of spans, none of which costs more than its end."""
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from quartet.v1 import profile_pb2
+
+MAX_KEPT = 1_000
+MAX_WATCHED = 100_000  # of one profile
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A request in this process. Times are time.monotonic() seconds; nothing in it is a user's.
+
+    Attributes:
+        end: None while it is served.
+        outcome: a gRPC status name, or an HTTP status; "" while it is served.
+        phases: (name, start, end) of what it did, one after the other.
+        first_output: when the first output left the process; None if none did.
+        owner: name of the API key that it came with; None: of none.
+    """
+
+    request_id: str
+    stage: str
+    start: float
+    end: float | None = None
+    outcome: str = ""
+    phases: Sequence[tuple[str, float, float]] = ()
+    first_output: float | None = None
+    owner: str | None = None
+
+    def to_message(self, to_unix_ns: int) -> profile_pb2.Span:
+        """The span on Unix's clock, which is `to_unix_ns` ahead of the monotonic one."""
+
+        def unix_ns(at: float) -> int:
+            return int(at * 1e9) + to_unix_ns
+
+        return profile_pb2.Span(
+            request_id=self.request_id,
+            stage=self.stage,
+            start_unix_ns=unix_ns(self.start),
+            end_unix_ns=None if self.end is None else unix_ns(self.end),
+            outcome=self.outcome,
+            phases=[
+                profile_pb2.Phase(name=name, start_unix_ns=unix_ns(start), end_unix_ns=unix_ns(end))
+                for name, start, end in self.phases
+            ],
+            first_output_unix_ns=None if self.first_output is None else unix_ns(self.first_output),
+        )
+
+
+def monotonic_to_unix_ns() -> int:
+    """What Unix's clock is ahead of the monotonic one, in nanoseconds."""
+    return time.time_ns() - time.monotonic_ns()
+
+
+@dataclass(eq=False)
+class Watch:
+    """Spans that ended since it began, up to MAX_WATCHED.
+
+    Attributes:
+        left_out: spans beyond those.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    left_out: int = 0
+
+    def add(self, span: Span) -> None:
+        """Takes a span that has ended."""
+        if len(self.spans) < MAX_WATCHED:
+            self.spans.append(span)
+        else:
+            self.left_out += 1
+
+
+class Spans:
+    """Those of the last MAX_KEPT requests that ended in a process, and of the requests that it serves."""
+
+    def __init__(self) -> None:
+        self._ended: deque[Span] = deque(maxlen=MAX_KEPT)
+        self._served: set[Callable[[], Span]] = set()
+        self._watches: set[Watch] = set()
+
+    @contextmanager
+    def serving(self, describe: Callable[[], Span]) -> Iterator[None]:
+        """In the block a request is served. `describe` gives its span as it is, and after the block as it ended."""
+        self._served.add(describe)
+        try:
+            yield
+        finally:
+            self._served.discard(describe)
+            self.add(describe())
+
+    def add(self, span: Span) -> None:
+        """Takes the span of a request that has ended."""
+        self._ended.append(span)
+        for watch in self._watches:
+            watch.add(span)
+
+    def ended(self) -> list[Span]:
+        """Those that have ended, the oldest first."""
+        return list(self._ended)
+
+    def served(self) -> list[Span]:
+        """Of the requests that are served now, as far as they are."""
+        return [describe() for describe in self._served]
+
+    def find(self, request_id: str) -> list[Span]:
+        """Those of the request `request_id` and of its parts, "REQUEST_ID-NUMBER". None for ""."""
+        if not request_id:
+            return []
+        name = re.compile(rf"{re.escape(request_id)}(-\d+)?")
+        return [span for span in (*self._ended, *self.served()) if name.fullmatch(span.request_id)]
+
+    def watch(self) -> Watch:
+        """Collects from now on, until `unwatch`."""
+        self._watches.add(made := Watch())
+        return made
+
+    def unwatch(self, watch: Watch) -> None:
+        """Ends it; once more does nothing."""
+        self._watches.discard(watch)
