@@ -26,11 +26,19 @@ _MAX_TRANSCRIPTS = 10_000
 class Gateway:
     """The pipeline's stages and the gateway's own state. Use as `async with`: the stages are watched meanwhile.
 
+    Args:
+        settings: of the gateway.
+        config: the pipeline.
+        channels: to the stages.
+        fetcher: gets the media of requests; default: one that goes by the settings.
+
     Raises:
         ModelFileError: on entering: a model that the settings name, of speech or of turns, cannot be used.
     """
 
-    def __init__(self, settings: GatewaySettings, config: PipelineConfig, channels: Channels) -> None:
+    def __init__(
+        self, settings: GatewaySettings, config: PipelineConfig, channels: Channels, fetcher: Fetcher | None = None
+    ) -> None:
         self.settings = settings
         self.pipeline = Pipeline(
             config,
@@ -40,7 +48,7 @@ class Gateway:
             settings.affinity_max_imbalance,
             channels=channels,
         )
-        self.fetcher = Fetcher(settings)
+        self.fetcher = fetcher or Fetcher(settings)
         self.transcripts = Transcripts(settings.audio_ttl_s)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
         self.realtime_sessions = 0
