@@ -17,7 +17,7 @@ import httpx
 import psutil
 from gateways import stage_addresses
 
-from cli.plan import PIPELINE
+from cli.plan import PIPELINE, Tls
 from cli.scrape import Scrape
 from cli.supervisor import free_ports
 from gateway.api_keys import digest, new_key
@@ -55,6 +55,12 @@ class Access:
     def stage_flags(self) -> list[str]:
         """Of a stage."""
         return certificates.flags(self.certificates, IDENTITY)
+
+    @property
+    def tls(self) -> Tls:
+        """Of an Omni."""
+        home = self.certificates / IDENTITY
+        return Tls(home / "tls.crt", home / "tls.key", home / "ca.crt")
 
     @property
     def credentials(self) -> Credentials:
