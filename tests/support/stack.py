@@ -128,6 +128,15 @@ class Stack:
     def pid(self, name: str) -> int:
         return self.state["processes"][name]["pid"]
 
+    @property
+    def omni_arguments(self) -> str:
+        """Python's, of an Omni of these stages."""
+        reach = f"address={str(self.run_directory)!r}"
+        if self.access is None:
+            return reach
+        files = list(map(str, self.access.tls.files))
+        return f'{reach}, tls=__import__("quartet").Tls(*map(__import__("pathlib").Path, {files}))'
+
     def ready(self) -> bool:
         return httpx.get(f"{self.url}/ready", timeout=ANSWER_GUARD_S).status_code == 200
 
