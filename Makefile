@@ -96,4 +96,4 @@ test-compose: $(READY)  ## what a user of docker compose does, on this machine: 
 	$(BIN)/python scripts/test_compose.py $(TEST_COMPOSE)
 
 clean:
-	rm -rf .venv quartet build *.egg-info
+	rm -rf .venv quartet/v1 build *.egg-info

@@ -34,7 +34,8 @@ def check(options: Options, stages: Sequence[PlannedStage]) -> None:
         check_model("--dit-model" if stage.model == options.dit_model else "--model", stage.model, stage.kind)
     _check_settings(options, stages)
     _check_files(options)
-    _check_port(options.host, options.port)
+    if options.has_gateway:
+        _check_port(options.host, options.port)
     if not has_gpu():
         _check_memory({stage.model for stage in stages})
 
@@ -90,7 +91,8 @@ def _load(cls: type[Settings], flags: Sequence[str]) -> Settings:
 def _check_settings(options: Options, stages: Sequence[PlannedStage]) -> None:
     name = GATEWAY
     try:
-        _load(GatewaySettings, options.gateway_flags)
+        if options.has_gateway:
+            _load(GatewaySettings, options.gateway_flags)
         for stage in stages:
             name = stage.name
             stage_settings(stage.kind, stage.model, stage.flags)

@@ -60,6 +60,7 @@ class Options:
         pipeline: a file, or the name of a shipped one.
         run_directory: gets the logs and state.json; None: a temporary one, which goes when the system has stopped.
         stage_arguments: flags for the stage of that kind, or the gateway, after its others.
+        has_gateway: whether the gateway is started; not where a program of the user's own asks the stages.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Options:
     dit_model: str | None = None
     tls: Tls = field(default_factory=Tls)
     api_keys_file: Path | None = None
+    has_gateway: bool = True
 
     def __post_init__(self) -> None:
         self.pipeline = pipeline_file(self.pipeline)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cli.reaper import Reaper, end_group, sweep_shared_memory
+from cli.reaper import Reaper, sweep_shared_memory, waits_for
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -94,7 +94,8 @@ class ChildProcess:
         """Ends what is left of the group, once: later its id may be another's."""
         if self._group_is_left:
             self._group_is_left = False
-            await asyncio.to_thread(end_group, self.pid)
+            for pause_s in waits_for(self.pid):  # not in a thread: at the interpreter's exit none can be had
+                await asyncio.sleep(pause_s)
             self._reaper.forget(self.pid)
             sweep_shared_memory()
 

@@ -13,7 +13,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from weakref import WeakSet
 
 from services.common.stream.arena_files import sweep
 
@@ -31,6 +33,7 @@ class Reaper:
     """
 
     def __init__(self, directory: Path | None = None) -> None:
+        _reapers.add(self)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cli.reaper", *([str(directory)] if directory else [])],
             stdin=subprocess.PIPE,
@@ -52,6 +55,12 @@ class Reaper:
             self._process.stdin.close()
         self._process.wait()
 
+    def let_go(self, nothing: int) -> None:
+        """Has the pipe's descriptor stand for `nothing`, another one."""
+        with contextlib.suppress(AttributeError, ValueError):  # it has not been opened, or is closed
+            assert self._process.stdin
+            os.dup2(nothing, self._process.stdin.fileno(), inheritable=False)
+
     def _write(self, line: str) -> None:
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):  # someone killed the reaper; serving goes on without it
@@ -59,8 +68,23 @@ class Reaper:
             self._process.stdin.flush()
 
 
-def end_group(group: int) -> None:
-    """Returns when no process of `group` is left. Its leader must have ended, or been told to.
+_reapers: WeakSet[Reaper] = WeakSet()
+
+
+def _let_go() -> None:
+    """In a process forked from the supervisor's: a pipe that it held open too would not end with the supervisor."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for reaper in _reapers:
+        reaper.let_go(nothing)
+    os.close(nothing)
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def waits_for(group: int) -> Iterator[float]:
+    """Seconds to sleep, again and again until no process of `group` is left. Its leader must have ended, or been told
+    to.
 
     vLLM's processes notice that their parent is gone, and Python's resource tracker then removes their shared memory;
     killed at once it could not. What is left after `PATIENCE_S` is killed.
@@ -69,8 +93,14 @@ def end_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < end:
             os.killpg(group, 0)
-            time.sleep(0.02)
+            yield 0.02
         os.killpg(group, signal.SIGKILL)
+
+
+def end_group(group: int) -> None:
+    """Returns when no process of `group` is left; see `waits_for`."""
+    for pause_s in waits_for(group):
+        time.sleep(pause_s)
 
 
 def sweep_shared_memory() -> None:

@@ -31,8 +31,8 @@ Progress = Callable[[str, str], None]  # (name of the process, what happened)
 class Supervisor:
     """The processes of one `quartet up`.
 
-    `run_directory` gets a log of each process and `state.json`: {"url", "processes": {name: {"pid", "address",
-    "metrics_address"}}}, rewritten when a stage is restarted.
+    `run_directory` gets a log of each process and `state.json`: {"url", "pipeline", "processes": {name: {"pid",
+    "address", "metrics_address"}}}, rewritten when a stage is restarted. "url" is null without a gateway.
     """
 
     def __init__(self, options: Options, progress: Progress) -> None:
@@ -42,6 +42,7 @@ class Supervisor:
             StartError: the options do not fit the pipeline file, or name what cannot be used.
         """
         self.url = f"http://{options.host}:{options.port}"
+        self._told = {"url": self.url if options.has_gateway else None, "pipeline": str(options.pipeline.absolute())}
         self._tls = options.tls
         self._progress = progress
         self._places: dict[str, dict[str, str]] = {}
@@ -60,15 +61,21 @@ class Supervisor:
             self._places[stage.name] = {"address": f"{HOST}:{port}", "metrics_address": f"{HOST}:{metrics_port}"}
             flags = ["--model", stage.model, "--port", str(port), "--metrics-port", str(metrics_port), *stage.flags]
             self._add(stage.name, f"services.{stage.kind}", flags)
-        addresses = [word for name, at in self._places.items() for word in ("--stage", f"{name}={at['address']}")]
-        own = f"{options.host}:{options.port}"
-        self._places[GATEWAY] = {"address": own, "metrics_address": own}
-        self._add(GATEWAY, GATEWAY, [*options.gateway_flags, *addresses])
+        if options.has_gateway:
+            addresses = [word for name, at in self.addresses.items() for word in ("--stage", f"{name}={at}")]
+            own = f"{options.host}:{options.port}"
+            self._places[GATEWAY] = {"address": own, "metrics_address": own}
+            self._add(GATEWAY, GATEWAY, [*options.gateway_flags, *addresses])
 
     @property
     def names(self) -> list[str]:
-        """The processes: the stages in the pipeline's order, then the gateway."""
+        """The processes: the stages in the pipeline's order, then the gateway, if it is one of them."""
         return list(self._children)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """gRPC address of each stage, by name."""
+        return {name: self._places[name]["address"] for name in self._stages}
 
     def _add(self, name: str, module: str, flags: Sequence[str]) -> None:
         command = [sys.executable, "-P", "-m", module, *flags]
@@ -77,7 +84,7 @@ class Supervisor:
         self._children[name] = ChildProcess(name, command, environment, log_file, self._reaper)
 
     async def start(self) -> None:
-        """Starts everything and returns when the gateway is ready. From then on a process that dies is restarted.
+        """Starts everything and returns when all is ready. From then on a process that dies is restarted.
 
         Raises:
             StartError: a process ended before all were ready.
@@ -101,7 +108,8 @@ class Supervisor:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
-        await self._children[GATEWAY].stop(STOP_GRACE_S)
+        if GATEWAY in self._children:
+            await self._children[GATEWAY].stop(STOP_GRACE_S)
         await asyncio.gather(*(child.stop(STOP_GRACE_S) for child in self._children.values()))
         self._reaper.close()
 
@@ -139,7 +147,7 @@ class Supervisor:
         processes = {name: {"pid": child.pid, **self._places[name]} for name, child in self._children.items()}
         state = self.run_directory / "state.json"
         scratch = state.with_suffix(".new")
-        scratch.write_text(json.dumps({"url": self.url, "processes": processes}, indent=1))
+        scratch.write_text(json.dumps({**self._told, "processes": processes}, indent=1))
         scratch.replace(state)
 
 

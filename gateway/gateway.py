@@ -33,13 +33,19 @@ class Gateway:
         config: the pipeline.
         channels: to the stages.
         spans: of its requests; None: there are none yet.
+        fetcher: gets the media of requests; default: one that goes by the settings.
 
     Raises:
         ModelFileError: on entering: a model that the settings name, of speech or of turns, cannot be used.
     """
 
     def __init__(
-        self, settings: GatewaySettings, config: PipelineConfig, channels: Channels, spans: Spans | None = None
+        self,
+        settings: GatewaySettings,
+        config: PipelineConfig,
+        channels: Channels,
+        spans: Spans | None = None,
+        fetcher: Fetcher | None = None,
     ) -> None:
         self.settings = settings
         self.pipeline = Pipeline(
@@ -50,7 +56,7 @@ class Gateway:
             settings.affinity_max_imbalance,
             channels=channels,
         )
-        self.fetcher = Fetcher(settings)
+        self.fetcher = fetcher or Fetcher(settings)
         self.transcripts = Transcripts(settings.audio_ttl_s)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
         self.spans = Spans() if spans is None else spans

@@ -23,9 +23,7 @@ def generate(root: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments], check=False)
     if done.returncode:
         raise SystemExit(done.returncode)
-    for package in (root / "quartet", root / "quartet" / "v1"):
-        (package / "__init__.py").touch()
-    (root / "quartet" / "py.typed").touch()
+    (root / "quartet" / "v1" / "__init__.py").touch()
 
 
 if __name__ == "__main__":

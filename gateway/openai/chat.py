@@ -191,7 +191,7 @@ class ImageExchange(_Exchange):
 
     async def whole(self) -> Response:
         """The response in one piece. Raises ApiError."""
-        pictures = await self._pictures()
+        pictures = await self.pictures()
         async with aclosing(self._parts(pictures)) as made:
             parts = {i: part async for i, part in made}
         messages = {i: {"role": "assistant", "content": [parts[i]], "refusal": None} for i in sorted(parts)}
@@ -201,7 +201,7 @@ class ImageExchange(_Exchange):
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""
-        pictures = await self._pictures()
+        pictures = await self.pictures()
         head, indices = self._head | {"object": "chat.completion.chunk"}, []
         async with aclosing(self._parts(pictures)) as made:
             async for i, part in made:
@@ -212,7 +212,8 @@ class ImageExchange(_Exchange):
             yield sse(head | chunk(i, "image", {}, finish_reason="stop") | {"quartet": pictures.quartet()})
         yield DONE
 
-    async def _pictures(self) -> ImageGeneration:
+    async def pictures(self) -> ImageGeneration:
+        """What makes them. Raises ApiError: 400 naming the member at fault."""
         request = self._request
         refuse_members(request, _TEXT_ONLY, "this model answers with images; leave it out")
         if "audio" in (request.modalities or ()):

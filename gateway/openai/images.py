@@ -187,6 +187,30 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
 async def _respond(
     http: Request, gateway: Gateway, request: ImageRequest, images: Sequence[MediaFile], mask: MediaFile | None
 ) -> Response:
+    http.state.log["stream"] = bool(request.stream)
+    pictures = await to_generation(
+        gateway, request, images, mask, http.state.request_id, http.state.deadline, http.state.log
+    )
+    answer = ImageAnswer(pictures, request, "image_edit" if images else "image_generation")
+    if request.stream:
+        return EventStream(answer.stream(), max(0.0, pictures.deadline - time.monotonic()) + LAST_WORD_S)
+    return await while_connected(http.receive, answer.whole())
+
+
+async def to_generation(
+    gateway: Gateway,
+    request: ImageRequest,
+    images: Sequence[MediaFile],
+    mask: MediaFile | None,
+    request_id: str,
+    deadline: float,
+    log: dict[str, Any],
+) -> ImageGeneration:
+    """What makes the pictures of a request, with the files checked; see `ImageGeneration`.
+
+    Raises:
+        ApiError: 400 naming the member at fault; 404 and 503 as `Gateway.stage_for`.
+    """
     stage = gateway.stage_for("image", request.model)
     info = image_facts(stage, edits=bool(images))
     start = request.image_start(info)
@@ -197,14 +221,8 @@ async def _respond(
     if mask is not None and len(images) > 1:
         raise invalid("mask", "only with one image, which it is a mask of")
     await load_pictures(gateway, [*images, *([mask] if mask else [])])
-    start.request_id = http.state.request_id
-    http.state.log["stream"] = bool(request.stream)
-    deadline: float = http.state.deadline
-    pictures = ImageGeneration(stage, start, images, mask, deadline, http.state.log)
-    answer = ImageAnswer(pictures, request, "image_edit" if images else "image_generation")
-    if request.stream:
-        return EventStream(answer.stream(), max(0.0, deadline - time.monotonic()) + LAST_WORD_S)
-    return await while_connected(http.receive, answer.whole())
+    start.request_id = request_id
+    return ImageGeneration(stage, start, images, mask, deadline, log)
 
 
 class ImageAnswer:

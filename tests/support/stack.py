@@ -17,7 +17,7 @@ import httpx
 import psutil
 from gateways import stage_addresses
 
-from cli.plan import PIPELINE
+from cli.plan import PIPELINE, Tls
 from cli.scrape import Scrape
 from cli.supervisor import free_ports
 from gateway.api_keys import digest, new_key
@@ -55,6 +55,12 @@ class Access:
     def stage_flags(self) -> list[str]:
         """Of a stage."""
         return certificates.flags(self.certificates, IDENTITY)
+
+    @property
+    def tls(self) -> Tls:
+        """Of an Omni."""
+        home = self.certificates / IDENTITY
+        return Tls(home / "tls.crt", home / "tls.key", home / "ca.crt")
 
     @property
     def credentials(self) -> Credentials:
@@ -121,6 +127,15 @@ class Stack:
 
     def pid(self, name: str) -> int:
         return self.state["processes"][name]["pid"]
+
+    @property
+    def omni_arguments(self) -> str:
+        """Python's, of an Omni of these stages."""
+        reach = f"address={str(self.run_directory)!r}"
+        if self.access is None:
+            return reach
+        files = list(map(str, self.access.tls.files))
+        return f'{reach}, tls=__import__("quartet").Tls(*map(__import__("pathlib").Path, {files}))'
 
     def ready(self) -> bool:
         return httpx.get(f"{self.url}/ready", timeout=ANSWER_GUARD_S).status_code == 200

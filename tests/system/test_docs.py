@@ -53,6 +53,7 @@ def test_there_are_examples() -> None:
 def test_python_runs(stack: Stack, tiny_checkpoint: Path, tmp_path: Path, where: str) -> None:
     code = PYTHON[where].replace(URL, stack.url).replace(MODEL, str(tiny_checkpoint))
     code = code.replace('api_key="none"', f'api_key="{stack.key}"')
+    code = code.replace(f'Omni("{tiny_checkpoint}"', f"Omni({stack.omni_arguments}")  # it would start others
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )

@@ -1,0 +1,60 @@
+"""Omni-modal models from Python, without HTTP: `from quartet import Omni`; see docs/python.md.
+
+What is here is imported when it is first asked for: a stage, which needs the stubs in `quartet.v1` alone, must not load
+the gateway.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cli.plan import Tls
+    from quartet.answers import Answer, Audio, AudioDelta, TextDelta
+    from quartet.async_omni import AsyncOmni
+    from quartet.errors import Error, StartError
+    from quartet.media import audio, image, video
+    from quartet.messages import Chat
+    from quartet.omni import Omni
+
+_PLACES = {
+    "Answer": "quartet.answers",
+    "AsyncOmni": "quartet.async_omni",
+    "Audio": "quartet.answers",
+    "AudioDelta": "quartet.answers",
+    "Chat": "quartet.messages",
+    "Error": "quartet.errors",
+    "Omni": "quartet.omni",
+    "StartError": "quartet.errors",
+    "TextDelta": "quartet.answers",
+    "Tls": "cli.plan",
+    "audio": "quartet.media",
+    "image": "quartet.media",
+    "video": "quartet.media",
+}
+
+__all__ = [
+    "Answer",
+    "AsyncOmni",
+    "Audio",
+    "AudioDelta",
+    "Chat",
+    "Error",
+    "Omni",
+    "StartError",
+    "TextDelta",
+    "Tls",
+    "audio",
+    "image",
+    "video",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'quartet' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,177 @@
+"""What a prompt is answered with."""
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
+from gateway.openai import answer as gateway_answer
+from gateway.openai.answer import WholeAnswer
+from gateway.pipeline import run
+from quartet.errors import Error, refused
+
+_PCM16_SCALE = 32768.0
+_FORMATS = ("wav", "flac", "mp3", "opus", "aac")
+
+
+@dataclass(frozen=True, eq=False)
+class Audio:
+    """Sound.
+
+    Attributes:
+        samples: (n,) int16, mono, as the model made them.
+        rate_hz: samples a second.
+    """
+
+    samples: np.ndarray
+    rate_hz: int
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return len(self.samples) / self.rate_hz
+
+    @property
+    def float32(self) -> np.ndarray:
+        """The samples as (n,) float32, -1 to 1."""
+        return self.samples.astype(np.float32) / _PCM16_SCALE
+
+    def save(self, path: str | Path) -> None:
+        """Writes a file of the kind that its name ends with: .wav, .flac, .mp3, .opus or .aac.
+
+        Raises:
+            Error: it ends otherwise.
+            OSError: it cannot be written.
+        """
+        kind = Path(path).suffix.removeprefix(".").lower()
+        if kind not in _FORMATS:
+            raise refused("path", f"{str(path)!r} must end with one of {', '.join(f'.{known}' for known in _FORMATS)}")
+        Path(path).write_bytes(self.encoded(kind))
+
+    def encoded(self, kind: str) -> bytes:
+        """A whole file: "wav", "flac", "mp3", "opus" or "aac"."""
+        return encode_audio(self.samples.astype("<i2").tobytes(), self.rate_hz, kind)
+
+    def _repr_html_(self) -> str:
+        """A player, in a notebook."""
+        data = base64.b64encode(self.encoded("flac")).decode()
+        return f'<audio controls src="data:audio/flac;base64,{data}"></audio>'
+
+    def __repr__(self) -> str:
+        return f"Audio({self.seconds:.2f} s at {self.rate_hz} Hz)"
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """More of an answer's text.
+
+    Attributes:
+        text: new characters.
+        token_ids: new tokens; those of a thought, too.
+        reasoning: new characters of the thought before the text.
+    """
+
+    text: str
+    token_ids: list[int]
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class AudioDelta:
+    """More of an answer's sound."""
+
+    audio: Audio
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The answer to one prompt. Where it failed, `error` says why and the rest is empty.
+
+    Attributes:
+        text: what was written; of a model that only speaks, what is spoken.
+        audio: the speech, if it was asked for.
+        images: pictures, of a model that makes them.
+        token_ids: of the text, and of the thought before it.
+        finish_reason: "stop", "length" or "tool_calls".
+        usage: tokens, as in an HTTP answer: prompt_tokens, completion_tokens, total_tokens, and details of these.
+        reasoning: the thought before the text, of a model that thinks.
+        tool_calls: calls of tools, in OpenAI's form.
+        logprobs: of each token, in OpenAI's form, if they were asked for.
+        timings: where the time went: milliseconds by stage and phase.
+        error: why the prompt of a list was not answered; None if it was.
+    """
+
+    text: str = ""
+    audio: Audio | None = None
+    images: list[Image.Image] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list, repr=False)
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict, repr=False)
+    reasoning: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] | None = field(default=None, repr=False)
+    timings: dict[str, Any] = field(default_factory=dict, repr=False)
+    error: Error | None = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The assistant's message, for the next turn of a chat."""
+        calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
+        thought = {"reasoning_content": self.reasoning} if self.reasoning else {}
+        return {"role": "assistant", "content": self.text or None, **thought, **calls}
+
+
+Event = TextDelta | AudioDelta | Answer
+
+
+@dataclass
+class Collected(WholeAnswer):
+    """An answer as it comes.
+
+    Attributes:
+        rate_hz: samples a second of its sound.
+        token_ids: so far.
+    """
+
+    rate_hz: int = 0
+    token_ids: list[int] = field(default_factory=list)
+
+    def take(self, event: run.Event) -> None:
+        """Counts an event in, and keeps what it brings."""
+        super().take(event)
+        if isinstance(event, run.TextDelta):
+            self.token_ids.extend(event.delta.token_ids)
+
+    def told(self, event: run.Event) -> Iterator[Event]:
+        """What a caller is told of an event that has been taken."""
+        match event:
+            case run.PromptRead(text=text) if text:
+                yield TextDelta(text, [])
+            case run.TextDelta(delta) if delta.text or delta.reasoning or delta.token_ids:
+                yield TextDelta(delta.text, list(delta.token_ids), delta.reasoning)
+            case run.AudioDelta(pcm16):
+                yield AudioDelta(_audio(pcm16, self.rate_hz))
+
+    def answer(self, wants_logprobs: bool) -> Answer:
+        """All of it, finished."""
+        return Answer(
+            text=self.text,
+            audio=_audio(bytes(self.samples), self.sample_rate_hz) if self.samples else None,
+            token_ids=self.token_ids,
+            finish_reason=self.finish_reason,
+            usage=gateway_answer.usage([self]),
+            reasoning=self.reasoning,
+            tool_calls=[call for _, call in sorted(self.calls.items())],
+            logprobs=self.tokens if wants_logprobs else None,
+            timings=self.quartet()["timings"],
+        )
+
+
+def _audio(pcm16: bytes, rate_hz: int) -> Audio:
+    assert len(pcm16) % BYTES_PER_SAMPLE == 0
+    return Audio(np.frombuffer(pcm16, "<i2").astype(np.int16), rate_hz)

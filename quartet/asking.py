@@ -1,0 +1,257 @@
+"""Prompts on their way through the stages: what the HTTP endpoints do, without HTTP."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import structlog
+from PIL import Image
+from starlette.datastructures import State
+
+from cli.plan import Tls
+from gateway.gateway import Gateway
+from gateway.media.check import MediaFile
+from gateway.openai.chat import ImageExchange
+from gateway.openai.chat_requests import to_jobs
+from gateway.openai.diffusion import ImageRequest
+from gateway.openai.forms import validated
+from gateway.openai.images import ImageGeneration, to_generation
+from gateway.openai.schema import ChatCompletionRequest
+from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.run import run
+from gateway.pipeline.stage import Stage
+from gateway.settings import GatewaySettings
+from quartet.answers import Answer, Collected, Event
+from quartet.errors import Error, StartError, as_errors, as_start_errors, refused
+from quartet.media import Media, OwnFiles
+from quartet.messages import Options, members
+from quartet.system import Place
+from services.common.rpc import tls
+from services.common.rpc.channels import Channels
+
+REACH_S = 10.0  # stages that run already have so long to say that they serve
+ATTEMPTS = 3  # of a prompt whose stage was lost: one that ends its stage each time must not do so for ever
+_POLL_S = 0.1
+_FULL_S = 0.5  # until a queue that was full may have room
+_HEALTH_TIMEOUT_S = 10.0  # a stage that dies refuses connections at once; one that is only late is not down
+_UNLIMITED = 2**40
+log = logging.getLogger("quartet")
+Result = TypeVar("Result")
+
+
+async def start(place: Place, concurrency: int, timeout_s: float) -> "Asking":
+    """Starts the stages, if they are to be, and connects to them. Raises StartError."""
+    if not structlog.is_configured():  # else it prints to stdout
+        _log_by_logging()
+    with as_start_errors():
+        if place.started is not None:
+            await place.started.start()
+        config = load_pipeline(place.pipeline, dict(place.addresses))
+        credentials = _credentials(place.tls)
+    settings = GatewaySettings(
+        pipeline=place.pipeline,
+        request_timeout_s=timeout_s,
+        health_timeout_s=_HEALTH_TIMEOUT_S,
+        # What protects a server from strangers. What a stage can hold it says itself.
+        media_private_addresses=True,
+        media_max_parts=_UNLIMITED,
+        media_max_bytes=_UNLIMITED,
+        media_max_total_bytes=_UNLIMITED,
+        media_max_image_pixels=_UNLIMITED,
+        media_max_audio_s=_UNLIMITED,
+        media_max_video_s=_UNLIMITED,
+    )
+    files = OwnFiles(settings)
+    gateway = await Gateway(settings, config, Channels(credentials), files).__aenter__()
+    asked = Asking(gateway, files, place.started is not None, concurrency)
+    try:
+        async with asyncio.timeout(REACH_S):
+            await asked.until_serving(gateway.pipeline.by_name.values())
+    except TimeoutError:
+        states = "; ".join(f"{name}: {stage.state}" for name, stage in gateway.pipeline.by_name.items())
+        await asked.close()
+        raise StartError(f"address: the stages do not serve: {states}", "address", "stage_unavailable") from None
+    except BaseException:
+        await asked.close()
+        raise
+    return asked
+
+
+def _credentials(files: Tls) -> tls.Credentials | None:
+    try:
+        return tls.load(files)
+    except SystemExit as error:
+        raise StartError(f"tls: {error}", "tls", "start_failed") from None
+
+
+def _log_by_logging() -> None:
+    """Has the gateway's lines go to Python's own logging, as "quartet"; a library prints nothing by itself."""
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, structlog.processors.KeyValueRenderer(key_order=["event"])],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=lambda *_: log,
+    )
+
+
+class Asking:
+    """The stages, as they are asked.
+
+    Args:
+        gateway: has been entered.
+        files: its fetcher.
+        restarts: whether a stage that is lost comes back, because it is ours.
+        concurrency: prompts under way at a time.
+    """
+
+    def __init__(self, gateway: Gateway, files: OwnFiles, restarts: bool, concurrency: int) -> None:
+        self._gateway, self._files, self._restarts = gateway, files, restarts
+        self._places = asyncio.Semaphore(concurrency)
+        self._closed = False
+
+    async def close(self) -> None:
+        """Ends what is under way and the connections."""
+        if not self._closed:
+            self._closed = True
+            await self._gateway.__aexit__(None, None, None)
+
+    @property
+    def _draws(self) -> bool:
+        """Whether its answers are pictures."""
+        return not self._gateway.pipeline.answer and self._gateway.pipeline.output("image") is not None
+
+    async def until_serving(self, stages: Iterable[Stage]) -> None:
+        """Returns when all of them serve."""
+        while not all(stage.serving for stage in stages):  # noqa: ASYNC110  there is no event for it
+            await asyncio.sleep(_POLL_S)
+
+    def check(self, options: Options) -> None:
+        """Raises Error: an option is at fault whatever the prompt."""
+        given, _ = members("", options, self._speaks_only)
+        self._validated({**given, "messages": [{"role": "user", "content": "x"}]})
+
+    @property
+    def _speaks_only(self) -> bool:
+        return self._gateway.pipeline.config.outputs.text is None and not self._draws
+
+    def _validated(self, given: dict[str, Any]) -> ChatCompletionRequest:
+        main = self._gateway.model_of(self._gateway.pipeline.main) or ""
+        with as_errors():
+            return validated(ChatCompletionRequest, {**given, "model": main})
+
+    async def answer(self, prompt: Any, options: Options) -> Answer:
+        """The whole answer; a prompt whose stage was lost is asked again. Raises Error."""
+        async with self._places:
+            return await self._tried(lambda deadline: self._answer(prompt, options, deadline))
+
+    async def _answer(self, prompt: Any, options: Options, deadline: float) -> Answer:
+        last: Answer | None = None
+        async with aclosing(self._events(prompt, options, deadline)) as events:
+            async for event in events:
+                if isinstance(event, Answer):
+                    last = event
+        assert last is not None
+        return last
+
+    async def stream(self, prompt: Any, options: Options) -> AsyncGenerator[Event, None]:
+        """The answer as it comes. Raises Error."""
+        async with self._places, aclosing(self._events(prompt, options, self._deadline())) as events:
+            async for event in events:
+                yield event
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._gateway.settings.request_timeout_s
+
+    async def _tried(self, work: Callable[[float], Awaitable[Result]]) -> Result:
+        """The result of `work`, which is given the `time.monotonic()` at which its time is over."""
+        deadline, losses = self._deadline(), 0
+        while True:
+            try:
+                return await work(deadline)
+            except Error as error:
+                losses += error.code == "stage_unavailable"
+                lost = error.code == "stage_unavailable" and self._restarts and losses < ATTEMPTS
+                if not lost and error.code != "queue_full":
+                    raise
+                try:
+                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                        await asyncio.sleep(_FULL_S)  # a loss may not be known yet
+                        await self.until_serving(self._gateway.pipeline.by_name.values())
+                except TimeoutError:
+                    raise error from None
+
+    async def _events(self, prompt: Any, options: Options, deadline: float) -> AsyncGenerator[Event, None]:
+        given, files = members(prompt, options, self._speaks_only)
+        contents = [await asyncio.to_thread(media.file, place) for place, media, _ in files]
+        request_id = uuid.uuid4().hex
+        with self._files.holding(contents) as urls:
+            for (_, _, member), url in zip(files, urls, strict=True):
+                member["url"] = url
+            request = self._validated(given)
+            if self._draws:
+                yield await self._drawn(request, request_id, deadline)
+                return
+            collected = Collected(0, "", 0, rate_hz=self._rate_hz)
+            with as_errors():
+                jobs = await to_jobs(self._gateway, request, request_id, None)
+        with as_errors():
+            left_s = max(0.0, deadline - time.monotonic())
+            async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
+                async for _, event in events:
+                    collected.take(event)
+                    for told in collected.told(event):
+                        yield told
+        yield collected.answer(bool(request.logprobs))
+
+    @property
+    def _rate_hz(self) -> int:
+        code2wav = self._gateway.pipeline.info("code2wav")
+        return code2wav.sample_rate_hz if code2wav is not None else 0
+
+    async def _drawn(self, request: ChatCompletionRequest, request_id: str, deadline: float) -> Answer:
+        stage = self._image_stage()
+        with as_errors():
+            request.model = self._gateway.model_of(stage) or ""
+            exchange = ImageExchange(self._gateway, request, State({"request_id": request_id, "log": {}}), stage)
+            generation = await exchange.pictures()
+            generation.deadline = deadline
+            images = await _pictures(generation)
+            return Answer(images=images, finish_reason="stop", timings=generation.quartet()["timings"])
+
+    async def images(self, prompt: str, images: Sequence[Any], mask: Any, options: dict[str, Any]) -> list[Image.Image]:
+        """Pictures. Raises Error."""
+        stage = self._image_stage()
+        with as_errors():
+            request = validated(ImageRequest, {**options, "prompt": prompt})
+        if request.stream or request.partial_images:
+            raise refused("stream", "the pictures come when they are finished; leave it out")
+        names = [f"images[{i}]" for i in range(len(images))] + (["mask"] if mask is not None else [])
+        given = [*images, *([mask] if mask is not None else [])]
+        parts = [each if isinstance(each, Media) else Media("image", each) for each in given]
+        loaded = [
+            MediaFile(name, "image", part.url or "", b"" if part.url else await asyncio.to_thread(part.file, name))
+            for name, part in zip(names, parts, strict=True)
+        ]
+        hole = loaded.pop() if mask is not None else None
+
+        async def work(deadline: float) -> list[Image.Image]:
+            with as_errors():
+                request.model = self._gateway.model_of(stage)
+                generation = await to_generation(self._gateway, request, loaded, hole, uuid.uuid4().hex, deadline, {})
+                return await _pictures(generation)
+
+        async with self._places:
+            return await self._tried(work)
+
+    def _image_stage(self) -> Stage:
+        with as_errors():
+            return self._gateway.stage_for("image", None)
+
+
+async def _pictures(generation: ImageGeneration) -> list[Image.Image]:
+    async with aclosing(generation.finished()) as finished:
+        made = {picture.output: Image.fromarray(picture.pixels) async for picture in finished}
+    return [made[i] for i in sorted(made)]

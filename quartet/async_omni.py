@@ -1,0 +1,220 @@
+"""A model in the caller's event loop."""
+
+import asyncio
+import logging
+import os
+import sys
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, Self, Unpack, overload
+
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from quartet.answers import Answer, Event
+from quartet.asking import Asking, start
+from quartet.errors import Error, StartError
+from quartet.messages import Chat, Message, Options, Prompt, is_batch
+from quartet.system import Setup, close_when_forgotten, place_of
+
+CONCURRENCY = 64  # of one Omni; a stage takes 160 by default, running and queued
+TIMEOUT_S = 600.0
+log = logging.getLogger("quartet")
+
+
+class AsyncOmni:
+    """A model whose stages are asked without HTTP, from one event loop.
+
+    `async with AsyncOmni(model) as omni:` starts the stages as `quartet up` does and ends them after the block; without
+    the block the first call starts them, and `close`, the interpreter's exit, or its end by any signal ends them.
+
+    Args:
+        model: checkpoint directory or hub id; None with `address`.
+        setup: see `quartet.system.Setup`.
+
+    Raises:
+        StartError: what is said here does not fit together, or names what cannot be used.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **setup: Unpack[Setup]) -> None:
+        if unknown := setup.keys() - Setup.__annotations__.keys():
+            name = min(unknown)
+            raise StartError(f"{name}: no such argument; there are: {', '.join(Setup.__annotations__)}", name)
+        self._concurrency, self._timeout_s = setup.get("concurrency", CONCURRENCY), setup.get("timeout_s", TIMEOUT_S)
+        if self._concurrency < 1:
+            raise StartError(f"concurrency: must be 1 or more, not {self._concurrency}", "concurrency")
+        if not self._timeout_s > 0:
+            raise StartError(f"timeout_s: must be above 0, not {self._timeout_s}", "timeout_s")
+        self._process_id = os.getpid()
+        self._place = place_of(model, setup)
+        if self._place.started is not None:
+            close_when_forgotten(self, self._place.started)
+        self._starting: asyncio.Task[Asking] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Returns when every stage serves; the other calls do this by themselves.
+
+        Raises:
+            StartError: a stage cannot start, or is not reached.
+        """
+        await self._asked()
+
+    async def close(self) -> None:
+        """Ends what was started; calls that are under way fail. May be called again."""
+        if self._process_id != os.getpid():
+            return
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            # of another loop, one that has ended, nothing is left to close
+            if self._starting is not None and self._starting.get_loop() is asyncio.get_running_loop():
+                self._starting.cancel()
+                (asked,) = await asyncio.gather(self._starting, return_exceptions=True)
+                if isinstance(asked, Asking):
+                    await asked.close()
+        finally:
+            if (started := self._place.started) is not None:
+                started.begin_to_close()
+                await started.closed()
+
+    @overload
+    async def generate(
+        self, prompt: str | Message | Chat, *, progress: bool | None = None, **options: Unpack[Options]
+    ) -> Answer: ...
+    @overload
+    async def generate(
+        self, prompt: list[str] | list[Chat] | list[Prompt], *, progress: bool | None = None, **options: Unpack[Options]
+    ) -> list[Answer]: ...
+    @overload
+    async def generate(
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+    ) -> Answer | list[Answer]: ...
+    async def generate(
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+    ) -> Answer | list[Answer]:
+        """The answer to `prompt`, or a list of answers in the order of a list of prompts, which are under way at the
+        same time. Cancelling frees every stage.
+
+        Args:
+            prompt: a text, a message, a list of messages in OpenAI's form, or a list of any of these but messages.
+            progress: shows a bar for a list; None: if stderr is a terminal.
+            options: see `quartet.messages.Options`.
+
+        Raises:
+            Error: the prompt cannot be answered. Of a list, that is its answer's `error`, and the others are answered;
+                an option at fault is raised.
+            StartError: the stages cannot be started.
+        """
+        asked = await self._asked()
+        if not is_batch(prompt):
+            return await asked.answer(prompt, options)
+        asked.check(options)
+        prompts: Sequence[Any] = prompt
+        with _bar(len(prompts), progress) as report:
+
+            async def one(each: Any) -> Answer:
+                try:
+                    return await asked.answer(each, options)
+                except Error as error:
+                    return Answer(error=error)
+                finally:
+                    report()
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(each)) for each in prompts]
+        answers = [task.result() for task in tasks]
+        if failed := [answer.error for answer in answers if answer.error]:
+            log.warning("%d of %d prompts were not answered; the first: %s", len(failed), len(answers), failed[0])
+        return answers
+
+    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
+        """The answer to one prompt as it comes: `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the
+        iterator, or cancelling its reader, frees every stage.
+
+        Raises:
+            Error: the prompt cannot be answered, or a stage was lost.
+            StartError: the stages cannot be started.
+        """
+        asked = await self._asked()
+        async with aclosing(asked.stream(prompt, options)) as events:
+            async for event in events:
+                yield event
+
+    async def images(
+        self, prompt: str, *, images: Sequence[Any] = (), mask: Any = None, **options: Any
+    ) -> list[Image.Image]:
+        """Pictures of `prompt`, of a pipeline with a dit: a list of Pillow images.
+
+        Args:
+            prompt: what they show.
+            images: pictures to start from, for a model that edits: each a path, bytes, a Pillow image or an array.
+            mask: of the first of them, for a model that takes one.
+            options: n, size ("WIDTHxHEIGHT"), seed, num_inference_steps, guidance_scale, negative_prompt, lora.
+
+        Raises:
+            Error: they cannot be made.
+            StartError: the stages cannot be started.
+        """
+        asked = await self._asked()
+        return await asked.images(prompt, images, mask, options)
+
+    async def _asked(self) -> Asking:
+        if self._process_id != os.getpid():
+            raise RuntimeError("this process was forked from the one that made the Omni; make one here")
+        if self._closing is not None:
+            raise RuntimeError("the Omni is closed")
+        if self._starting is None:
+            self._starting = asyncio.create_task(start(self._place, self._concurrency, self._timeout_s))
+            # not `self`, which nobody but the caller may hold
+            self._starting.add_done_callback(lambda task, me=weakref.ref(self): _watch(task, me))
+        if self._starting.get_loop() is not asyncio.get_running_loop():
+            raise RuntimeError("the Omni belongs to another event loop")
+        return await asyncio.shield(self._starting)
+
+
+def _watch(task: "asyncio.Task[Asking]", owner: Callable[[], object | None]) -> None:
+    """Has the connections closed when nobody can reach their owner any more."""
+    if task.cancelled() or task.exception() is not None:
+        return
+    asked, loop, found = task.result(), task.get_loop(), owner()
+
+    def close() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: loop.create_task(asked.close()))
+
+    if found is not None:
+        weakref.finalize(found, close).atexit = False
+
+
+@contextmanager
+def _bar(prompts: int, shown: bool | None) -> Iterator[Callable[[], None]]:
+    """A bar on stderr that counts answers up to `prompts`; None: if that is a terminal. Call it at each answer."""
+    console = Console(file=sys.stderr)
+    columns = (
+        TextColumn("answers"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    hidden = not console.is_terminal if shown is None else not shown
+    with Progress(*columns, console=console, disable=hidden) as progress:
+        task = progress.add_task("", total=prompts)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,173 @@
+"""A model for programs without an event loop."""
+
+import atexit
+import os
+import weakref
+from collections.abc import Coroutine, Generator, Sequence
+from typing import Any, Self, TypeVar, Unpack, overload
+
+import uvloop
+from PIL import Image
+from rich.console import Console
+
+from quartet.answers import Answer, Event
+from quartet.async_omni import AsyncOmni
+from quartet.loops import LoopThread
+from quartet.messages import Chat, Message, Options, Prompt
+from quartet.system import Setup
+
+Result = TypeVar("Result")
+
+
+class Omni:
+    """A model whose stages are asked without HTTP.
+
+    `Omni(model)` starts the stages as `quartet up` does, and returns when they serve. They end with the `with` block,
+    `close`, the interpreter's exit, when nobody can reach the Omni any more, and with this process, even if it is
+    killed. May be used from several threads.
+
+    Args:
+        model: checkpoint directory or hub id; None with `address`.
+        setup: see `quartet.system.Setup`.
+
+    Raises:
+        StartError: a stage cannot start, or is not reached; nothing is left running.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **setup: Unpack[Setup]) -> None:
+        self._held = _Held(AsyncOmni(model, **setup))
+        weakref.finalize(self, self._held.begin_to_close).atexit = False
+        console = Console(stderr=True)
+        try:
+            if console.is_terminal:
+                with console.status("starting the stages" if model is not None else "reaching the stages"):
+                    self._held.thread.run(self._held.omni.start())
+            else:
+                self._held.thread.run(self._held.omni.start())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what was started, and returns when nothing of it is left. Calls that are under way fail. May be called
+        again."""
+        self._held.close()
+
+    @overload
+    def generate(
+        self, prompt: str | Message | Chat, *, progress: bool | None = None, **options: Unpack[Options]
+    ) -> Answer: ...
+    @overload
+    def generate(
+        self, prompt: list[str] | list[Chat] | list[Prompt], *, progress: bool | None = None, **options: Unpack[Options]
+    ) -> list[Answer]: ...
+    @overload
+    def generate(
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+    ) -> Answer | list[Answer]: ...
+    def generate(
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+    ) -> Answer | list[Answer]:
+        """The answer to `prompt`, or a list of answers in the order of a list of prompts, which are under way at the
+        same time. Ctrl-C frees every stage, and the Omni can be used again.
+
+        Args:
+            prompt: a text, a message, a list of messages in OpenAI's form, or a list of any of these but messages.
+            progress: shows a bar for a list; None: if stderr is a terminal.
+            options: see `quartet.messages.Options`.
+
+        Raises:
+            Error: the prompt cannot be answered. Of a list, that is its answer's `error`, and the others are answered;
+                an option at fault is raised.
+        """
+        return self._run(self._held.omni.generate(prompt, progress=progress, **options))
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Event, None, None]:
+        """The answer to one prompt as it comes: `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the
+        iterator frees every stage.
+
+        Raises:
+            Error: the prompt cannot be answered, or a stage was lost.
+        """
+        events = self._held.omni.stream(prompt, **options)
+
+        async def following() -> Event | None:
+            return await anext(events, None)
+
+        async def close() -> None:
+            await events.aclose()
+
+        try:
+            while (event := self._run(following())) is not None:
+                yield event
+        finally:
+            thread = self._held.thread
+            if thread.is_current:  # found to be garbage there: it cannot wait for itself
+                thread.begin(close())
+            elif not thread.has_ended:
+                thread.run(close())
+
+    def images(self, prompt: str, *, images: Sequence[Any] = (), mask: Any = None, **options: Any) -> list[Image.Image]:
+        """Pictures of `prompt`, of a pipeline with a dit: a list of Pillow images.
+
+        Args:
+            prompt: what they show.
+            images: pictures to start from, for a model that edits: each a path, bytes, a Pillow image or an array.
+            mask: of the first of them, for a model that takes one.
+            options: n, size ("WIDTHxHEIGHT"), seed, num_inference_steps, guidance_scale, negative_prompt, lora.
+
+        Raises:
+            Error: they cannot be made.
+        """
+        return self._run(self._held.omni.images(prompt, images=images, mask=mask, **options))
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if not self._held.is_ours or self._held.thread.has_ended:
+            work.close()
+            reason = "closed" if self._held.is_ours else "of the process that this one was forked from; make one here"
+            raise RuntimeError(f"the Omni is {reason}")
+        return self._held.thread.run(work)
+
+
+class _Held:
+    """What an Omni has, and what outlives it until it has ended: its stages, and the thread that asks them."""
+
+    def __init__(self, omni: AsyncOmni) -> None:
+        self.omni, self._process_id, self._closing = omni, os.getpid(), False
+        self.thread = LoopThread("quartet-omni", uvloop.new_event_loop)
+        _all.add(self)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has the thread: one that was forked from it has not."""
+        return self._process_id == os.getpid()
+
+    def begin_to_close(self) -> None:
+        """Ends all, without waiting for that. For any thread, and again."""
+        if self.is_ours and not self._closing:
+            self._closing = True
+            self.thread.end(self.omni.close)
+
+    def close(self) -> None:
+        """Ends all. If the wait is interrupted, it goes on."""
+        self.begin_to_close()
+        if self.is_ours:
+            self.thread.join()
+        _all.discard(self)
+
+
+_all: set[_Held] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    for held in list(_all):
+        held.begin_to_close()
+    for held in list(_all):
+        held.close()
