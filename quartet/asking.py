@@ -66,7 +66,7 @@ async def start(place: Place, concurrency: int, timeout_s: float) -> "Asking":
         media_max_video_s=_UNLIMITED,
     )
     files = OwnFiles(settings)
-    gateway = await Gateway(settings, config, Channels(credentials), files).__aenter__()
+    gateway = await Gateway(settings, config, Channels(credentials), fetcher=files).__aenter__()
     asked = Asking(gateway, files, place.started is not None, concurrency)
     try:
         async with asyncio.timeout(REACH_S):
