@@ -41,7 +41,7 @@ class CompletionRequest(WriterSampling):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     lora: str | None = Field(default=None, description="adapter of the model; it can be named as `model`, too")
-    return_token_ids: bool | None = Field(default=None, description="each choice has token_ids, the first the prompt's")
+    return_token_ids: bool | None = Field(default=None, description="accepted; /inference/v1/generate has the ids")
     user: Any = Field(default=None, description="accepted; without effect")
 
     @property
