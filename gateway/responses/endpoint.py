@@ -51,6 +51,7 @@ async def create_response(http: Request, gateway: Annotated[Gateway, Depends(adm
 
 
 async def _in_background(http: Request, gateway: Gateway, responses: Responses, exchange: Exchange) -> Response:
+    exchange.asked.log = dict(exchange.asked.log)  # a line of its own, at its end
     with ExitStack() as place:  # for as long as it runs: this request's own is given back before
         try:
             place.enter_context(gateway.admission.admit())

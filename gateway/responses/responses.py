@@ -24,7 +24,7 @@ from gateway.store import StoreError
 
 _ALIVE_S = 20.0  # a gateway says so often of a response in the background that it works on it
 _LOST_S = 4 * _ALIVE_S
-_MAX_REPLAYS = 64  # responses that have ended whose events are still told
+_MAX_REPLAYS = 16  # responses that have ended whose events are still told
 _UNFINISHED = ("queued", "in_progress")
 
 log = structlog.get_logger()
@@ -45,7 +45,7 @@ class Background:
         self.task = asyncio.create_task(self._run(place))
 
     async def _run(self, place: ExitStack) -> None:
-        asked, status = self.exchange.asked, "failed"
+        asked = self.exchange.asked
         try:
             with place:
                 async with aclosing(self.exchange.events()) as events:
@@ -55,10 +55,9 @@ class Background:
             await self.exchange.cancelled()
             raise
         finally:
-            status = self.exchange.status
             self._changed.set()
             duration_ms = round((time.monotonic() - asked.arrived) * 1000, 1)
-            log.info("response", response_id=asked.id, status=status, duration_ms=duration_ms, **asked.log)
+            log.info("response", status=self.exchange.status, duration_ms=duration_ms, **asked.log)
 
     def _tell(self, event: Told) -> None:
         self._events.append(event)
