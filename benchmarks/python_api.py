@@ -1,108 +1,101 @@
-"""Prompts by `quartet.Omni` beside the same prompts over HTTP: the same stages, the same answers, in turns.
+"""The same load over HTTP and by `quartet.AsyncOmni`, to the same stages, in turns: what the Python API costs or saves.
 
-Each side answers a list of prompts, so many at a time; prompts a second is what counts. See docs/benchmarks.md.
+A system is started on a small random checkpoint. In each round both sides send the same questions, so many at a time,
+and the one that goes first changes from round to round. Nothing is printed unless both said the same.
 """
 
 import argparse
 import asyncio
-import json
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import httpx
-from load import PROMPTS
-from speech import console, target
+from client import Gateway, Wish
+from load import PROMPTS, closed_loop
 
-from quartet import Omni
+from cli.plan import Options
+from cli.supervisor import free_ports
+from cli.tiny import make_checkpoint
+from cli.up import console, running
+from quartet import AsyncOmni
+from quartet.messages import Options as PromptOptions
+
+Said = list[tuple[str, int]]  # of each request its text, and samples of audio
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+async def over_http(gateway: Gateway, flags: argparse.Namespace) -> tuple[float, Said]:
+    """Seconds that the load takes over HTTP, streamed, and what was said."""
+    began = time.perf_counter()
+    exchanges = await closed_loop(gateway.send, flags.concurrency, flags.requests)
+    took_s = time.perf_counter() - began
+    answers = [exchange.answer() for exchange in exchanges]  # read after the load: see client.py
+    if errors := [answer.error for answer in answers if answer.error]:
+        sys.exit(f"over HTTP: {errors[0]}")
+    return took_s, [answer.said for answer in answers]
+
+
+async def by_omni(omni: AsyncOmni, wish: PromptOptions, flags: argparse.Namespace) -> tuple[float, Said]:
+    """Seconds that the load takes as one list of prompts, and what was said."""
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(flags.requests)]
+    began = time.perf_counter()
+    answers = await omni.generate(prompts, progress=False, **wish)
+    took_s = time.perf_counter() - began
+    if errors := [answer.error for answer in answers if answer.error]:
+        sys.exit(f"by Omni: {errors[0]}")
+    return took_s, [(answer.text, len(answer.audio.samples) if answer.audio else 0) for answer in answers]
+
+
+async def measure(url: str, run_directory: Path, flags: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """Seconds of each round (over HTTP, by Omni). The first round of each side warms up and does not count."""
+    gateway = Gateway(url, Wish(flags.tokens, flags.frames, temperature=0.0, seed=0))
+    talker = {"temperature": 0.0, "max_frames": flags.frames}
+    wish: PromptOptions = {
+        "speech": True,
+        "temperature": 0.0,
+        "seed": 0,
+        "max_tokens": flags.tokens,
+        "quartet": {"talker": talker},
+    }
+    http_s: list[float] = []
+    omni_s: list[float] = []
+    async with AsyncOmni(address=run_directory, concurrency=flags.concurrency) as omni:
+        try:
+            await gateway.facts()
+            for i in range(flags.rounds + 1):
+                sides = {"http": lambda: over_http(gateway, flags), "omni": lambda: by_omni(omni, wish, flags)}
+                order = ["http", "omni"] if i % 2 else ["omni", "http"]
+                done = {side: await sides[side]() for side in order}
+                if done["http"][1] != done["omni"][1]:
+                    sys.exit("the two sides did not say the same")
+                if i:
+                    http_s.append(done["http"][0])
+                    omni_s.append(done["omni"][0])
+        finally:
+            await gateway.close()
+    return http_s, omni_s
+
+
+def main() -> None:
+    """Prints requests a second of both sides, and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run-dir", type=Path, help="of a `quartet up` on this machine; default: starts a system")
-    parser.add_argument("--model", type=Path, help="checkpoint directory to start; default: a new `quartet tiny`")
-    parser.add_argument("--flag", action="append", default=[], metavar="STAGE.SETTING=VALUE", help="may be repeated")
-    parser.add_argument("--prompts", type=int, default=128, help="of each side in each round")
-    parser.add_argument("--concurrency", type=int, default=32, help="prompts at a time")
-    parser.add_argument("--tokens", type=int, default=32, help="of each answer")
-    parser.add_argument("--frames", type=int, default=0, help="codec frames of each answer; 0: text alone")
-    parser.add_argument("--rounds", type=int, default=5, help="of both sides, in turns; a first one does not count")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.set_defaults(url=None)
-    return parser.parse_args(arguments)
-
-
-def asked(options: argparse.Namespace) -> dict[str, Any]:
-    """What every prompt asks for: a greedy answer of one length."""
-    text = {"temperature": 0, "max_tokens": options.tokens, "ignore_eos": True}
-    talker = {"temperature": 0, "max_frames": options.frames}
-    return text | ({"modalities": ["text", "audio"], "quartet": {"talker": talker}} if options.frames else {})
-
-
-async def over_http(url: str, prompts: Sequence[str], options: argparse.Namespace) -> list[str]:
-    """The answers' texts, by whole answers of the HTTP API."""
-    slots = asyncio.Semaphore(options.concurrency)
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-
-        async def answer(prompt: str) -> str:
-            body = {"model": model, "messages": [{"role": "user", "content": prompt}], **asked(options)}
-            async with slots:
-                response = (await client.post("/v1/chat/completions", json=body)).raise_for_status()
-            return response.json()["choices"][0]["message"]["content"]
-
-        return await asyncio.gather(*map(answer, prompts))
-
-
-def by_omni(omni: Omni, prompts: Sequence[str], options: argparse.Namespace) -> list[str]:
-    """The answers' texts, by one list of prompts."""
-    members = {name: value for name, value in asked(options).items() if name != "modalities"}
-    answers = omni.generate(list(prompts), speech=bool(options.frames), progress=False, **members)
-    for answer in answers:
-        if answer.error is not None:
-            raise answer.error
-    return [answer.text for answer in answers]
-
-
-def timed(work: Callable[[], list[str]]) -> tuple[float, list[str]]:
-    """(seconds, result) of `work`."""
-    begun = time.perf_counter()
-    made = work()
-    return time.perf_counter() - begun, made
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints prompts a second of both sides and their ratio. Raises SystemExit: the sides' answers differ."""
-    options = parse(arguments)
-    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(options.prompts)]
-    with tempfile.TemporaryDirectory() as scratch, target(options, Path(scratch)) as system:
-        stages = options.run_dir or Path(scratch) / "run"
-        with Omni(address=stages, concurrency=options.concurrency) as omni:
-            sides = {
-                "HTTP": lambda: asyncio.run(over_http(system.url, prompts, options)),
-                "Omni": lambda: by_omni(omni, prompts, options),
-            }
-            took_s: dict[str, list[float]] = {name: [] for name in sides}
-            for number in range(options.rounds + 1):
-                answers = {}
-                for name in sides if number % 2 else reversed(sides):
-                    round_s, answers[name] = timed(sides[name])
-                    took_s[name] += [round_s] if number else []
-                    console.print(f"round {number}: {name} {options.prompts / round_s:.1f} prompts/s")
-                if options.concurrency == 1 and answers["HTTP"] != answers["Omni"]:
-                    raise SystemExit("the sides' answers differ")  # beyond one at a time, batches round differently
-    rates = {name: options.prompts / statistics.median(each) for name, each in took_s.items()}
-    ratios = [http / ours for http, ours in zip(took_s["HTTP"], took_s["Omni"], strict=True)]
-    console.print(
-        f"prompts/s: HTTP {rates['HTTP']:.1f}, Omni {rates['Omni']:.1f}; "
-        f"Omni / HTTP: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
-    )
-    if options.json:
-        options.json.write_text(json.dumps({"took_s": took_s, "prompts_per_s": rates, "ratios": ratios}, indent=1))
+    parser.add_argument("--requests", type=int, default=64, help="of a round, on each side")
+    parser.add_argument("--concurrency", type=int, default=16, help="requests at a time")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=40, help="most of an answer's text")
+    parser.add_argument("--frames", type=int, default=60, help="most codec frames of an answer")
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="quartet-bench-") as scratch:
+        model, run_directory = make_checkpoint(Path(scratch) / "model", 0, "tiny"), Path(scratch) / "run"
+        options = Options(str(model), port=free_ports(1)[0], run_directory=run_directory)
+        with running(options) as stack:
+            http_s, omni_s = asyncio.run(measure(stack.url, run_directory, flags))
+    for name, seconds in (("HTTP", http_s), ("Omni", omni_s)):
+        rates = sorted(flags.requests / each for each in seconds)
+        console.print(f"{name}: {statistics.median(rates):.1f} requests/s (median; {rates[0]:.1f} to {rates[-1]:.1f})")
+    ratios = sorted(ours / theirs for theirs, ours in zip(omni_s, http_s, strict=True))
+    console.print(f"Omni over HTTP: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}, by rounds)")
 
 
 if __name__ == "__main__":

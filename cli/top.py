@@ -41,6 +41,8 @@ class System:
         try:
             state = json.loads(file.read_text())
             pages = {name: _page(process["metrics_address"]) for name, process in state["processes"].items()}
+            if state["url"] is None:
+                raise TopError(f"--run-dir: {file}: the stages of a program's Omni have no gateway to ask")
             return cls(state["url"], pages)
         except OSError as error:
             raise TopError(

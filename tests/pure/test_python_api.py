@@ -29,6 +29,7 @@ from tests.support.scripted_stages import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "".join(PIECES)
+CONCURRENCY = 8
 SOUND = np.frombuffer(PCM16, "<i2")
 
 
@@ -47,7 +48,7 @@ async def stages(running: ScriptedStages) -> AsyncIterator[ScriptedStages]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def omni(running: ScriptedStages) -> AsyncIterator[AsyncOmni]:
-    async with AsyncOmni(address=running.addresses, concurrency=8) as omni:
+    async with AsyncOmni(address=running.addresses, concurrency=CONCURRENCY) as omni:
         yield omni
 
 
@@ -169,18 +170,17 @@ async def test_prompts_are_answered_together_in_their_order_and_one_may_fail(
     omni: AsyncOmni, stages: ScriptedStages
 ) -> None:
     thinker = stages.scripts["thinker"]
-    most, delays = 0, iter(range(1000))
-
-    def takes_s() -> float:  # those asked first are answered last
-        nonlocal most
-        most = max(most, thinker.running)
-        return 0.2 if next(delays) < 4 else 0.0
-
-    thinker.takes_s = takes_s
+    thinker.hold = True
     prompts = ["a", Chat().user("b"), [{"role": "user", "content": "c"}], 5, *(f"d{i}" for i in range(26))]
-    answers = await omni.generate(prompts)
+    task = asyncio.create_task(omni.generate(prompts))
+    async with asyncio.timeout(60):
+        while thinker.running < CONCURRENCY:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)  # for one too many
+    assert thinker.running == CONCURRENCY
+    thinker.go_on()
+    answers = await task
     assert isinstance(answers, list)
-    assert most == 8  # at a time
     assert len(answers) == len(prompts)
     assert [i for i, answer in enumerate(answers) if answer.error] == [3]
     assert all(answer.text == TEXT for i, answer in enumerate(answers) if i != 3)

@@ -78,7 +78,7 @@ def test_edges_say_what_they_go_by():
     assert "thinker to talker: inline 0.00 MiB/s, shared_memory 1.50 MiB/s" in text(watch)
 
 
-@pytest.mark.parametrize("state", [None, "{", "[]", '{"url": "x"}'])
+@pytest.mark.parametrize("state", [None, "{", "[]", '{"url": "x"}', '{"url": null, "processes": {}}'])
 def test_a_directory_that_is_not_of_a_run_is_named(tmp_path: Path, state: str | None):
     if state is not None:
         (tmp_path / "state.json").write_text(state)
