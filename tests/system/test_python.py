@@ -166,6 +166,7 @@ def line(user: Stack, number: int) -> Any:
     return json.loads(said()[number])
 
 
+@pytest.mark.long  # it starts stages of its own
 def test_a_program_outlives_a_stage_and_ctrl_c_and_leaves_nothing(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with program(tiny_checkpoint, tmp_path / "run") as user:
         assert line(user, 0) == "ready"
