@@ -75,8 +75,8 @@ async def ready(http: Request) -> JSONResponse:
 @router.get("/metrics")
 async def metrics(http: Request) -> Response:
     """Prometheus metrics."""
-    router_gauges.update(http.app.state.gateway)
-    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+    told = generate_latest() + router_gauges.exposition(http.app.state.gateway)
+    return Response(told, media_type=CONTENT_TYPE_LATEST)
 
 
 _ENDPOINTS = (

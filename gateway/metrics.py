@@ -54,19 +54,6 @@ RETRIES = Counter(
 )
 
 
-# vLLM's names, for routers that read these of a server: the Gateway API inference extension, llm-d.
-VLLM_RUNNING = Gauge("vllm:num_requests_running", "Requests that the thinker's replicas work on", ["model_name"])
-VLLM_WAITING = Gauge("vllm:num_requests_waiting", "Requests that wait in the thinker's replicas", ["model_name"])
-VLLM_KV_CACHE = Gauge(
-    "vllm:kv_cache_usage_perc", "Part of the thinker's KV cache in use, 0 to 1: mean of its replicas", ["model_name"]
-)
-VLLM_LORAS = Gauge(
-    "vllm:lora_requests_info",
-    "Unix seconds; the labels have the adapters that are loaded, none of which waits",
-    ["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
-)
-
-
 REALTIME_SESSIONS = Gauge("quartet_gateway_realtime_sessions", "Realtime sessions that are open")
 BARGE_INS = Counter("quartet_gateway_barge_ins_total", "Answers that ended because the user began to speak")
 SPECULATIONS = Counter(

@@ -135,17 +135,9 @@ class Collected(WholeAnswer):
 
     Attributes:
         rate_hz: samples a second of its sound.
-        token_ids: so far.
     """
 
     rate_hz: int = 0
-    token_ids: list[int] = field(default_factory=list)
-
-    def take(self, event: run.Event) -> None:
-        """Counts an event in, and keeps what it brings."""
-        super().take(event)
-        if isinstance(event, run.TextDelta):
-            self.token_ids.extend(event.delta.token_ids)
 
     def told(self, event: run.Event) -> Iterator[Event]:
         """What a caller is told of an event that has been taken."""
