@@ -9,7 +9,7 @@ import grpc
 from starlette.datastructures import State
 
 from gateway import metrics
-from gateway.errors import ApiError, from_error
+from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
 from gateway.openai.answer import WholeAnswer, usage
 from gateway.openai.chat_requests import refuse_large, sampling_of
@@ -17,6 +17,8 @@ from gateway.openai.schema import WriterSampling
 from gateway.pipeline.run import Event, Finished, Job, TextDelta, run
 from quartet.v1 import thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.errors import StageError
+
+_MAX_TOKENIZER_BYTES = 4 * 1024 * 1024  # of a text, or of ids as protobuf packs them
 
 Step = tuple[WholeAnswer, thinker_pb2.GenerateDelta | None]
 """(the answer, what is new of it, or None: it has ended)."""
@@ -57,6 +59,8 @@ class RawExchange:
         media: Sequence[bytes] = (),
     ) -> None:
         gateway.stage_for("text", model, takes_loras=True)
+        if count > gateway.settings.max_choices:
+            raise invalid("n", f"at most {gateway.settings.max_choices} answers to a prompt")
         self._gateway, self._sampling, self._prompts, self._count = gateway, sampling, prompts, count
         self._lora, self._max_tokens, self._field, self._media = gateway.lora_of(model, lora), max_tokens, field, media
         self._request_id, self._log, self._deadline = state.request_id, state.log, state.deadline
@@ -136,6 +140,8 @@ async def ask_tokenizer(gateway: Gateway, model: str | None, method: str, messag
         ApiError: as a chat's; `field` is what the request calls its text or ids.
     """
     stage = gateway.stage_for("text", model, takes_loras=True)
+    if message.ByteSize() > _MAX_TOKENIZER_BYTES:
+        raise invalid(field, f"is more than the {_MAX_TOKENIZER_BYTES} bytes that are taken", "context_length_exceeded")
     try:
         replica = stage.choose()
         try:

@@ -1,4 +1,4 @@
-"""`POST /tokenize`, `/detokenize` and `/v1/responses/input_tokens`' kin: the thinker's tokenizer, in vLLM's shapes."""
+"""`POST /tokenize` and `/detokenize`: the thinker's tokenizer, in vLLM's shapes."""
 
 import json
 from typing import Annotated, Any
@@ -54,6 +54,7 @@ async def tokenize(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
         text=request.prompt or "",
         no_special_tokens=request.add_special_tokens is False,
         no_generation_prompt=request.add_generation_prompt is False,
+        wants_tokens=bool(request.return_token_strs),
     )
     if request.messages is not None:
         start = thinker_pb2.GenerateStart()

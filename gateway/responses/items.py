@@ -100,10 +100,12 @@ def _item(given: Any, field: str) -> Item:
     if not isinstance(given, dict):
         raise invalid(field, "must be an item, an object with a type", "invalid_type")
     kind = given.get("type", "message" if "role" in given else None)
+    if not isinstance(kind, str):
+        raise invalid(f"{field}.type", f"required: one of {', '.join(_ITEMS)}")
     if kind in OTHER_ITEMS:
         return {"type": kind}
     if kind not in _ITEMS:
-        raise invalid(f"{field}.type", f"{str(kind)[:40]!r} is no item that is read here; use {', '.join(_ITEMS)}")
+        raise invalid(f"{field}.type", f"{kind[:40]!r} is no item that is read here; use {', '.join(_ITEMS)}")
     model, prefix = _ITEMS[kind]
     within(model, given, field)
     item: Item = {name: value for name, value in given.items() if value is not None} | {"type": kind}

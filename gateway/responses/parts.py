@@ -98,7 +98,7 @@ def read_parts(given: str | list[Any], field: str, role: str) -> list[Item]:
         if not isinstance(part, dict):
             raise invalid(where, "must be a part, an object with a type", "invalid_type")
         kind = part.get("type")
-        if kind not in _PARTS:
+        if not isinstance(kind, str) or kind not in _PARTS:
             raise invalid(f"{where}.type", f"{str(kind)[:40]!r} is no part that is read here; use {', '.join(_PARTS)}")
         if role in ("system", "developer", "assistant") and kind not in _SAID:
             raise invalid(f"{where}.type", f"a message of role {role!r} has text only")

@@ -179,7 +179,10 @@ class Responses:
 
     async def begin(self, exchange: Exchange, place: ExitStack) -> Background:
         """Has it made in the background. `place`: see `Background`. Raises ApiError: it cannot be kept."""
-        await self._keep(exchange)
+        with ExitStack() as held:
+            held.push(place)
+            await self._keep(exchange)
+            held.pop_all()
         ended = [name for name, running in self._background.items() if running.task.done()]
         for name in ended[: max(0, len(ended) - _MAX_REPLAYS)]:
             del self._background[name]

@@ -123,7 +123,7 @@ def _allowed(tools: Tools, choice: dict[str, Any]) -> ToolChoice | None:
     allowed = choice.get("tools")
     if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
         raise invalid("tool_choice.tools", "must be a list of tools")
-    names = {tool.get("name") if tool.get("type") == "function" else tool.get("type") for tool in allowed}
+    names = [tool.get("name") if tool.get("type") == "function" else tool.get("type") for tool in allowed]
     kept = [(tool, at) for tool, at in zip(tools.functions, tools.places, strict=True) if tool.function.name in names]
     tools.functions, tools.places = [tool for tool, _ in kept], [place for _, place in kept]
     tools.image = tools.image if IMAGE_TOOL in names else None

@@ -150,7 +150,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
                 token_ids = await self.preprocessor.tokenize(conversation, not request.no_generation_prompt)
             else:
                 token_ids = await self.preprocessor.tokens(request.text, not request.no_special_tokens)
-            tokens = await self.preprocessor.spelled(token_ids)
+            tokens = await self.preprocessor.spelled(token_ids) if request.wants_tokens else []
         return thinker_pb2.TokenizeResponse(token_ids=token_ids, tokens=tokens)
 
     async def Detokenize(

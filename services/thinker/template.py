@@ -10,6 +10,8 @@ from services.common.rpc.errors import InvalidInput
 from services.thinker.conversation import Conversation, MediaFile, Message, RawPrompt
 from services.thinker.family import ThinkerCheckpoint
 
+_AT_A_TIME = 1000  # tokens
+
 
 class ChatTemplate:
     """Applies a checkpoint's chat template. For any thread.
@@ -54,8 +56,11 @@ class ChatTemplate:
 
     def spelled(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each id; U+FFFD where it is not UTF-8 by itself."""
-        with self._lock:
-            return [self._checkpoint.tokenizer.decode(token_id) for token_id in token_ids]
+        texts: list[str] = []
+        for begin in range(0, len(token_ids), _AT_A_TIME):
+            with self._lock:  # others have their turn between
+                texts += map(self._checkpoint.tokenizer.decode, token_ids[begin : begin + _AT_A_TIME])
+        return texts
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens included. Raises InvalidInput: one is not in the vocabulary."""

@@ -101,6 +101,9 @@ async def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     async with running(responses_dir=tmp_path) as gateway:
         asked = await gateway.http.post("/v1/responses", json={"model": "scripted", "input": "hi"})
         assert (asked.status_code, asked.json()["error"]["code"]) == (500, "storage_failed")
+        asked = await gateway.http.post("/v1/responses", json={"model": "scripted", "input": "hi", "background": True})
+        assert (asked.status_code, asked.json()["error"]["code"]) == (500, "storage_failed")
+        assert gateway.app.state.gateway.admission.in_flight == 0
         not_stored = await create(gateway, store=False)
         assert not_stored.output_text == TEXT
 

@@ -151,7 +151,7 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
         """A token for each character; a conversation is its texts."""
         text = request.text or "".join(part.text for message in request.messages for part in message.content)
         self.script.requests.append(request)
-        return thinker_pb2.TokenizeResponse(token_ids=map(ord, text), tokens=list(text))
+        return thinker_pb2.TokenizeResponse(token_ids=map(ord, text), tokens=list(text) if request.wants_tokens else [])
 
     async def Detokenize(self, request, context):
         if max(request.token_ids, default=0) > sys.maxunicode:
