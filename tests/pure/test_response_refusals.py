@@ -29,6 +29,7 @@ def said(part: dict[str, Any]) -> dict[str, Any]:
         ({"input": [{"type": "dance"}]}, "input[0].type"),
         ({"input": ["hi"]}, "input[0]"),
         ({"input": [{"type": []}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": []}]}, "input[0].content"),
         ({"input": [{"id": "x"}]}, "input[0].type"),
         (said({"type": {}}), f"{PART}.type"),
         ({"input": [{"role": [], "content": "x"}]}, "input[0].role"),
