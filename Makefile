@@ -3,7 +3,8 @@
 # THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT, BENCH_REALTIME, BENCH_SPEAK: flags of the benchmarks;
 # of the first, thinker and talker are compiled, which takes minutes and halves their time a step on a CPU. FAMILY: of
 # the first, a name that `quartet tiny` knows: qwen3-omni or qwen2.5-omni.
-# TEST_COMPOSE: flags of scripts/test_compose.py. TEST, TEST_LONG: flags of pytest. WORKERS: of `make test`.
+# TEST_COMPOSE: flags of scripts/test_compose.py. TEST, TEST_LONG: flags of pytest. WORKERS: of `make test`, and of the part
+# of `make test-long` that is not in tests/long.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
 PIP_FLAGS ?=
 BENCH ?= --flag thinker.enforce_eager=false --flag talker.enforce_eager=false
@@ -49,7 +50,8 @@ chromium:  ## a browser for the tests of the page, on Debian as root; without on
 	@scripts/install_chromium.sh
 
 test-long: $(READY)  ## the rest: benchmark commands, others' realtime clients, two hosts, video and sound, every transport and family through whole systems, compilation
-	$(BIN)/python -m pytest -m long $(TEST_LONG)
+	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadscope --no-loadscope-reorder tests/pure tests/stage tests/system $(TEST_LONG)
+	$(BIN)/python -m pytest -m long tests/long $(TEST_LONG)
 
 test-gpu: $(READY)  ## what this machine is and what will not start on it, then all tests that need a CUDA device
 	$(BIN)/quartet doctor
