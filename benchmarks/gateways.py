@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -55,7 +56,12 @@ def pipeline(file: Path, thinker: Mapping[str, Any], talker: Mapping[str, Any]) 
 
 @contextlib.contextmanager
 def gateway(
-    addresses: Mapping[str, str], pipeline: Path, log: Path, *flags: str, model: str | None = None
+    addresses: Mapping[str, str],
+    pipeline: Path,
+    log: Path,
+    *flags: str,
+    model: str | None = None,
+    sources: Path | None = None,
 ) -> Iterator[GatewayProcess]:
     """A gateway that is ready, around a block.
 
@@ -65,6 +71,7 @@ def gateway(
         log: what it writes goes there.
         flags: settings.
         model: the name that clients ask for.
+        sources: directory of the Quartet that it is of; None: this one.
 
     Raises:
         RuntimeError: it ended, or is not ready in five minutes.
@@ -74,7 +81,9 @@ def gateway(
     names = [] if model is None else [f"--model-name={model}"]
     command = [sys.executable, "-m", "gateway", f"--pipeline={pipeline}", f"--port={port}", *stages, *names, *flags]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, process_group=0)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, process_group=0, cwd=sources, env=_environment(sources)
+        )
     started = GatewayProcess(f"http://127.0.0.1:{port}", process)
     try:
         _wait_until_ready(started, log)
@@ -82,6 +91,10 @@ def gateway(
     finally:
         process.terminate()
         process.wait()
+
+
+def _environment(sources: Path | None) -> dict[str, str] | None:
+    return None if sources is None else os.environ | {"PYTHONPATH": str(sources)}
 
 
 def _wait_until_ready(started: GatewayProcess, log: Path) -> None:

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -15,6 +14,7 @@ from gateway import router_gauges
 from gateway.api_keys import ApiKeys
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
+from gateway.json_writer import Json
 from gateway.middleware import BodyLimit, RequestContext, RequireKey
 from gateway.openai import (
     adapters,
@@ -60,7 +60,7 @@ async def health() -> dict[str, str]:
 
 
 @router.get("/ready", responses={503: {"description": "a stage does not serve"}})
-async def ready(http: Request) -> JSONResponse:
+async def ready(http: Request) -> Json:
     """200 if every stage serves, else 503; with the state of each stage and of each of its replicas."""
     pipeline: Pipeline = http.app.state.gateway.pipeline
     is_ready, stages = pipeline.ready, pipeline.by_name.items()
@@ -69,7 +69,7 @@ async def ready(http: Request) -> JSONResponse:
         "stages": {name: stage.state for name, stage in stages},
         "replicas": {name: stage.describe_replicas() for name, stage in stages},
     }
-    return JSONResponse(body, 200 if is_ready else 503)
+    return Json(body, 200 if is_ready else 503)
 
 
 @router.get("/metrics")

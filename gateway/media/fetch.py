@@ -1,7 +1,6 @@
 """Gets the bytes behind a URL, https, http or data, from hosts that may be asked."""
 
 import asyncio
-import base64
 import binascii
 import ipaddress
 import socket
@@ -11,6 +10,7 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from urllib.parse import unquote_to_bytes
 
 import httpx
+import pybase64
 
 from gateway.settings import GatewaySettings
 
@@ -190,7 +190,7 @@ def decode_base64(payload: str, max_bytes: int) -> bytes:
     if len(payload) // 4 * 3 - payload[-2:].count("=") > max_bytes:
         raise too_large(max_bytes)
     try:
-        return base64.b64decode(payload, validate=True)
+        return pybase64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError):
         raise MediaError("not valid base64") from None
 

@@ -1,10 +1,11 @@
 """Chat responses, streamed and whole: what an answer adds up to, and how it is told."""
 
 import asyncio
-import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import pybase64
 
 from gateway.media.encode import encode_audio
 from gateway.pipeline.run import AudioDelta, Event, Finished, PromptRead, TextDelta
@@ -204,7 +205,7 @@ class StreamedAnswer(Answer):
 
     def _audio_chunk(self, pcm16: bytes) -> dict[str, Any]:
         data = pcm16 if self.wav_rate_hz is None else encode_audio(pcm16, self.wav_rate_hz, "wav")
-        audio = self.audio(base64.b64encode(data).decode(), self.text[self.transcribed :])
+        audio = self.audio(pybase64.b64encode_as_string(data), self.text[self.transcribed :])
         self.transcribed = len(self.text)
         return chunk(self.index, "audio", {"audio": audio})
 
@@ -270,4 +271,4 @@ class WholeAnswer(Answer):
 
 
 def _encode_base64(pcm16: bytes, sample_rate_hz: int, audio_format: str) -> str:
-    return base64.b64encode(encode_audio(pcm16, sample_rate_hz, audio_format)).decode()
+    return pybase64.b64encode_as_string(encode_audio(pcm16, sample_rate_hz, audio_format))

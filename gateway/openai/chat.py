@@ -7,13 +7,13 @@ from contextlib import aclosing, contextmanager
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse
 from starlette.datastructures import State
 from starlette.responses import Response
 
 from gateway import metrics
 from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
+from gateway.json_writer import Json
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer, StreamedAnswer, WholeAnswer, choice, chunk, usage
 from gateway.openai.chat_requests import last_words, refuse_members, to_jobs
@@ -127,7 +127,7 @@ class AnswerExchange(_Exchange):
             "modality": "audio" if any(answer.samples for answer in answers) else "text",
             "quartet": answers[0].quartet(),
         }
-        return JSONResponse(body)
+        return Json(body)
 
     def _new(self, kind: type[AnswerKind]) -> list[AnswerKind]:
         self._log |= {"speech": self._request.speaks, "answers": self._request.n or 1}
@@ -197,7 +197,7 @@ class ImageExchange(_Exchange):
         messages = {i: {"role": "assistant", "content": [parts[i]], "refusal": None} for i in sorted(parts)}
         choices = [choice(i, {"message": message}, finish_reason="stop") for i, message in messages.items()]
         body = self._head | {"object": "chat.completion", "modality": "image", "choices": choices}
-        return await asyncio.to_thread(JSONResponse, body | {"quartet": pictures.quartet()})  # megabytes of text
+        return await asyncio.to_thread(Json, body | {"quartet": pictures.quartet()})  # megabytes of text
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""

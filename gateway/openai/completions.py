@@ -6,12 +6,12 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
 from gateway.errors import invalid
 from gateway.gateway import Gateway
+from gateway.json_writer import Json
 from gateway.openai.answer import WholeAnswer
 from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.openai.forms import page, read_json
@@ -115,7 +115,7 @@ class Completions:
             self._choice(answer, echoes[answer.index] + answer.text, answer.finish_reason, self._tokens(answer, 0, 0))
             for answer in answers
         ]
-        return JSONResponse(self._head | {"choices": choices, "usage": self._usage()})
+        return Json(self._head | {"choices": choices, "usage": self._usage()})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""

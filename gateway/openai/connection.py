@@ -1,7 +1,6 @@
 """The places that requests take, their connections and streams; work ends when the client is gone."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import ExitStack, aclosing, nullcontext
@@ -15,6 +14,7 @@ from gateway import metrics
 from gateway.api_keys import ApiKey
 from gateway.errors import ApiError, from_error
 from gateway.gateway import Gateway
+from gateway.json_writer import to_json
 from services.common.rpc.errors import QueueFull
 
 Result = TypeVar("Result")
@@ -71,7 +71,7 @@ def owner_of(http: HTTPConnection) -> str | None:
 
 def sse(data: dict[str, Any]) -> bytes:
     """A server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + to_json(data) + b"\n\n"
 
 
 def named_sse(event: dict[str, Any]) -> bytes:

@@ -1,12 +1,12 @@
 """Bodies of requests for images, videos and audio, and checks against the model's facts."""
 
-import base64
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pybase64
 from pydantic import BeforeValidator, Field
 
 from gateway.errors import ApiError, from_error, invalid
@@ -197,7 +197,7 @@ class ImageMembers(Strict):
         """
         height, width, _ = pixels.shape
         _check_side(width, height, self.file_format)
-        return base64.b64encode(encode_image(pixels, self.file_format, self.file_quality)).decode()
+        return pybase64.b64encode_as_string(encode_image(pixels, self.file_format, self.file_quality))
 
 
 class ImageOptions(ImageMembers, DiffusionMembers):

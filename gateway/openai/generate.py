@@ -7,12 +7,12 @@ from contextlib import aclosing, contextmanager
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
 from gateway.errors import invalid
 from gateway.gateway import Gateway
+from gateway.json_writer import Json
 from gateway.openai.answer import LEAST_LOGPROB, WholeAnswer
 from gateway.openai.chat_requests import Pending, attach_media, media_file
 from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, owner_of, sse, while_connected
@@ -185,7 +185,7 @@ class Generation:
             async for _ in steps:
                 pass
         choices = [self._choice(answer, 0, answer.text, ended=True) for answer in self._exchange.answers]
-        return JSONResponse(self._head() | {"choices": choices, "usage": self._exchange.usage()})
+        return Json(self._head() | {"choices": choices, "usage": self._exchange.usage()})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""

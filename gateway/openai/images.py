@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from gateway import metrics
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
+from gateway.json_writer import Json
 from gateway.media.check import MediaFile, image_pixels, load_media
 from gateway.openai.answer import timings
 from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, named_sse, while_connected
@@ -250,7 +250,7 @@ class ImageAnswer:
             **self._facts(pixels[0]),
             "quartet": self._pictures.quartet(),
         }
-        return await asyncio.to_thread(JSONResponse, body)  # megabytes of text
+        return await asyncio.to_thread(Json, body)  # megabytes of text
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""

@@ -1,12 +1,12 @@
 """`POST /v1/audio/speech`: a text spoken by the talker, without a thinker."""
 
 import asyncio
-import base64
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
+import pybase64
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.requests import HTTPConnection
@@ -90,7 +90,7 @@ async def _events(speaking: "Speaking", pieces: Sequence[str]) -> AsyncGenerator
     """The audio in OpenAI's events. Raises ApiError."""
     async with aclosing(speaking.file(pieces)) as made:
         async for piece in made:
-            yield sse({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
+            yield sse({"type": "speech.audio.delta", "audio": pybase64.b64encode_as_string(piece)})
     yield sse({"type": "speech.audio.done", "usage": speaking.usage})
 
 

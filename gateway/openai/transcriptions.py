@@ -5,11 +5,12 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from starlette.responses import Response
 
 from gateway.errors import invalid
 from gateway.gateway import Gateway
+from gateway.json_writer import Json
 from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.openai.forms import FILE, page, read_form
 from gateway.openai.languages import language_of
@@ -83,7 +84,7 @@ async def _whole(work: "Transcription", task: str, language: str | None) -> Resp
         body = _SUBTITLES[form](work.segments) if form in _SUBTITLES else f"{text}\n"
         return PlainTextResponse(body, media_type=_PLAIN[form])
     if form == "json":
-        return JSONResponse({"text": text, "usage": work.usage})
+        return Json({"text": text, "usage": work.usage})
     body = {
         "task": task,
         "language": (language or "unknown").lower(),
@@ -92,4 +93,4 @@ async def _whole(work: "Transcription", task: str, language: str | None) -> Resp
         "segments": [segment.verbose(work.request.temperature) for segment in work.segments],
         "usage": {"type": "duration", "seconds": round(work.duration_s)},
     }
-    return JSONResponse(body)
+    return Json(body)

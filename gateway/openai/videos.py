@@ -9,12 +9,13 @@ from copy import deepcopy
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse
 from pydantic import BeforeValidator, Field, model_validator
 from starlette.responses import Response
 
 from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
+from gateway.json_writer import Json
 from gateway.media.check import MediaFile, load_media
 from gateway.openai.connection import admitted, owner_of
 from gateway.openai.diffusion import DiffusionRequest, fill_size, require_info
@@ -158,7 +159,7 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
     except StageError as error:
         place.close()
         raise from_error("gateway", error) from None
-    return JSONResponse(video_object(video), headers=_POLL_AFTER)
+    return Json(video_object(video), headers=_POLL_AFTER)
 
 
 @router.get("/v1/videos")
@@ -187,7 +188,7 @@ async def list_videos(http: Request) -> dict[str, Any]:
 @router.get("/v1/videos/{video_id}", response_model=None)
 async def get_video(http: Request, video_id: str) -> Response:
     """A video's state."""
-    return JSONResponse(video_object(await _video(http, video_id)), headers=_POLL_AFTER)
+    return Json(video_object(await _video(http, video_id)), headers=_POLL_AFTER)
 
 
 @router.delete("/v1/videos/{video_id}")

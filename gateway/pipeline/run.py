@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from gateway.pipeline.balance import prompt_key
+from gateway.pipeline.events import AudioDelta, Event, EventBuffer, Finished, PromptRead, TextDelta, TextEnd
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.route import LOST, Lease, Route
@@ -17,8 +18,6 @@ from gateway.pipeline.typed_text import TypedText
 from quartet.v1 import code2wav_pb2, talker_pb2, tensor_pb2, thinker_pb2
 from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
 
-# Events that may wait for a slow client. Beyond, the stages' streams are not read, which slows the stages down.
-_MAX_BUFFERED_EVENTS = 64
 # Stages get this much less time than the request has, so that their own word on the deadline still arrives.
 _DEADLINE_MARGIN_S = 0.5
 # When one stage fails, its neighbours fail too, and their errors may arrive first. So the kind of error decides which
@@ -54,53 +53,6 @@ def speech(speak: talker_pb2.SpeakStart) -> dict[str, Any]:
     return {"talker": speak, "code2wav": code2wav_pb2.DecodeRequest(sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16)}
 
 
-@dataclass(frozen=True)
-class PromptRead:
-    """The first stage took the request: an answer follows.
-
-    Attributes:
-        tokens: of the prompt, by kind; none where no thinker reads it.
-        text: what is spoken, where the request says it and no thinker writes it.
-    """
-
-    tokens: thinker_pb2.PromptInfo
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class TextDelta:
-    """New text, token ids, log-probabilities or parts of tool calls."""
-
-    delta: thinker_pb2.GenerateDelta
-
-
-@dataclass(frozen=True)
-class TextEnd:
-    """The thinker has written all of the text; its sound may go on."""
-
-    summary: thinker_pb2.GenerateSummary
-
-
-@dataclass(frozen=True)
-class AudioDelta:
-    """The next samples, mono PCM16, little-endian."""
-
-    pcm16: bytes
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The answer is complete, text and sound: the summaries of the stages, None for those that were not needed."""
-
-    thinker: thinker_pb2.GenerateSummary | None = None
-    talker: talker_pb2.SpeakSummary | None = None
-    code2wav: code2wav_pb2.DecodeSummary | None = None
-
-
-Event = PromptRead | TextDelta | TextEnd | AudioDelta | Finished
-Queue = asyncio.Queue[tuple[int, Event]]
-
-
 async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> AsyncGenerator[tuple[int, Event], None]:
     """Runs `jobs` at the same time and yields (index of the job, event) as things happen: for each job PromptRead, then
     TextDelta, TextEnd and AudioDelta, last Finished. Closing the iterator cancels every stage.
@@ -109,13 +61,17 @@ async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> Asyn
         StageError: of the first job that failed; all others are cancelled. Its `origin` is the kind of the stage that
             it began in, "" the gateway itself.
     """
-    queue: Queue = asyncio.Queue(_MAX_BUFFERED_EVENTS)
+    events = EventBuffer()
     deadline = asyncio.get_running_loop().time() + timeout_s
-    answers = [_Answer(pipeline, job, index, queue, deadline).run() for index, job in enumerate(jobs)]
+    answers = [_Answer(pipeline, job, index, events, deadline).run() for index, job in enumerate(jobs)]
     work = asyncio.create_task(gather_or_cancel(answers))
+    work.add_done_callback(events.wake)
     timer = asyncio.get_running_loop().call_at(deadline, work.cancel)
     try:
-        while (event := await _next(queue, work)) is not None:
+        while not _has_failed(work):  # or else what waits is not told
+            await events.wait(work.done)
+            if _has_failed(work) or (event := events.take()) is None:
+                break
             yield event
         if work.cancelled():
             raise DeadlineExceeded(f"the request took longer than its {timeout_s:g} s")
@@ -126,18 +82,8 @@ async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> Asyn
         await asyncio.shield(asyncio.gather(work, return_exceptions=True))
 
 
-async def _next(queue: Queue, work: asyncio.Task) -> tuple[int, Event] | None:
-    """The next event. None when `work` has failed, whatever is still queued, or has succeeded and nothing is."""
-    if not work.done() and queue.empty():
-        get = asyncio.ensure_future(queue.get())
-        try:
-            await asyncio.wait((get, work), return_when=asyncio.FIRST_COMPLETED)
-            if get.done():
-                return get.result()
-        finally:
-            get.cancel()
-    failed = work.done() and (work.cancelled() or work.exception() is not None)
-    return None if failed or queue.empty() else queue.get_nowait()
+def _has_failed(work: asyncio.Task[Any]) -> bool:
+    return work.done() and (work.cancelled() or work.exception() is not None)
 
 
 def _sound_as(decode: code2wav_pb2.DecodeRequest, speak: talker_pb2.SpeakStart, replica: Replica) -> None:
@@ -151,8 +97,8 @@ def _sound_as(decode: code2wav_pb2.DecodeRequest, speak: talker_pb2.SpeakStart, 
 class _Answer:
     """One job on its way through the stages."""
 
-    def __init__(self, pipeline: Pipeline, job: Job, index: int, queue: Queue, deadline: float) -> None:
-        self._job, self._index, self._queue, self._deadline = job, index, queue, deadline
+    def __init__(self, pipeline: Pipeline, job: Job, index: int, events: EventBuffer, deadline: float) -> None:
+        self._job, self._index, self._events, self._deadline = job, index, events, deadline
         stages = [stage for stage in pipeline.answer if stage.kind in job.starts]
         thinker: thinker_pb2.GenerateStart | None = job.starts.get("thinker")
         key = job.conversation_id.encode() or (None if thinker is None else prompt_key(thinker, job.media))
@@ -231,7 +177,7 @@ class _Answer:
             if isinstance(event, AudioDelta):
                 await self._prompt_read.wait()  # the stages' calls are read side by side: audio may be here first
             self._has_output = True
-        await self._queue.put((self._index, event))
+        await self._events.put(self._index, event)
 
     def _time_left_s(self) -> float:
         left_s = self._deadline - asyncio.get_running_loop().time()

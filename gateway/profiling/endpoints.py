@@ -12,10 +12,11 @@ from typing import Any
 import grpc
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from gateway.errors import ApiError, in_own_terms
 from gateway.gateway import Gateway
+from gateway.json_writer import Json
 from gateway.openai.connection import StreamedResponse, administered, key_of
 from gateway.openai.forms import page, parsed
 from gateway.pipeline.replica import Replica
@@ -44,7 +45,7 @@ class StartRequest(Strict):
 
 
 @router.post("/start_profile", openapi_extra=page(StartRequest, "application/json", "what records", answered=()))
-async def start_profile(http: Request) -> JSONResponse:
+async def start_profile(http: Request) -> Json:
     """Begins to record what every replica of every stage does. One that cannot be reached is left out, and said."""
     gateway = administered(http, "profiles are")
     body = await http.body()
@@ -60,7 +61,7 @@ async def start_profile(http: Request) -> JSONResponse:
         state = f"not recorded: {answer}" if isinstance(answer, StageError) else "recording"
         stages.setdefault(replica.stage, {})[replica.address] = state
     seconds = max(answer for answer in answers.values() if not isinstance(answer, StageError))
-    return JSONResponse({"seconds": seconds, "stages": stages})
+    return Json({"seconds": seconds, "stages": stages})
 
 
 @router.post(
@@ -118,7 +119,7 @@ def _conflict(error: ApiError) -> ApiError:
 
 
 @router.get("/v1/quartet/trace/{request_id}")
-async def trace(http: Request, request_id: str) -> JSONResponse:
+async def trace(http: Request, request_id: str) -> Json:
     """Where the time of a request went, stage by stage: one of the last 1,000 that each process has served.
 
     The id is that of the response's x-request-id header, or of the completion. With API keys, an administrator's sees
@@ -128,7 +129,7 @@ async def trace(http: Request, request_id: str) -> JSONResponse:
     for wanted in dict.fromkeys([request_id, request_id.removeprefix(_COMPLETION)]):
         spans, unreachable = await _spans(http, gateway, wanted)
         if spans:
-            return JSONResponse({"request_id": wanted, "spans": spans, "unreachable": unreachable})
+            return Json({"request_id": wanted, "spans": spans, "unreachable": unreachable})
     message = f"no process has a span of {request_id!r}: it was not among the last 1,000 requests, or is another key's"
     raise ApiError(404, message, "request_id", "request_not_found")
 

@@ -1,6 +1,5 @@
 """Items of a realtime conversation: messages, function calls and their outputs."""
 
-import base64
 import binascii
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pybase64
 
 from gateway.realtime.audio import InputAudio
 from gateway.realtime.events import RealtimeError, new_id
@@ -178,7 +178,7 @@ def _sound(data: str, audio_format: str, param: str) -> bytes:
 def decode_base64(data: Any, param: str) -> bytes:
     """The bytes. Raises RealtimeError."""
     try:
-        return base64.b64decode(data, validate=True)
+        return pybase64.b64decode(data, validate=True)
     except (binascii.Error, TypeError, ValueError):
         raise _wrong(param, "is not base64") from None
 

@@ -1,11 +1,12 @@
 """What a realtime session has to tell its client: a queue of bounded size, and who sends it."""
 
 import asyncio
-import json
 from collections import deque
 from typing import Any
 
 from starlette.websockets import WebSocket
+
+from gateway.json_writer import to_json
 
 _MAX_BYTES = 4 * 1024 * 1024
 SEND_S = 30.0  # a client that reads nothing for so long is gone
@@ -36,7 +37,7 @@ class Outbox:
 
     def put(self, event: dict[str, Any]) -> None:
         """Takes an event, room or not."""
-        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        text = to_json(event).decode()
         self._texts.append(text)
         self._count(len(text))
         self._changed.set()

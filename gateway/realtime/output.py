@@ -3,12 +3,13 @@
 A step that is told writes to the conversation, so that one which is held back, and dropped, leaves no trace there.
 """
 
-import base64
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import pybase64
 
 from gateway.realtime.audio import OutputAudio, rate_hz_of
 from gateway.realtime.conversation import Conversation
@@ -137,7 +138,7 @@ class MessageOutput(Output):
         self._first_sent = self._first_sent or time.monotonic()
         if not self.item.is_cut:
             self.item.sent_ms = -(-self._sent_bytes * 1000 // self._bytes_per_s)  # clients may round up, too
-        return self._content("output_audio.delta", delta=base64.b64encode(data).decode())()
+        return self._content("output_audio.delta", delta=pybase64.b64encode_as_string(data))()
 
     def _content(self, kind: str, **members: Any) -> Step:
         return self._event(kind, content_index=0, **members)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.requests import HTTPConnection
 
 from gateway.api_keys import ApiKey, bearer_of, digest
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway, not_reached
+from gateway.json_writer import Json
 from gateway.openai.connection import admitted
 from gateway.openai.connection import key_of as api_key_of
 from gateway.openai.forms import page, read_json
@@ -180,7 +180,7 @@ class ClientSecretRequest(BaseModel):
 
 
 @router.post(f"{PATH}/client_secrets", openapi_extra=page(ClientSecretRequest, "application/json", "the secret"))
-async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> JSONResponse:
+async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Json:
     """Makes a short-lived key for one app's page or phone, which opens realtime connections only."""
     request = await read_json(http, ClientSecretRequest, gateway.settings.request_timeout_s)
     patch = request.session or {}
@@ -188,7 +188,7 @@ async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(
     lifetime = request.expires_after or ExpiresAfter()
     text, secret = http.app.state.client_secrets.make(api_key_of(http), patch, lifetime.seconds)
     body = {"value": text, "expires_at": secret.expires_at, "session": session.public()}
-    return JSONResponse(body, headers={"cache-control": "no-store"})
+    return Json(body, headers={"cache-control": "no-store"})
 
 
 def _checked(gateway: Gateway, patch: dict[str, Any]) -> Session:

@@ -6,12 +6,12 @@ from contextlib import ExitStack, aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
 from gateway.errors import from_error, invalid
 from gateway.gateway import Gateway
+from gateway.json_writer import Json
 from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, named_sse, owner_of, while_connected
 from gateway.openai.forms import page, read_json
 from gateway.responses.exchange import Exchange
@@ -61,7 +61,7 @@ async def _in_background(http: Request, gateway: Gateway, responses: Responses, 
         running.task.add_done_callback(lambda _, held=http.state.place.pop_all(): held.close())
     if exchange.asked.request.stream:
         return EventStream(_stream(running.events(-1)), gateway.settings.request_timeout_s + LAST_WORD_S)
-    return JSONResponse(exchange.public())
+    return Json(exchange.public())
 
 
 async def _whole(exchange: Exchange) -> Response:
@@ -70,7 +70,7 @@ async def _whole(exchange: Exchange) -> Response:
             last = event
     if last["type"] == "response.failed" and (error := exchange.error) is not None:
         raise error
-    return await asyncio.to_thread(JSONResponse, last["response"])  # it may have megabytes of pictures
+    return await asyncio.to_thread(Json, last["response"])  # it may have megabytes of pictures
 
 
 async def _stream(events: AsyncGenerator[Told, None]) -> AsyncGenerator[bytes, None]:
@@ -87,7 +87,7 @@ async def get_response(http: Request, response_id: str) -> Response:
     if not query.stream:
         if query.starting_after is not None:
             raise invalid("starting_after", "only with stream=true")
-        return JSONResponse(await responses.get(response_id, owner))
+        return Json(await responses.get(response_id, owner))
     running = await responses.background(response_id, owner, "its events are kept")
     limit_s = responses.gateway.settings.request_timeout_s
     return EventStream(

@@ -1,9 +1,10 @@
 """One answer of the thinker within a response: what the pipeline makes becomes items, and events about them."""
 
-import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import pybase64
 
 from gateway.media.encode import encode_audio
 from gateway.openai.answer import WholeAnswer, logprobs
@@ -68,7 +69,9 @@ class Turn:
             case AudioDelta(pcm16):
                 yield from self._said()
                 assert self._message is not None
-                yield from self._message.sound(base64.b64encode(pcm16).decode() if self._asked.request.stream else "")
+                yield from self._message.sound(
+                    pybase64.b64encode_as_string(pcm16) if self._asked.request.stream else ""
+                )
             case Finished():
                 if not self.outputs and not self.images:  # not a word: clients expect a message
                     yield from self._said()
@@ -81,7 +84,7 @@ class Turn:
             audio: dict[str, Any] = {"format": audio_format, "sample_rate_hz": rate_hz}
             if not self._asked.request.stream:
                 file = encode_audio(bytes(self.answer.samples), rate_hz, audio_format)
-                audio["data"] = base64.b64encode(file).decode()
+                audio["data"] = pybase64.b64encode_as_string(file)
             yield from self._message.sounded(audio)
         for output in self.outputs:
             yield from output.close("incomplete" if self.is_cut_short else "completed")
