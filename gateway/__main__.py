@@ -1,5 +1,6 @@
 """Starts the gateway: `python -m gateway --pipeline FILE [--stage NAME=HOST:PORT ...]`."""
 
+import contextlib
 import logging
 import signal
 import sys
@@ -17,6 +18,8 @@ from gateway.settings import GatewaySettings
 from gateway.store import StoreError
 from gateway.strict import YamlError
 from gateway.video_store import VideoStore
+from gateway.workers.supervisor import supervise
+from gateway.workers.worker import Worker
 from services.common.rpc import tls
 from services.common.telemetry import logs, tracing
 
@@ -24,17 +27,22 @@ from services.common.telemetry import logs, tracing
 # be held in memory.
 _MAX_WEBSOCKET_MESSAGE_BYTES = 2 * MAX_EVENT_CHARACTERS
 
+_NOT_STARTED = 3  # exit status, e.g. as the port is taken: uvicorn has logged why
+
 
 def main() -> None:
     """Reads settings and pipeline, then serves until SIGTERM or SIGINT; running requests are finished first."""
-    settings = GatewaySettings.load()
-    logs.configure(settings.log_level, "gateway")
+    settings, worker = GatewaySettings.load(), Worker.of_this_process()
+    if worker is not None:
+        worker.end_with_supervisor()
+        settings = settings.of_one(worker.count)
+    logs.configure(settings.log_level, "gateway" if worker is None else f"gateway-{worker.number}")
     try:
         pipeline = load_pipeline(settings.pipeline, settings.stage)
-        app = create_app(settings, pipeline, tls.load(settings))
+        app = create_app(settings, pipeline, tls.load(settings), worker)
         tracing.configure("gateway")
         structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
-        if pipeline.outputs.video is not None:
+        if pipeline.outputs.video is not None and worker is None:
             VideoStore(settings.jobs_dir, settings.video_ttl_s).check()
         if settings.speech_detector is not None:
             OnnxSilero(settings.speech_detector)
@@ -42,11 +50,13 @@ def main() -> None:
             TurnModel(settings.turn_model).close()
     except (YamlError, StoreError, ModelFileError) as error:
         sys.exit(str(error))
+    if settings.workers > 1 and worker is None:
+        sys.exit(supervise(settings))
     # of WebSockets, of which the middleware logs a line as of other requests
     logging.getLogger("uvicorn.error").addFilter(lambda record: "WebSocket" not in str(record.msg))
     # uvicorn drains on SIGTERM, then raises it again: a drained stop is a success
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -60,6 +70,11 @@ def main() -> None:
         access_log=False,  # the middleware logs requests, with their ids
         timeout_graceful_shutdown=int(settings.drain_timeout_s) or 1,
     )
+    server = uvicorn.Server(config)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(None if worker is None else worker.listen(settings.host))
+    if not server.started:
+        sys.exit(_NOT_STARTED)
 
 
 if __name__ == "__main__":

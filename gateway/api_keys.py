@@ -5,8 +5,8 @@ import hashlib
 import hmac
 import math
 import secrets
+import sqlite3
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +19,7 @@ from starlette.datastructures import Headers
 from gateway import metrics
 from gateway.errors import ApiError
 from gateway.strict import Strict, YamlError, YamlSource, read_yaml
+from gateway.workers.shared import Shared
 from services.common.rpc.tls import file_version
 
 CHECK_INTERVAL_S = 1.0
@@ -113,10 +114,9 @@ class ApiKey:
         entry: what the file says of it now; the name stays.
     """
 
-    def __init__(self, entry: ApiKeyEntry) -> None:
+    def __init__(self, entry: ApiKeyEntry, shared: Shared | None = None) -> None:
         self.entry, self.name = entry, entry.name
-        self._running = 0
-        self._admitted_s: deque[float] = deque()
+        self._shared = shared or Shared()
         self._running_metric = metrics.KEY_RUNNING.labels(self.name)
 
     @contextmanager
@@ -127,37 +127,49 @@ class ApiKey:
         Raises:
             ApiError: 429, a limit of the key is reached.
         """
-        self._check_concurrency()
-        self._check_rate()
+        self._take()
         metrics.KEY_REQUESTS.labels(self.name).inc()
-        self._count(1)
+        self._running_metric.inc()
         with ExitStack() as place:
-            place.callback(self._count, -1)
+            place.callback(self._give_back)
             yield place
 
-    def _count(self, change: int) -> None:
-        self._running += change
-        self._running_metric.inc(change)
+    def _take(self) -> None:
+        """Counts a request in, if it may be made."""
+        one_more = "INSERT INTO running VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET requests = requests + 1"
+        with self._shared.change() as database:
+            self._check_concurrency(database)
+            self._check_rate(database)
+            database.execute(one_more, (self.name, self._shared.worker))
 
-    def _check_concurrency(self) -> None:
+    def _give_back(self) -> None:
+        with self._shared.change() as database:
+            one_less = "UPDATE running SET requests = requests - 1 WHERE key_name = ? AND worker = ?"
+            database.execute(one_less, (self.name, self._shared.worker))
+        self._running_metric.dec()
+
+    def _check_concurrency(self, database: sqlite3.Connection) -> None:
         most = self.entry.max_concurrent_requests
-        if most is not None and self._running >= most:
-            reason = f"has {self._running} requests in progress; it may have {most} at a time"
+        if most is None:
+            return
+        total = "SELECT coalesce(sum(requests), 0) FROM running WHERE key_name = ?"
+        (running,) = database.execute(total, (self.name,)).fetchone()
+        if running >= most:
+            reason = f"has {running} requests in progress; it may have {most} at a time"
             raise self._refusal("concurrency", reason, _RETRY_S)
 
-    def _check_rate(self) -> None:
+    def _check_rate(self, database: sqlite3.Connection) -> None:
         """Counts the request if it may be made."""
         most, now = self.entry.requests_per_minute, time.monotonic()
+        begin = math.inf if most is None else now - _WINDOW_S
+        database.execute("DELETE FROM admitted WHERE key_name = ? AND at_s <= ?", (self.name, begin))
         if most is None:
-            self._admitted_s.clear()
             return
-        while self._admitted_s and self._admitted_s[0] <= now - _WINDOW_S:
-            self._admitted_s.popleft()
-        if len(self._admitted_s) >= most:
-            # of a limit that was lowered, more than one has to become old
-            wait_s = self._admitted_s[-most] + _WINDOW_S - now
-            raise self._refusal("rate", f"may make {most} requests a minute", wait_s)
-        self._admitted_s.append(now)
+        # of a limit that was lowered, more than one has to become old
+        newest = "SELECT at_s FROM admitted WHERE key_name = ? ORDER BY at_s DESC LIMIT 1 OFFSET ?"
+        if (blocking := database.execute(newest, (self.name, most - 1)).fetchone()) is not None:
+            raise self._refusal("rate", f"may make {most} requests a minute", blocking[0] + _WINDOW_S - now)
+        database.execute("INSERT INTO admitted VALUES (?, ?)", (self.name, now))
 
     def _refusal(self, which: str, reason: str, retry_after_s: float) -> ApiError:
         metrics.KEY_REFUSED.labels(self.name, which).inc()
@@ -168,12 +180,16 @@ class ApiKey:
 class ApiKeys:
     """The keys in `file`, and while `watch` runs those that are there then.
 
+    Args:
+        file: of the keys.
+        shared: has what their requests take of their limits.
+
     Raises:
         YamlError: the file cannot be used. Later, when it has changed, that is logged, and the keys stay as they were.
     """
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, shared: Shared | None = None) -> None:
+        self._file, self._shared = file, shared or Shared()
         self._seen = file_version(file)
         self._keys: list[ApiKey] = []
         self._use(read_key_file(file))
@@ -186,9 +202,9 @@ class ApiKeys:
                 found = key
         return found
 
-    def holds(self, key: ApiKey) -> bool:
-        """Whether `key` is still one of them."""
-        return any(known is key for known in self._keys)
+    def of_hash(self, sha256: str) -> ApiKey | None:
+        """The key whose hash is `sha256`, if it is still one of them."""
+        return next((key for key in self._keys if key.entry.sha256 == sha256), None)
 
     async def watch(self) -> None:
         """Reads the file again whenever it has changed, for ever."""
@@ -207,7 +223,7 @@ class ApiKeys:
 
     def _use(self, entries: list[ApiKeyEntry]) -> None:
         before = {key.name: key for key in self._keys}
-        self._keys = [before.pop(entry.name, None) or ApiKey(entry) for entry in entries]
+        self._keys = [before.pop(entry.name, None) or ApiKey(entry, self._shared) for entry in entries]
         for key, entry in zip(self._keys, entries, strict=True):
             key.entry = entry
         for name in before:

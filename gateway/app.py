@@ -45,6 +45,9 @@ from gateway.responses.responses import Responses
 from gateway.settings import GatewaySettings
 from gateway.video_jobs import VideoJobs
 from gateway.video_store import VideoStore
+from gateway.workers.forwarding import Forwarding
+from gateway.workers.shared import Shared
+from gateway.workers.worker import Worker
 from services.common.engine.process import freeze_heap
 from services.common.rpc.channels import Channels
 from services.common.rpc.tls import Credentials
@@ -101,19 +104,26 @@ _ENDPOINTS = (
 )
 
 
-def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials: Credentials | None = None) -> FastAPI:
+def create_app(
+    settings: GatewaySettings,
+    pipeline: PipelineConfig,
+    credentials: Credentials | None = None,
+    worker: Worker | None = None,
+) -> FastAPI:
     """The gateway of `pipeline`. Its stages are watched between the app's startup and shutdown.
 
     Args:
         settings: of the gateway.
         pipeline: its stages and outputs.
         credentials: who the gateway is to the stages; None: connections in the clear.
+        worker: which of the gateway's processes this is; None: the only one.
 
     Raises:
         YamlError: the file of API keys cannot be used.
     """
     spans = Spans()
-    keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file)
+    shared = Shared() if worker is None else Shared(worker.shared_file, worker.number)
+    keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, shared)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -121,11 +131,11 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
             if keys is not None:
                 stack.callback(asyncio.create_task(keys.watch()).cancel)
             app.state.gateway = await stack.enter_async_context(
-                Gateway(settings, pipeline, Channels(credentials), spans)
+                Gateway(settings, pipeline, Channels(credentials), spans, shared=shared)
             )
             app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
             app.state.videos = None
-            if pipeline.outputs.video is not None:
+            if pipeline.outputs.video is not None and (worker is None or worker.is_first):
                 store = await stack.enter_async_context(VideoStore(settings.jobs_dir, settings.video_ttl_s))
                 app.state.videos = await stack.enter_async_context(VideoJobs(store, settings))
             freeze_heap()
@@ -133,13 +143,15 @@ def create_app(settings: GatewaySettings, pipeline: PipelineConfig, credentials:
 
     app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)
     app.state.generations = generate.Running()
-    app.state.client_secrets = secrets.ClientSecrets()
+    app.state.client_secrets = secrets.ClientSecrets(shared)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
     else:
         app.add_middleware(OwnPagesOnly)
-    app.add_middleware(RequestContext, spans=spans)  # the outermost: refusals have an id and a log line, too
+    app.add_middleware(RequestContext, spans=spans)  # refusals have an id and a log line, too
+    if worker is not None:
+        app.add_middleware(Forwarding, worker=worker)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)

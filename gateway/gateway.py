@@ -3,7 +3,6 @@
 import asyncio
 import time
 import uuid
-from collections import OrderedDict
 
 from gateway.errors import ApiError, from_error, invalid
 from gateway.media.fetch import Fetcher
@@ -16,6 +15,7 @@ from gateway.realtime.detector import Detectors
 from gateway.realtime.turn_model import TurnModel
 from gateway.settings import GatewaySettings
 from gateway.voice_store import VoiceStore
+from gateway.workers.shared import Shared
 from quartet.v1 import talker_pb2
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import Channels
@@ -34,6 +34,7 @@ class Gateway:
         channels: to the stages.
         spans: of its requests; None: there are none yet.
         fetcher: gets the media of requests; default: one that goes by the settings.
+        shared: with the gateway's other processes; None: there are none.
 
     Raises:
         ModelFileError: on entering: a model that the settings name, of speech or of turns, cannot be used.
@@ -46,6 +47,7 @@ class Gateway:
         channels: Channels,
         spans: Spans | None = None,
         fetcher: Fetcher | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self.settings = settings
         self.pipeline = Pipeline(
@@ -57,7 +59,7 @@ class Gateway:
             channels=channels,
         )
         self.fetcher = fetcher or Fetcher(settings)
-        self.transcripts = Transcripts(settings.audio_ttl_s)
+        self.transcripts = Transcripts(settings.audio_ttl_s, shared)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
         self.spans = Spans() if spans is None else spans
         self.profiling = Profiling(self.pipeline, self.spans, settings.request_timeout_s)
@@ -225,11 +227,10 @@ def not_reached(stage: Stage) -> ApiError:
 
 
 class Transcripts:
-    """Transcripts by audio id, each for `ttl_s` seconds; the oldest go first when there are too many."""
+    """Transcripts by audio id, each for `ttl_s` seconds, in `shared`; the oldest go first when there are too many."""
 
-    def __init__(self, ttl_s: float) -> None:
-        self._ttl_s = ttl_s
-        self._by_id: OrderedDict[str, tuple[float, str]] = OrderedDict()
+    def __init__(self, ttl_s: float, shared: Shared | None = None) -> None:
+        self._ttl_s, self._shared = ttl_s, shared or Shared()
 
     def new_id(self) -> tuple[str, int]:
         """A new audio id, and the Unix time, in seconds, at which it expires."""
@@ -237,15 +238,14 @@ class Transcripts:
 
     def put(self, audio_id: str, expires_at: int, transcript: str) -> None:
         """Remembers `transcript` until `expires_at`."""
-        now = time.time()
-        self._by_id[audio_id] = (expires_at, transcript)
-        while self._by_id:
-            oldest_expires_at, _ = next(iter(self._by_id.values()))
-            if oldest_expires_at > now and len(self._by_id) <= _MAX_TRANSCRIPTS:
-                return
-            self._by_id.popitem(last=False)
+        with self._shared.change() as database:
+            database.execute("INSERT OR REPLACE INTO transcripts VALUES (?, ?, ?)", (audio_id, expires_at, transcript))
+            (last,) = database.execute("SELECT max(rowid) FROM transcripts").fetchone()
+            too_old = (time.time(), last - _MAX_TRANSCRIPTS)
+            database.execute("DELETE FROM transcripts WHERE expires_at <= ? OR rowid <= ?", too_old)
 
     def get(self, audio_id: str) -> str | None:
         """The transcript; None for an unknown or expired id."""
-        expires_at, transcript = self._by_id.get(audio_id, (0.0, None))
-        return transcript if expires_at > time.time() else None
+        statement = "SELECT transcript FROM transcripts WHERE audio_id = ? AND expires_at > ?"
+        found = self._shared.first(statement, audio_id, time.time())
+        return None if found is None else found[0]

@@ -184,8 +184,7 @@ class RequireKey:
         is_realtime = scope["type"] == "websocket" and scope["path"] in (PATH, AZURE_PATH)
         if key is None and self._secrets is not None and is_realtime:
             secret = self._secrets.find(presented)
-            if secret is not None and secret.key is not None and self._keys.holds(secret.key):
-                key = secret.key
+            key = None if secret is None else self._keys.of_hash(secret.key_sha256)
         return key
 
 

@@ -59,6 +59,13 @@ class GatewaySettings(TlsSettings):
     page: bool = Field(default=True, description="a page at / to talk, write and make pictures, and to see the stages")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="processes that share the port's connections, for one core each; each takes its part of "
+        "max_running_requests and max_realtime_sessions",
+    )
     max_running_requests: int = Field(default=256, ge=1, description="requests at a time; more get 429")
     max_choices: int = Field(default=8, ge=1, le=128, description="largest n of a request")
     request_timeout_s: float = Field(
@@ -154,6 +161,11 @@ class GatewaySettings(TlsSettings):
     )
     media_max_audio_s: float = Field(default=2400.0, gt=0, description="longest sound")
     media_max_video_s: float = Field(default=1800.0, gt=0, description="longest video")
+
+    def of_one(self, workers: int) -> Self:
+        """Those of one of so many processes: its part of what all may have at a time."""
+        parts = ("max_running_requests", "max_realtime_sessions")
+        return self.model_copy(update={name: -(-getattr(self, name) // workers) for name in parts})
 
     @model_validator(mode="after")
     def _has_keys_where_others_reach_it(self) -> Self:

@@ -1,12 +1,13 @@
 """Who may open `/v1/realtime`: API keys as clients present them, and the short-lived keys that stand for one.
 
 A client secret lets an app's page or phone connect without the API key of the app's server. It opens realtime
-connections and nothing else, any number of them until it expires, with the session that was asked for with it. This
-process remembers it: behind a proxy, its connections must come to the gateway that made it.
+connections and nothing else, any number of them until it expires, with the session that was asked for with it. The
+gateway remembers it: behind a proxy, its connections must come to the gateway that made it.
 """
 
 import json
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from gateway.openai.connection import key_of as api_key_of
 from gateway.openai.forms import page, read_json
 from gateway.realtime.events import RealtimeError, to_api
 from gateway.realtime.session import Session
+from gateway.workers.shared import Shared
 
 PATH = "/v1/realtime"
 AZURE_PATH = "/openai/v1/realtime"  # where Azure's clients look for it
@@ -47,13 +49,12 @@ class ClientSecret:
 
     Attributes:
         expires_at: Unix time in seconds.
-        key: the API key that it was made with; None where there are none.
-        key_sha256: that key's hash then: a key that is replaced by one of its name takes its secrets along.
+        key_sha256: hash of the API key that it was made with; a key that is replaced by one of its name takes its
+            secrets along. "" where there are no keys.
         session_json: members of the session, as session.update has them.
     """
 
     expires_at: int
-    key: ApiKey | None
     key_sha256: str
     session_json: str
 
@@ -67,12 +68,12 @@ class ClientSecrets:
     """Those that have not expired, by the hash of each.
 
     Args:
+        shared: has them.
         now: Unix time in seconds.
     """
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
-        self._now = now
-        self._by_digest: dict[str, ClientSecret] = {}
+    def __init__(self, shared: Shared | None = None, now: Callable[[], float] = time.time) -> None:
+        self._shared, self._now = shared or Shared(), now
 
     def make(self, key: ApiKey | None, session: dict[str, Any], lifetime_s: int) -> tuple[str, ClientSecret]:
         """A new one (its text, what it stands for). Raises ApiError: 429, there are too many; 400, too large."""
@@ -80,37 +81,36 @@ class ClientSecrets:
         if len(session_json) > _MAX_CONFIG_CHARACTERS:
             reason = f"has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; send the rest by session.update"
             raise invalid("session", reason, "session_too_large")
-        self._drop_expired()
-        self._check_room(key, len(session_json))
-        expires_at = int(self._now()) + lifetime_s
-        made = ClientSecret(expires_at, key, key.entry.sha256 if key else "", session_json)
-        text = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
-        self._by_digest[digest(text)] = made
+        made = ClientSecret(int(self._now()) + lifetime_s, key.entry.sha256 if key else "", session_json)
+        text, name = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES), key.name if key else ""
+        with self._shared.change() as database:
+            database.execute("DELETE FROM secrets WHERE expires_at <= ?", (self._now(),))
+            _check_room(database, name, len(session_json))
+            row = (digest(text), made.expires_at, name, made.key_sha256, session_json)
+            database.execute("INSERT INTO secrets VALUES (?, ?, ?, ?, ?)", row)
         return text, made
 
     def find(self, presented: str) -> ClientSecret | None:
-        """The one whose text is `presented`, if it has not expired and its API key has not been replaced."""
-        found = self._by_digest.get(digest(presented))
-        if found is None or found.expires_at <= self._now():
-            return None
-        return found if found.key is None or found.key.entry.sha256 == found.key_sha256 else None
+        """The one whose text is `presented`, if it has not expired."""
+        statement = "SELECT expires_at, key_sha256, session_json FROM secrets WHERE digest = ? AND expires_at > ?"
+        found = self._shared.first(statement, digest(presented), self._now())
+        return None if found is None else ClientSecret(*found)
 
-    def _drop_expired(self) -> None:
-        now = self._now()
-        self._by_digest = {name: each for name, each in self._by_digest.items() if each.expires_at > now}
 
-    def _check_room(self, key: ApiKey | None, characters: int) -> None:
-        held = self._by_digest.values()
-        if key is not None and sum(each.key is key for each in held) >= _MAX_SECRETS_PER_KEY:
-            reason = f"the API key {key.name!r} has {_MAX_SECRETS_PER_KEY} client secrets, as many as may be"
-        elif len(held) >= _MAX_SECRETS:
-            reason = f"there are {_MAX_SECRETS} client secrets, as many as may be"
-        elif sum(len(each.session_json) for each in held) + characters > _MAX_HELD_CHARACTERS:
-            reason = "the sessions of all client secrets take all the memory that they may"
-        else:
-            return
-        message = f"{reason}; ask for ones that expire sooner, or use each for more connections"
-        raise ApiError(429, message, None, "too_many_client_secrets", "rate_limit_error", _RETRY_S)
+def _check_room(database: sqlite3.Connection, name: str, characters: int) -> None:
+    """Raises ApiError: 429, the key `name` has too many secrets, or all keys together."""
+    held = "SELECT count(*), coalesce(sum(length(session_json)), 0), coalesce(sum(key_name = ?), 0) FROM secrets"
+    count, held_characters, of_key = database.execute(held, (name,)).fetchone()
+    if name and of_key >= _MAX_SECRETS_PER_KEY:
+        reason = f"the API key {name!r} has {_MAX_SECRETS_PER_KEY} client secrets, as many as may be"
+    elif count >= _MAX_SECRETS:
+        reason = f"there are {_MAX_SECRETS} client secrets, as many as may be"
+    elif held_characters + characters > _MAX_HELD_CHARACTERS:
+        reason = "the sessions of all client secrets take all the memory that they may"
+    else:
+        return
+    message = f"{reason}; ask for ones that expire sooner, or use each for more connections"
+    raise ApiError(429, message, None, "too_many_client_secrets", "rate_limit_error", _RETRY_S)
 
 
 def key_of(socket: HTTPConnection) -> str:

@@ -1,0 +1,73 @@
+"""Starts a gateway's processes, starts those anew that end by themselves, and ends with them."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import structlog
+
+from gateway.settings import GatewaySettings
+from gateway.workers.worker import Worker, reserve
+
+_POLL_S = 0.1
+_AGAIN_S = 1.0  # between two starts of one process
+
+log = structlog.get_logger()
+
+
+def supervise(settings: GatewaySettings) -> int:
+    """Runs the processes until SIGTERM or SIGINT, which they get as well; returns the exit status.
+
+    A process that ends before it has listened ends all: what is wrong with the settings is so for each of them.
+    """
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    try:
+        port = reserve(settings.host, settings.port)
+    except OSError as error:
+        sys.exit(f"--host {settings.host} --port {settings.port}: {error.strerror}")
+    with port, tempfile.TemporaryDirectory(prefix="quartet-gateway-") as directory:
+        at = port.getsockname()[1]
+        workers = [Worker(number, settings.workers, at, directory) for number in range(settings.workers)]
+        log.info("gateway starts its workers", workers=settings.workers, port=at)
+        with _processes(workers) as processes:
+            while not stopping:
+                time.sleep(_POLL_S)
+                for worker in workers:
+                    status = processes[worker].poll()
+                    if status is None or stopping:
+                        continue
+                    if not worker.socket_of(worker.number).exists():
+                        return status or 1
+                    log.error("gateway worker ended", worker=worker.number, status=status)
+                    worker.socket_of(worker.number).unlink(missing_ok=True)
+                    time.sleep(_AGAIN_S)
+                    processes[worker] = _start(worker)
+    return 0
+
+
+@contextlib.contextmanager
+def _processes(workers: list[Worker]) -> Iterator[dict[Worker, subprocess.Popen[bytes]]]:
+    """The running processes; at the end they finish what they have begun."""
+    processes = {worker: _start(worker) for worker in workers}
+    try:
+        yield processes
+    finally:
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            process.wait()
+
+
+def _start(worker: Worker) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "gateway", *sys.argv[1:]], env=worker.environment)

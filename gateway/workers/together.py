@@ -1,0 +1,51 @@
+"""What all processes of a gateway say together, made of what each of them says."""
+
+from collections.abc import Iterator, Sequence
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+# What each process says of the stages, not of itself: it is the same, and said once.
+_OF_THE_STAGES = ("vllm:", "quartet_gateway_replicas", "quartet_gateway_replica_load")
+
+Answers = Sequence[tuple[int, Response]]
+
+
+class _Merged(Collector):
+    def __init__(self, families: dict[str, Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        yield from self._families.values()
+
+
+def metrics(answers: Answers) -> Response:
+    """The samples of all processes, each with its process's number as the label `worker`."""
+    families: dict[str, Metric] = {}
+    for number, answer in answers:
+        for family in text_string_to_metric_families(bytes(answer.body).decode()):
+            is_shared = family.name.startswith(_OF_THE_STAGES)
+            known = families.get(family.name)
+            if known is None:
+                known = families[family.name] = Metric(family.name, family.documentation, family.type)
+            elif is_shared:
+                continue
+            for sample in family.samples:
+                own = {} if is_shared else {"worker": str(number)}
+                known.add_sample(sample.name, {**sample.labels, **own}, sample.value, sample.timestamp, sample.exemplar)
+    registry = CollectorRegistry()
+    registry.register(_Merged(families))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def trace(answers: Answers) -> Response:
+    """The answer of the process that served the request: of those that know of it, the one that has most spans."""
+    return max((answer for _, answer in answers), key=_spans)
+
+
+def _spans(answer: Response) -> int:
+    return len(orjson.loads(answer.body)["spans"]) if answer.status_code == 200 else -1

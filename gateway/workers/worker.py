@@ -1,0 +1,96 @@
+"""One of the processes of a gateway that has several: which it is, and where the others are."""
+
+import json
+import os
+import socket
+import sys
+from ctypes import CDLL
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from signal import SIGKILL
+
+# What the supervisor tells a process that it starts, in its environment.
+VARIABLE = "QUARTET_WORKER"
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process of the gateway.
+
+    Attributes:
+        number: of it, from 0.
+        count: of the processes.
+        port: that all of them listen on.
+        directory: of their sockets and of what they share; for this user alone.
+    """
+
+    number: int
+    count: int
+    port: int
+    directory: str
+
+    @classmethod
+    def of_this_process(cls) -> "Worker | None":
+        """Which one this process is; None: it is no worker."""
+        told = os.environ.get(VARIABLE)
+        return None if told is None else cls(**json.loads(told))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the one that keeps what only one can."""
+        return self.number == 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For the process."""
+        return os.environ | {VARIABLE: json.dumps(asdict(self))}
+
+    @property
+    def shared_file(self) -> Path:
+        """The database that the processes share."""
+        return Path(self.directory) / "shared.sqlite"
+
+    def socket_of(self, number: int) -> Path:
+        """The socket by which the others reach process `number`."""
+        return Path(self.directory) / f"{number}.sock"
+
+    def listen(self, host: str) -> list[socket.socket]:
+        """The sockets that this process listens on: its share of the port's connections, and what the others ask."""
+        own = self.socket_of(self.number)
+        own.unlink(missing_ok=True)  # of the process that had this number before
+        local = socket.socket(socket.AF_UNIX)
+        local.bind(str(own))
+        return [_bound(host, self.port, shared=True), local]
+
+    def end_with_supervisor(self) -> None:
+        """A supervisor that is killed takes this process along (Linux)."""
+        if sys.platform == "linux":
+            CDLL(None).prctl(_PR_SET_PDEATHSIG, SIGKILL)
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A socket bound to a port that nobody else has, by whose side processes of this user may listen.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    with _bound(host, port, shared=False) as free:  # another gateway's port could be shared, too
+        port = free.getsockname()[1]
+    return _bound(host, port, shared=True)
+
+
+def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
+    (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound

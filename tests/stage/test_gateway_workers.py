@@ -1,0 +1,186 @@
+"""A gateway of several processes is one gateway: limits, what it remembers, its metrics, its end."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from gateway.api_keys import digest
+from tests.support.gateway_stack import SPEECH
+from tests.support.scripted_stages import Script, ScriptedStages, scripted_stages
+from tests.support.stack import free_port
+
+WORKERS = 3
+TRIES = 24  # connections: that one process gets them all is a chance of 1 to 3 ** 23
+ALICE, BOB = "sk-quartet-alice", "sk-quartet-bob"
+BODY = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}]}
+SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "wav"}}
+
+
+@dataclass
+class Gateway:
+    """One that runs."""
+
+    url: str
+    stages: ScriptedStages
+    process: asyncio.subprocess.Process
+
+    async def ask(self, method: str, path: str, key: str = BOB, **options) -> httpx.Response:
+        """By a connection of its own, so that any process may answer."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=60, verify=False) as client:
+            return await client.request(method, path, headers={"authorization": f"Bearer {key}"}, **options)
+
+    async def everywhere(self, method: str, path: str, key: str = BOB, **options) -> list[httpx.Response]:
+        """The answers of many connections."""
+        return [await self.ask(method, path, key, **options) for _ in range(TRIES)]
+
+    @asynccontextmanager
+    async def held(self, path: str, body: dict, key: str = BOB) -> AsyncIterator[tuple[httpx.Response, Script]]:
+        """A stream that stands still after its first events."""
+        thinker = self.stages.scripts["thinker"]
+        thinker.hold, thinker.after = True, 2
+        thinker.holding.clear()
+        thinker.release.clear()
+        async with httpx.AsyncClient(base_url=self.url, timeout=60, verify=False) as client:
+            headers = {"authorization": f"Bearer {key}"}
+            async with client.stream("POST", path, json=body | {"stream": True}, headers=headers) as answer:
+                await thinker.holding.wait()
+                thinker.hold = False
+                yield answer, thinker
+
+    def processes(self) -> list[psutil.Process]:
+        """The workers."""
+        return psutil.Process(self.process.pid).children()
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    keys = tmp_path / "keys.yaml"
+    limits = {ALICE: "max_concurrent_requests: 1", BOB: "admin: true"}
+    entries = [f'  - name: {key[11:]}\n    sha256: "{digest(key)}"\n    {limit}\n' for key, limit in limits.items()]
+    keys.write_text("keys:\n" + "".join(entries))
+    async with scripted_stages() as stages:
+        port = free_port()
+        addresses = [f"--stage={stage}={address}" for stage, address in stages.addresses.items()]
+        flags = [f"--port={port}", f"--workers={WORKERS}", f"--api-keys-file={keys}", "--health-timeout-s=60"]
+        command = [sys.executable, "-m", "gateway", f"--pipeline={SPEECH}", *flags, *addresses]
+        process = await asyncio.create_subprocess_exec(*command)
+        running = Gateway(f"http://127.0.0.1:{port}", stages, process)
+        try:
+            async with asyncio.timeout(120):
+                while len(await _numbers(running)) < WORKERS:
+                    assert process.returncode is None
+                    await asyncio.sleep(0.05)
+                while {answer.status_code for answer in await running.everywhere("GET", "/ready")} != {200}:
+                    await asyncio.sleep(0.05)
+            yield running
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+async def test_several_processes_are_one_gateway(gateway: Gateway):
+    # what one remembers, all know: a spoken answer's transcript, a response, a client secret
+    first = (await gateway.ask("POST", "/v1/chat/completions", json=BODY | SPOKEN)).json()
+    said = {"role": "assistant", "audio": {"id": first["choices"][0]["message"]["audio"]["id"]}}
+    turn = BODY | {"messages": [*BODY["messages"], said, {"role": "user", "content": "And?"}]}
+    assert {answer.status_code for answer in await gateway.everywhere("POST", "/v1/chat/completions", json=turn)} == {
+        200
+    }
+
+    made = (await gateway.ask("POST", "/v1/responses", json={"model": "scripted", "input": "Hello"})).json()
+    found = await gateway.everywhere("GET", f"/v1/responses/{made['id']}")
+    assert {answer.json()["id"] for answer in found} == {made["id"]}
+
+    secret = (await gateway.ask("POST", "/v1/realtime/client_secrets", json={})).json()["value"]
+    address = gateway.url.replace("http", "ws", 1) + "/v1/realtime"
+    for _ in range(TRIES // 4):
+        async with connect(address, additional_headers={"authorization": f"Bearer {secret}"}) as socket:
+            assert "session.created" in await socket.recv()
+    with pytest.raises(InvalidStatus):
+        await connect(address, additional_headers={"authorization": f"Bearer {secret[:-1]}"})
+
+    # a key's limit is that of all together
+    async with gateway.held("/v1/chat/completions", BODY, ALICE) as (answer, thinker):
+        refusals = await gateway.everywhere("POST", "/v1/chat/completions", ALICE, json=BODY)
+        assert {refused.status_code for refused in refusals} == {429}
+        thinker.release.set()
+        assert (await answer.aread()).endswith(b"[DONE]\n\n")
+    assert (await gateway.ask("POST", "/v1/chat/completions", ALICE, json=BODY)).status_code == 200
+
+    # the metrics of all, whoever is asked; and a request's span, whoever served it
+    page = (await gateway.ask("GET", "/metrics")).text
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    served = [
+        sample
+        for sample in families["quartet_gateway_requests"].samples
+        if sample.labels["path"] == "/v1/chat/completions" and sample.labels["status"] == "200"
+    ]
+    assert {sample.labels["worker"] for sample in served} == {"0", "1", "2"}
+    assert sum(sample.value for sample in served) == TRIES + 3
+    assert sum(sample.value for sample in families["quartet_gateway_replicas"].samples) == 3
+    for trace in await gateway.everywhere("GET", f"/v1/quartet/trace/{first['id']}"):
+        assert "gateway" in [span["stage"] for span in trace.json()["spans"]]
+
+    # a client that leaves ends what another process does for it
+    for _ in range(TRIES // 4):
+        async with gateway.held("/v1/responses", {"model": "scripted", "input": "Hello"}) as (_, thinker):
+            ended = len(thinker.ended)
+        async with asyncio.timeout(60):
+            while len(thinker.ended) == ended:
+                await asyncio.sleep(0.005)
+        assert thinker.ended[-1] == "cancelled"
+
+    # a supervisor that is killed leaves nothing
+    workers = gateway.processes()
+    assert len(workers) == WORKERS
+    os.kill(gateway.process.pid, signal.SIGKILL)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, workers, 60)
+    assert not alive
+
+
+async def test_a_process_that_is_killed_is_started_anew_and_the_others_go_on(gateway: Gateway):
+    async with gateway.held("/v1/chat/completions", BODY) as (answer, thinker):
+        serving = [each for each in gateway.processes() if _is_connected(each, gateway, answer)]
+        victim = next(each for each in gateway.processes() if each not in serving)
+        victim.kill()
+        async with asyncio.timeout(120):
+            while len(await _numbers(gateway)) < WORKERS or victim in gateway.processes():
+                await asyncio.sleep(0.05)
+        thinker.release.set()
+        assert (await answer.aread()).endswith(b"[DONE]\n\n")
+
+    # SIGTERM: what is under way is finished first
+    async with gateway.held("/v1/chat/completions", BODY) as (answer, thinker):
+        gateway.process.send_signal(signal.SIGTERM)
+        thinker.release.set()
+        assert (await answer.aread()).endswith(b"[DONE]\n\n")
+    assert await gateway.process.wait() == 0
+
+
+def _is_connected(process: psutil.Process, gateway: Gateway, answer: httpx.Response) -> bool:
+    """Whether `answer` comes from `process`."""
+    client = answer.extensions["network_stream"].get_extra_info("client_addr")
+    return any(each.raddr and each.raddr.port == client[1] for each in process.net_connections("tcp"))
+
+
+async def _numbers(gateway: Gateway) -> set[str]:
+    """The processes that say something."""
+    try:
+        page = (await gateway.ask("GET", "/metrics")).text
+    except httpx.TransportError:
+        return set()
+    families = text_string_to_metric_families(page)
+    return {sample.labels["worker"] for family in families for sample in family.samples if "worker" in sample.labels}
