@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from typer.core import TyperGroup
 
 from cli.main import app
 from gateway.app import create_app
@@ -50,7 +51,7 @@ def quartet(command: Command) -> None:
         return
     group, words = typer.main.get_group(app), list(command.words[1:])
     context = group.make_context("quartet", words)
-    while isinstance(group, typer.core.TyperGroup):
+    while isinstance(group, TyperGroup):
         name, found, words = group.resolve_command(context, [*context._protected_args, *context.args])
         assert found is not None
         context, group = found.make_context(name, words, parent=context), found

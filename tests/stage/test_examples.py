@@ -77,7 +77,7 @@ async def test_a_stage_of_ones_own_joins_a_pipeline() -> None:
 def test_the_tutorial_of_a_stage_of_ones_own(tmp_path: Path) -> None:
     """docs/tutorials/own-stage.md, typed: two programs, and a picture by the one through the other."""
     port, url = str(free_port()), f"http://127.0.0.1:{free_port()}"
-    terminal = Terminal(tmp_path, {"50054": port, "8000": url.rpartition(":")[2]})
+    terminal = Terminal(tmp_path, {"50054": port, "8000": url.rpartition(":")[2]}, {})
     stage, gateway, models, image, copy = lines("docs/tutorials/own-stage.md")
     with terminal.served(stage, f"127.0.0.1:{port}"), terminal.served(gateway, '"SERVING"'):
         (model,) = json.loads(terminal.type(models))["data"]

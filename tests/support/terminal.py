@@ -25,8 +25,8 @@ class Terminal:
         environment: of what is started, beside this process's.
     """
 
-    def __init__(self, folder: Path, said: Mapping[str, str] | None = None, **environment: str) -> None:
-        self._folder, self._said = folder, said or {}
+    def __init__(self, folder: Path, said: Mapping[str, str], environment: Mapping[str, str]) -> None:
+        self._folder, self._said = folder, said
         self._environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
         for name in ("cli", "examples", "gateway", "tests"):
             (folder / name).symlink_to(ROOT / name)

@@ -38,18 +38,29 @@ def _path(command: Command) -> str:
 
 
 def _alike(command: Command) -> str:
-    """Calls that are the same but for the model's name."""
-    return re.sub("|".join(NAMES), "MODEL", " ".join(command.words[1:])).replace("localhost", "127.0.0.1")
+    """Calls that are the same but for the model's name and the file that they write."""
+    words = " ".join(command.words[1:]).replace("localhost", "127.0.0.1")
+    return re.sub(rf"{'|'.join(NAMES)}|-s\b|-o \S+", "", words)
 
 
-CURLS = {_alike(command): command for command in commands() if command.words[0] == "curl"}
+def _curls() -> dict[str, list[Command]]:
+    """What is asked by each block that asks something new."""
+    new = {_alike(command): command for command in commands() if command.words[0] == "curl"}
+    found: dict[str, list[Command]] = {}
+    for command in new.values():
+        found.setdefault(command.where, []).append(command)
+    return found
+
+
+CURLS = _curls()
 
 
 def test_there_are_examples() -> None:
     assert len(PYTHON) >= 8
-    assert len(CURLS) >= 10
+    paths = {_path(command) for block in CURLS.values() for command in block}
+    assert len(paths) > 8
     for path, file in ASKED_ELSEWHERE.items():
-        assert path in [_path(command) for command in CURLS.values()]
+        assert path in paths
         assert path in (Path(__file__).parents[2] / file).read_text()
 
 
@@ -67,21 +78,24 @@ def test_python_runs(stack: Stack, tiny_checkpoint: Path, tmp_path: Path, where:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-@pytest.mark.parametrize("command", [each for each in CURLS.values() if _path(each) not in ASKED_ELSEWHERE], ids=str)
-def test_curl_is_answered(stack: Stack, tmp_path: Path, command: Command) -> None:
-    words = [re.sub(r"http://127\.0\.0\.1:8000|localhost:8000", stack.url, word) for word in command.words]
-    words = [word.replace("$KEY", stack.key) for word in words]
-    if "-d" in words:
-        body = json.loads(words[words.index("-d") + 1])
-        body |= {"model": stack.model} if body.get("model") in NAMES else {}
-        words[words.index("-d") + 1] = json.dumps(body)
-    known = ["-H", f"Authorization: Bearer {stack.key}", "--fail-with-body", "--silent", "--show-error"]
-    done = subprocess.run([*words, *known], cwd=tmp_path, capture_output=True, timeout=120, check=False)
-    assert done.returncode == 0, (done.stdout[-2000:], done.stderr)
-    if "-o" in words:
-        assert (tmp_path / words[words.index("-o") + 1]).stat().st_size > 2000
-    else:
-        assert json.loads(done.stdout)
+@pytest.mark.parametrize("where", CURLS)
+def test_curl_is_answered(stack: Stack, tmp_path: Path, where: str) -> None:
+    for command in CURLS[where]:
+        if _path(command) in ASKED_ELSEWHERE:
+            continue
+        words = [re.sub(r"http://127\.0\.0\.1:8000|localhost:8000", stack.url, word) for word in command.words]
+        words = [word.replace("$KEY", stack.key) for word in words]
+        if "-d" in words:
+            body = json.loads(words[words.index("-d") + 1])
+            body |= {"model": stack.model} if body.get("model") in NAMES else {}
+            words[words.index("-d") + 1] = json.dumps(body)
+        known = ["-H", f"Authorization: Bearer {stack.key}", "--fail-with-body", "--silent", "--show-error"]
+        done = subprocess.run([*words, *known], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+        assert done.returncode == 0, (str(command), done.stdout[-2000:], done.stderr)
+        if "-o" in words:
+            assert (tmp_path / words[words.index("-o") + 1]).stat().st_size > 2000
+        else:
+            assert json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("command", [each for each in CHATS.values() if "--out" in each.words], ids=str)

@@ -31,7 +31,7 @@ def test_the_toy_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     # the last of these is pip's way to say that what the build needs is here
     pip = {"PIP_TARGET": str(site), "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0"}
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(site), str(ROOT))))
-    terminal = Terminal(tmp_path, PYTHONPATH=os.environ["PYTHONPATH"], **pip)
+    terminal = Terminal(tmp_path, {}, {**pip, "PYTHONPATH": os.environ["PYTHONPATH"]})
     make, copy, rename, install, tiny, up, say, models = lines("docs/tutorials/own-family.md")
     for line in (make, copy, rename):
         terminal.type(line)
