@@ -31,12 +31,8 @@ def test_what_leads_nowhere_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# Nobody finds it\n")
     for i, text in enumerate(FAULTS):
         (docs / f"fault{i}.md").write_text(f"# Fault\n\n{text}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        *["--conf-dir", "docs", "--fail-on-warning", "--keep-going", "--quiet", ".", "html"],
-    ]
+    flags = ("--conf-dir", "docs", "--fail-on-warning", "--keep-going", "--quiet")
+    command = [sys.executable, "-m", "sphinx", *flags, ".", "html"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
     said = re.findall(r"(\w+)\.md(?::\d+)?: WARNING: (.*)", done.stderr)
