@@ -5,8 +5,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
-ROOT = Path(__file__).parents[2]
+from tests.support.documents import PAGES, ROOT
+
 # A page with one fault each, and what is said of it.
 FAULTS = {
     "[a](other.md)": "cross-reference target not found: 'other.md'",
@@ -48,3 +50,14 @@ def test_the_gate_makes_the_site() -> None:
     assert re.search(r"^lint:.* docs\b", makefile, re.MULTILINE)
     assert re.search(r"^docs:.*\n\t.*sphinx .*--fail-on-warning", makefile, re.MULTILINE)
     assert "make lint\n" in (ROOT / ".ci/run").read_text()
+
+
+def test_links_to_elsewhere_are_whole() -> None:
+    """They are not asked for: no test needs the network."""
+    found = {link for page in PAGES for link in re.findall(r"\]\((\w+:[^)]*)\)|<(http[^>]*)>", page.read_text())}
+    for link in (either or other for either, other in found):
+        parts = urlsplit(link)
+        assert re.fullmatch(r"[\w.-]+\.[a-z]+(:\d+)?|127\.0\.0\.1:\d+", parts.netloc), link
+        assert parts.scheme == "https" or parts.hostname == "127.0.0.1", link
+        assert not re.search(r"\s|[.,;]$", link), link
+    assert len(found) > 4
