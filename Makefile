@@ -25,14 +25,14 @@ READY := .venv/ready
 # Two hundred processes start in the tests: without its cache each one compiles our code anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test coverage chromium test-long test-gpu test-v2 up lint format protos bench bench-speak bench-realtime bench-dit test-compose clean
+.PHONY: setup demo test coverage chromium test-long test-gpu test-v2 up lint format protos bench bench-speak bench-realtime bench-dit test-compose docs clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
 $(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(wildcard protos/quartet/v1/*.proto)
 	@echo "setting up .venv (about 3 minutes and 4 GB on the first run)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,talk,ucx,otel,dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,talk,ucx,otel,docs,dev]'
 	$(BIN)/python scripts/cpu_torch_env.py
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps $(QWEN_TTS)
 	@touch $(READY)
@@ -63,7 +63,11 @@ test-v2: $(READY)  ## the thinker's engine on the model runner that vLLM takes o
 up: $(READY)  ## serves MODEL (a directory or hub id) on this machine
 	$(BIN)/quartet up --model "$(or $(MODEL),$(error say which: make up MODEL=directory-or-id))"
 
-lint: $(READY)  ## what the gate checks besides the tests
+docs: $(READY)  ## the documents as a site; a link to what is not there, or a page that no list names, is an error
+	$(BIN)/python -m sphinx --builder html --conf-dir docs --fail-on-warning --keep-going --quiet . docs/_build/html
+	@echo "open $(CURDIR)/docs/_build/html/index.html"
+
+lint: $(READY) docs  ## what the gate checks besides the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -98,4 +102,4 @@ test-compose: $(READY)  ## what a user of docker compose does, on this machine: 
 	$(BIN)/python scripts/test_compose.py $(TEST_COMPOSE)
 
 clean:
-	rm -rf .venv quartet/v1 build *.egg-info
+	rm -rf .venv quartet/v1 build docs/_build *.egg-info

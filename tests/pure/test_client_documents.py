@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# A heading with a link to the program, and the code that follows it.
-SECTION = re.compile(r"^## [^\n]*\(\.\./(tests/clients/\S+)\)\n+```(?:py|js)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# A link to the program, and the code that follows it.
+SECTION = re.compile(r"^Program: [^\n]*\(\.\./(tests/clients/\S+)\)\n+```(?:py|js)\n(.*?)^```", re.M | re.S)
 
 
 def test_the_lines_are_those_of_the_programs() -> None:

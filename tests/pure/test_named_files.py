@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "docs/a-stage-whole.md",
     *ROOT.glob("docs/decisions/*.md"),
+    *ROOT.glob("docs/tutorials/*.md"),
+    ROOT / "docs/index.md",
     *ROOT.glob("examples/*.md"),
     ROOT / "SECURITY.md",
     ROOT / "CONTRIBUTING.md",

@@ -73,7 +73,7 @@ def test_a_variable_of_compose_alone_is_left_to_it(monkeypatch: pytest.MonkeyPat
 
 def test_every_variable_of_a_process_that_is_written_down_is_a_setting() -> None:
     """In the deployments, in their examples and in the documents."""
-    written = [ROOT / "docker-compose.yaml", ROOT / ".env.example", ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    written = [ROOT / "docker-compose.yaml", ROOT / ".env.example", ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
     written += [path for path in ROOT.glob("deploy/**/*") if path.is_file() and path.suffix != ".json"]
     texts = {path: path.read_text() for path in written}
     found = 0

@@ -15,20 +15,20 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pool, json_format, message_factory
 from PIL import Image
 
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
-from quartet.v1 import dit_pb2_grpc, server_info_pb2_grpc, thinker_pb2_grpc
 from tests.support.gateway_stack import SPEECH, clients, running, serving
+from tests.support.grpcurl import check_call
 from tests.support.scripted_stages import DIT_STEPS, PCM16, PIECES, SAMPLE_RATE_HZ, picture_of, scripted_stages
+from tests.support.stack import free_port
+from tests.support.terminal import Terminal, lines
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 DIT = SPEECH.with_name("dit.yaml")
-REFLECTED = (dit_pb2_grpc, server_info_pb2_grpc, thinker_pb2_grpc)
 
 
 def load(name: str) -> ModuleType:
@@ -74,6 +74,21 @@ async def test_a_stage_of_ones_own_joins_a_pipeline() -> None:
     assert len(answer.data or []) == 2
 
 
+def test_the_tutorial_of_a_stage_of_ones_own(tmp_path: Path) -> None:
+    """docs/tutorials/own-stage.md, typed: two programs, and a picture by the one through the other."""
+    port, url = str(free_port()), f"http://127.0.0.1:{free_port()}"
+    terminal = Terminal(tmp_path, {"50054": port, "8000": url.rpartition(":")[2]}, {})
+    stage, gateway, models, image, copy = lines("docs/tutorials/own-stage.md")
+    with terminal.served(stage, f"127.0.0.1:{port}"), terminal.served(gateway, '"SERVING"'):
+        (model,) = json.loads(terminal.type(models))["data"]
+        assert model["id"] == "gradients"
+        terminal.type(f"{image} --url {url} --seed 5")
+    with Image.open(tmp_path / "gradient.png") as picture:
+        np.testing.assert_array_equal(np.asarray(picture), load("own_stage").gradient(5, 256, 128))
+    terminal.type(copy)
+    assert (tmp_path / "my_stage.py").is_file()
+
+
 async def test_another_model_is_spoken_while_it_writes(tmp_path: Path) -> None:
     async with running() as gateway:
         out = await run_example("speak_an_llm.py", "Why?", cwd=tmp_path, QUARTET_URL=gateway.url, LLM_URL=gateway.url)
@@ -107,12 +122,7 @@ def grpcurl_calls() -> list[list[str]]:
 
 @pytest.mark.parametrize("words", [words for words in grpcurl_calls() if words[-1] != "list"], ids=lambda w: w[-1])
 def test_a_grpcurl_call_names_a_method_and_fits_its_request(words: list[str]) -> None:
-    service, _, method = words[-1].partition("/")
-    found = descriptor_pool.Default().FindServiceByName(service).FindMethodByName(method)
-    request = message_factory.GetMessageClass(found.input_type)()
-    data = words[words.index("-d") + 1] if "-d" in words else "{}"
-    json_format.ParseDict(json.loads(data), request)
-    assert ("start" in data) == found.client_streaming
+    check_call(words)
 
 
 def test_the_grpcurl_session_asks_several_services() -> None:

@@ -1,5 +1,6 @@
 """kubectl renders deploy/k8s as the tests' own renderer does."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.documents import Command, commands
 from tests.support.k8s_objects import ROOT, Object
 from tests.support.kustomize import WITH_TLS, build, with_components
 
@@ -38,3 +40,17 @@ def test_kubectl_renders_the_same(directory):
 @pytest.mark.parametrize(("overlay", "components"), [*WITH_TLS, ("cpu-demo", ["speech"]), ("speech", ["ucx"])])
 def test_kubectl_renders_the_same_with_components(tmp_path, overlay, components):
     assert rendered_alike(with_components(tmp_path, overlay, components))
+
+
+@pytest.mark.parametrize("command", [each for each in commands() if each.words[0] == "kubectl"], ids=str)
+def test_kubectl_knows_what_documents_tell_it(command: Command) -> None:
+    """What it does not know it says before it looks for a cluster, and here is none."""
+    done = subprocess.run(
+        [*command.words, "--server=http://127.0.0.1:1", "--request-timeout=1s"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert not re.search("unknown|error: (?!.*refused)|[Uu]sage", done.stderr), done.stderr
+    assert done.returncode == 0 or "refused" in done.stderr, done.stderr
