@@ -145,7 +145,7 @@ class _ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         return self._info
 
     async def GetLoad(self, request, context):
-        return server_info_pb2.GetLoadResponse()
+        return server_info_pb2.GetLoadResponse(serving=True)
 
 
 async def serve(timetable: Timetable) -> None:

@@ -191,16 +191,12 @@ class Replica:
         was_healthy, losses = self.healthy, self._losses
         info: server_info_pb2.GetServerInfoResponse | None = None  # asked anew: checks may overtake each other
         try:
-            request = health_pb2.HealthCheckRequest(service=KINDS[self.kind].service)
-            stub = health_pb2_grpc.HealthStub(self.channel)
-            response = await stub.Check(request, timeout=timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
-            health = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
-            if health == "SERVING":
-                revision = await self._ask_load(timeout_s)
-                if not was_healthy or self.info is None or revision != self._revision:
-                    server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
-                    info = await server.GetServerInfo(server_info_pb2.GetServerInfoRequest(), timeout=timeout_s)
-                    self._revision = revision
+            load = await self._ask_load(timeout_s)
+            health = await self._ask_health(load, timeout_s)
+            if health == "SERVING" and (not was_healthy or self.info is None or load.info_revision != self._revision):
+                server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
+                info = await server.GetServerInfo(server_info_pb2.GetServerInfoRequest(), timeout=timeout_s)
+                self._revision = load.info_revision
         except grpc.aio.AioRpcError as error:
             self._late = self._late + 1 if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else LATE_CHECKS
             if was_healthy and self._late < LATE_CHECKS:
@@ -214,20 +210,30 @@ class Replica:
                 return
         self._set_health(health, info)
 
-    async def _ask_load(self, timeout_s: float) -> int:
-        """Asks what it has to do; returns the revision of what it says of itself."""
+    async def _ask_load(self, timeout_s: float) -> server_info_pb2.GetLoadResponse:
+        """Asks what it has to do."""
         ours_before, server = self.in_flight, server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
         try:
             load = await server.GetLoad(server_info_pb2.GetLoadRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
-            return 0  # an older stage has no such call: then what we have there is all that is known
+            # an older stage has no such call: then what we have there is all that is known
+            return server_info_pb2.GetLoadResponse()
         self.running, self.queued, self.kv_cache_usage = load.running, load.queued, load.kv_cache_usage
         # Ours are among those that it told. What came or went in the meantime may be on either side of the count.
         self._of_others = max(0, load.running + load.queued - max(ours_before, self.in_flight))
         metrics.LOAD.labels(self.stage, self.address).set(self.load)
-        return load.info_revision
+        return load
+
+    async def _ask_health(self, load: server_info_pb2.GetLoadResponse, timeout_s: float) -> str:
+        """The name of its health: `load` says it, or else its health service does."""
+        if load.HasField("serving"):
+            return "SERVING" if load.serving else "NOT_SERVING"
+        request = health_pb2.HealthCheckRequest(service=KINDS[self.kind].service)
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        response = await stub.Check(request, timeout=timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
 
     def _set_health(self, health: str, info: server_info_pb2.GetServerInfoResponse | None = None) -> None:
         info = info or self.info

@@ -136,8 +136,10 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
     async def GetLoad(
         self, request: server_info_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
     ) -> server_info_pb2.GetLoadResponse:
+        serving = await self._state("/ready") == "SERVING"
         running, queued = self.admission.running, self.admission.queued
         return server_info_pb2.GetLoadResponse(
+            serving=serving,
             running=running,
             queued=queued,
             info_revision=self._revision,
