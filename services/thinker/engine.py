@@ -84,6 +84,7 @@ class ThinkerEngine:
         dtype: that the model computes in, e.g. "bfloat16".
         device: kind of device that the model is on.
         max_context_tokens: longest prompt plus output.
+        kv_block_tokens, kv_blocks: tokens of a block of the KV cache, and its blocks.
         sampling_defaults: sampling parameters of the checkpoint's generation_config, by vLLM's names.
         renderer: vLLM's preprocessor of prompts.
         recorder: of vLLM's profiles.
@@ -108,6 +109,8 @@ class ThinkerEngine:
         self.dtype = str(llm.model_config.dtype).removeprefix("torch.")
         self.device: str = llm.vllm_config.device_config.device_type
         self.max_context_tokens: int = llm.model_config.max_model_len
+        self.kv_block_tokens: int = llm.vllm_config.cache_config.block_size
+        self.kv_blocks: int = llm.vllm_config.cache_config.num_gpu_blocks or 0
         self.sampling_defaults: dict[str, Any] = llm.model_config.get_diff_sampling_param()
         self.renderer: Any = llm.renderer
         self.recorder = VllmRecorder(llm)

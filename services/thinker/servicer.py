@@ -244,6 +244,8 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
                 input_modalities=list(engine.checkpoint.placeholders),
                 loras=loras(engine.adapters),
                 max_loras=settings.max_loras,
+                kv_block_tokens=engine.kv_block_tokens,
+                kv_blocks=engine.kv_blocks,
             ),
         )
 

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.api_keys import new_key
 from services.common.rpc.errors import ContextTooLong, QueueFull
 from tests.pure.test_api_keys import bearer, entry, write
 from tests.support.gateway_stack import Running, running
+from tests.support.k8s_pool import METRICS
 from tests.support.media import png
 from tests.support.scripted_stages import PIECES
 
@@ -237,9 +239,13 @@ async def test_routers_read_vllms_gauges(gateway: Running) -> None:
     asking = [asyncio.create_task(gateway.http.post("/v1/completions", json=ASK)) for _ in range(2)]
     (replica,) = gateway.app.state.gateway.pipeline.output("text").replicas.values()
     await gateway.until(lambda: (replica.running, replica.queued) == (2, 3))
-    told = (await gateway.http.get("/metrics")).text.splitlines()
+    text = (await gateway.http.get("/metrics")).text
+    families = {family.name for family in text_string_to_metric_families(text)}
+    assert {name for name in families if name.startswith("vllm:")} == METRICS
+    told = text.splitlines()
     assert 'vllm:num_requests_running{model_name="scripted"} 2.0' in told
     assert 'vllm:num_requests_waiting{model_name="scripted"} 3.0' in told
     assert 'vllm:kv_cache_usage_perc{model_name="scripted"} 0.5' in told
+    assert 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0' in told
     thinker.go_on()
     await asyncio.gather(*asking)

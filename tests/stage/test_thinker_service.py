@@ -149,6 +149,7 @@ async def test_a_start_by_id_asks_the_hub_for_no_file_twice(client: Client, hub:
         server_info_pb2.GetServerInfoRequest()
     )
     assert info.model == hub.model
+    assert info.thinker.kv_blocks * info.thinker.kv_block_tokens > info.thinker.max_context_tokens
     requests = hub.about_model(hub.log)
     assert ("GET", "tokenizer_config.json") in requests
     assert set(requests.values()) == {1}, requests

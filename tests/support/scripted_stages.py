@@ -350,6 +350,7 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         self.revision = 0
         self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
         self.info.thinker.input_modalities.extend(["audio", "image"])
+        self.info.thinker.kv_block_tokens, self.info.thinker.kv_blocks = 16, 100
         if stage == "dit":
             self.info.model = "scripted-dit"
             self.info.dit.CopyFrom(PICTURES)
