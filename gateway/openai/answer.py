@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gateway.media.encode import encode_audio
-from gateway.pipeline.run import AudioDelta, Event, Finished, PromptRead, TextDelta
+from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, PromptRead, TextDelta
 from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
 
 FINISH_REASON = {
@@ -225,6 +225,7 @@ class WholeAnswer(Answer):
         token_ids: all that were sampled.
         calls: of tools, by their index.
         samples: PCM16.
+        codes: codec frames, if they were asked for.
         reasoning: the thought before the text.
     """
 
@@ -232,6 +233,7 @@ class WholeAnswer(Answer):
     token_ids: list[int] = field(default_factory=list)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     samples: bytearray = field(default_factory=bytearray)
+    codes: list[list[int]] = field(default_factory=list)
     reasoning: str = ""
 
     def take(self, event: Event) -> None:
@@ -250,6 +252,8 @@ class WholeAnswer(Answer):
                     known["function"]["arguments"] += call.arguments_json
             case AudioDelta(pcm16):
                 self.samples += pcm16
+            case CodesDelta(frames):
+                self.codes += frames
 
     async def whole(self, audio_format: str, wants_logprobs: bool) -> dict[str, Any]:
         """OpenAI's form of the finished answer, its audio as a file of `audio_format`."""

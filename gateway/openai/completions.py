@@ -17,6 +17,7 @@ from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, 
 from gateway.openai.forms import page, read_json
 from gateway.openai.raw import RawExchange, detokenize
 from gateway.openai.schema import StreamOptions, WriterSampling
+from gateway.pipeline.events import TextDelta
 from gateway.strict import NotNegative, Positive
 from quartet.v1 import thinker_pb2
 
@@ -123,16 +124,17 @@ class Completions:
         head = self._head | ({"usage": None} if options.include_usage else {})
         told = [0] * len(echoes)  # log-probabilities of each answer that were told
         async with aclosing(self._exchange.events(self._request.logprobs)) as events:
-            async for answer, delta in events:
-                text, echoes[answer.index] = echoes[answer.index] + (delta.text if delta else ""), ""
-                if not (text or delta is None or len(answer.tokens) > told[answer.index]):
+            async for answer, new in events:
+                written = new.delta.text if isinstance(new, TextDelta) else ""
+                text, echoes[answer.index] = echoes[answer.index] + written, ""
+                if not (text or new is None or len(answer.tokens) > told[answer.index]):
                     continue
                 if options.include_usage and options.continuous_usage_stats:
                     head["usage"] = self._usage()
                 offset = len(answer.text) - len(text)
                 tokens = self._tokens(answer, told[answer.index], offset)
                 told[answer.index] = len(answer.tokens)
-                choice = self._choice(answer, text, answer.finish_reason if delta is None else None, tokens)
+                choice = self._choice(answer, text, answer.finish_reason if new is None else None, tokens)
                 yield sse(head | {"choices": [choice]})
         if options.include_usage:
             yield sse(head | {"choices": [], "usage": self._usage()})

@@ -19,7 +19,9 @@ from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, 
 from gateway.openai.content import MediaPart
 from gateway.openai.forms import page, read_json
 from gateway.openai.raw import RawExchange, Step
+from gateway.openai.raw_speech import RawSpeech, SpeechParams
 from gateway.openai.schema import StreamOptions, WriterSampling
+from gateway.pipeline.events import TextDelta
 from gateway.strict import NotNegative, Strict
 from quartet.v1 import thinker_pb2
 
@@ -52,11 +54,12 @@ class GenerateRequest(Strict):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     output_mode: Literal["tokens", "text"] | None = Field(default=None, description="text: choices have it, too")
     return_token_ids: bool | None = Field(default=None, description="the prompt's ids are told, placeholders as sent")
+    speech: SpeechParams | None = Field(default=None, description="what is written is spoken, too; Quartet's own")
     cache_salt: Any = Field(default=None, description="refused: prompts share one prefix cache")
     features: Any = Field(default=None, description="refused: send media as content_parts")
     kv_transfer_params: Any = Field(default=None, description="refused")
 
-    def check(self) -> None:
+    def check(self, gateway: Gateway) -> None:
         """Raises ApiError: 400 naming a member that nothing here follows."""
         if self.features is not None:
             raise invalid("features", "media that were processed elsewhere are not taken; send them as content_parts")
@@ -68,6 +71,8 @@ class GenerateRequest(Strict):
             raise invalid("sampling_params.prompt_logprobs", "those of the prompt are not told; leave it out")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only with stream: true")
+        if self.speech is not None:
+            self.speech.check(gateway, bool(self.stream))
 
 
 class AbortRequest(Strict):
@@ -108,7 +113,7 @@ async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
     """Goes on with token ids, and answers with token ids."""
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, GenerateRequest, limit_s)
-    request.check()
+    request.check(gateway)
     prompt, media = await _prompt(gateway, request)
     generation = Generation(gateway, request, http, prompt, media)
     if request.stream:
@@ -153,8 +158,10 @@ class Generation:
         self._request, self._sampling = request, sampling
         self._id, self._owner = request.request_id or http.state.request_id, owner_of(http)
         self._running: Running = http.app.state.generations
+        heard, stream, count = request.speech, bool(request.stream), sampling.n or 1
+        self._speech = None if heard is None else RawSpeech(gateway, heard, sampling.seed, stream)
         self._exchange = RawExchange(
-            gateway, sampling, http.state, [prompt], request.model, None, sampling.n or 1, None, "token_ids", media
+            gateway, sampling, http.state, [prompt], request.model, None, count, None, "token_ids", media, self._speech
         )
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in self._exchange.answers]
         http.state.log["stream"] = bool(request.stream)
@@ -175,9 +182,9 @@ class Generation:
                 yield answer, None
 
     def _take(self, step: Step) -> None:
-        answer, delta = step
-        if delta is not None:
-            self._logprobs[answer.index] += map(_logprob, delta.logprobs)
+        answer, new = step
+        if isinstance(new, TextDelta):
+            self._logprobs[answer.index] += map(_logprob, new.delta.logprobs)
 
     async def whole(self) -> Response:
         """The response in one piece. Raises ApiError."""
@@ -185,6 +192,9 @@ class Generation:
             async for _ in steps:
                 pass
         choices = [self._choice(answer, 0, answer.text, ended=True) for answer in self._exchange.answers]
+        if self._speech is not None:
+            for choice, answer in zip(choices, self._exchange.answers, strict=True):
+                choice["speech"] = await self._speech.whole(answer)
         return JSONResponse(self._head() | {"choices": choices, "usage": self._exchange.usage()})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -192,12 +202,15 @@ class Generation:
         options, head = self._request.stream_options or StreamOptions(), self._head()
         told = [0] * len(self._exchange.answers)  # tokens
         async with aclosing(self._steps()) as steps:
-            async for answer, delta in steps:
-                choice = self._choice(answer, told[answer.index], delta.text if delta else "", delta is None)
+            async for answer, new in steps:
+                text = new.delta.text if isinstance(new, TextDelta) else ""
+                choice = self._choice(answer, told[answer.index], text, new is None)
                 told[answer.index] = len(answer.token_ids)
+                if self._speech is not None and not isinstance(new, TextDelta):
+                    choice["speech"] = self._speech.end(answer) if new is None else self._speech.delta(new)
                 if options.include_usage and options.continuous_usage_stats:
                     head["usage"] = self._exchange.usage()
-                if choice["token_ids"] or delta is None:
+                if choice["token_ids"] or "speech" in choice or new is None:
                     yield sse(head | {"choices": [choice]})
         if options.include_usage:
             yield sse(head | {"choices": [], "usage": self._exchange.usage()})
@@ -205,6 +218,8 @@ class Generation:
 
     def _head(self) -> dict[str, Any]:
         head: dict[str, Any] = {"request_id": self._id, "created": int(time.time())}
+        if self._speech is not None:
+            head["speech"] = self._speech.facts()
         return head | ({"prompt_token_ids": self._request.token_ids} if self._request.return_token_ids else {})
 
     def _choice(self, answer: WholeAnswer, begin: int, text: str, ended: bool) -> dict[str, Any]:

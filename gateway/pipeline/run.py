@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from gateway.pipeline.balance import prompt_key
+from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, PromptRead, TextDelta, TextEnd
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.route import LOST, Lease, Route
@@ -54,56 +55,12 @@ def speech(speak: talker_pb2.SpeakStart) -> dict[str, Any]:
     return {"talker": speak, "code2wav": code2wav_pb2.DecodeRequest(sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16)}
 
 
-@dataclass(frozen=True)
-class PromptRead:
-    """The first stage took the request: an answer follows.
-
-    Attributes:
-        tokens: of the prompt, by kind; none where no thinker reads it.
-        text: what is spoken, where the request says it and no thinker writes it.
-    """
-
-    tokens: thinker_pb2.PromptInfo
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class TextDelta:
-    """New text, token ids, log-probabilities or parts of tool calls."""
-
-    delta: thinker_pb2.GenerateDelta
-
-
-@dataclass(frozen=True)
-class TextEnd:
-    """The thinker has written all of the text; its sound may go on."""
-
-    summary: thinker_pb2.GenerateSummary
-
-
-@dataclass(frozen=True)
-class AudioDelta:
-    """The next samples, mono PCM16, little-endian."""
-
-    pcm16: bytes
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The answer is complete, text and sound: the summaries of the stages, None for those that were not needed."""
-
-    thinker: thinker_pb2.GenerateSummary | None = None
-    talker: talker_pb2.SpeakSummary | None = None
-    code2wav: code2wav_pb2.DecodeSummary | None = None
-
-
-Event = PromptRead | TextDelta | TextEnd | AudioDelta | Finished
 Queue = asyncio.Queue[tuple[int, Event]]
 
 
 async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> AsyncGenerator[tuple[int, Event], None]:
     """Runs `jobs` at the same time and yields (index of the job, event) as things happen: for each job PromptRead, then
-    TextDelta, TextEnd and AudioDelta, last Finished. Closing the iterator cancels every stage.
+    TextDelta, TextEnd, CodesDelta and AudioDelta, last Finished. Closing the iterator cancels every stage.
 
     Raises:
         StageError: of the first job that failed; all others are cancelled. Its `origin` is the kind of the stage that
@@ -228,8 +185,8 @@ class _Answer:
                 return
             self._prompt_read.set()
         else:
-            if isinstance(event, AudioDelta):
-                await self._prompt_read.wait()  # the stages' calls are read side by side: audio may be here first
+            if isinstance(event, AudioDelta | CodesDelta):
+                await self._prompt_read.wait()  # the stages' calls are read side by side: sound may be here first
             self._has_output = True
         await self._queue.put((self._index, event))
 
@@ -247,6 +204,12 @@ def _event(stage: Stage, start: Any, response: Any) -> Event | None:
             return PromptRead(thinker_pb2.PromptInfo(), start.text.text)
         case "delta":
             return TextDelta(response.delta)
+        case "frames":
+            codes = response.frames.tensor
+            if codes.dtype != tensor_pb2.DATA_TYPE_INT32 or len(codes.shape) != 2:
+                raise stage.fault(f"sent {tensor_pb2.DataType.Name(codes.dtype)} codes of shape {list(codes.shape)}")
+            numbers, groups = memoryview(codes.inline).cast("i").tolist(), codes.shape[1]
+            return CodesDelta([numbers[i : i + groups] for i in range(0, len(numbers), groups)]) if numbers else None
         case "audio":
             samples = response.audio.samples
             if samples.dtype != tensor_pb2.DATA_TYPE_INT16:

@@ -22,6 +22,7 @@ from quartet.v1 import (
     encoder_pb2_grpc,
     server_info_pb2,
     server_info_pb2_grpc,
+    stream_pb2,
     talker_pb2,
     talker_pb2_grpc,
     tensor_pb2,
@@ -38,6 +39,7 @@ HOST = f"127.{os.getpid() // 65536 % 250 + 1}.{os.getpid() // 256 % 256}.{os.get
 SAMPLE_RATE_HZ = 16000
 SAMPLES_PER_FRAME = 1280
 PCM16 = np.arange(3 * SAMPLES_PER_FRAME, dtype="<i2").tobytes()
+CODES = [[1, 2], [3, 4], [5, 6]]  # frames of the talker
 PIECES = ("Hello", ", ", "world")
 VOICES = ["chelsie", "ethan"]
 DIT_STEPS = 4
@@ -241,10 +243,10 @@ class Talker(talker_pb2_grpc.TalkerServiceServicer):
         request = (await anext(request_iterator)).start
         end = talker_pb2.SPEECH_END_STOP
         summary = talker_pb2.SpeakSummary(frames=3, end=end, timings=TIMINGS, text_tokens=4)
-        outputs = [
-            talker_pb2.SpeakResponse(started=talker_pb2.SpeakStarted(speaker=request.speaker)),
-            talker_pb2.SpeakResponse(summary=summary),
-        ]
+        outputs = [talker_pb2.SpeakResponse(started=talker_pb2.SpeakStarted(speaker=request.speaker))]
+        if request.wants_frames or not request.output_stream_id:
+            outputs += [talker_pb2.SpeakResponse(frames=_codes(first, end)) for first, end in ((0, 2), (2, len(CODES)))]
+        outputs.append(talker_pb2.SpeakResponse(summary=summary))
 
         async def listen() -> None:
             async for more in request_iterator:
@@ -259,6 +261,12 @@ class Talker(talker_pb2_grpc.TalkerServiceServicer):
                     yield output
         finally:
             listening.cancel()
+
+
+def _codes(first: int, end: int) -> stream_pb2.Rows:
+    codes = np.array(CODES[first:end], np.int32)
+    tensor = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_INT32, shape=codes.shape, inline=codes.tobytes())
+    return stream_pb2.Rows(name="codes", first_position=first, tensor=tensor)
 
 
 class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
@@ -359,7 +367,7 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         elif stage == "talker":
             self.info.talker.speakers.extend(VOICES)
             self.info.talker.max_context_positions, self.info.talker.reads_text = 4096, True
-            self.info.talker.takes_instructions = True
+            self.info.talker.takes_instructions, self.info.talker.num_code_groups = True, len(CODES[0])
         elif stage == "code2wav":
             self.info.code2wav.sample_rate_hz = SAMPLE_RATE_HZ
             self.info.code2wav.samples_per_frame = SAMPLES_PER_FRAME

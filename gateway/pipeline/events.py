@@ -1,0 +1,58 @@
+"""What a request's answers bring, as things happen."""
+
+from dataclasses import dataclass
+
+from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
+
+
+@dataclass(frozen=True)
+class PromptRead:
+    """The first stage took the request: an answer follows.
+
+    Attributes:
+        tokens: of the prompt, by kind; none where no thinker reads it.
+        text: what is spoken, where the request says it and no thinker writes it.
+    """
+
+    tokens: thinker_pb2.PromptInfo
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """New text, token ids, log-probabilities or parts of tool calls."""
+
+    delta: thinker_pb2.GenerateDelta
+
+
+@dataclass(frozen=True)
+class TextEnd:
+    """The thinker has written all of the text; its sound may go on."""
+
+    summary: thinker_pb2.GenerateSummary
+
+
+@dataclass(frozen=True)
+class CodesDelta:
+    """The next codec frames, each its codes, group 0 first: those that the talker sampled, and code2wav decodes."""
+
+    frames: list[list[int]]
+
+
+@dataclass(frozen=True)
+class AudioDelta:
+    """The next samples, mono PCM16, little-endian."""
+
+    pcm16: bytes
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The answer is complete, text and sound: the summaries of the stages, None for those that were not needed."""
+
+    thinker: thinker_pb2.GenerateSummary | None = None
+    talker: talker_pb2.SpeakSummary | None = None
+    code2wav: code2wav_pb2.DecodeSummary | None = None
+
+
+Event = PromptRead | TextDelta | TextEnd | CodesDelta | AudioDelta | Finished
