@@ -69,6 +69,8 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         lora: "LoRARequest | None",
     ) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
         engine, checkpoint = self.engine, self.engine.checkpoint
+        if start.count_only and output is not None:
+            raise InvalidInput("output_stream_id", "must be unset with count_only: there is nothing to stream")
         tools, schema = read_tools(start)
         if tools and schema is None and not (checkpoint.tool_calls or engine.tool_parser):
             raise InvalidInput("tools[0]", "this model has no tools; leave them out")
@@ -83,6 +85,11 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
                 prompt_tokens=prompt_tokens, audio_tokens=prompt.audio_tokens, image_tokens=prompt.image_tokens
             )
         )
+        summary = thinker_pb2.GenerateSummary(prompt_tokens=prompt_tokens)
+        if start.count_only:
+            summary.timings.CopyFrom(call.timings.to_message())
+            yield thinker_pb2.GenerateResponse(summary=summary)
+            return
         parser = self._tool_parser(tools, is_forced=schema is not None)
         if isinstance(parser, NamedToolParser) and parser.reads_special_tokens:
             params.skip_special_tokens = False
@@ -95,7 +102,6 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
             if schema is not None:
                 forwarder.close()  # the answer is a call: there is nothing to speak
         subscription = forwarder.subscription() if forwarder else None
-        summary = thinker_pb2.GenerateSummary(prompt_tokens=prompt_tokens)
         answer = engine.generate(start.request_id, prompt, params, subscription, priority=start.priority, lora=lora)
         async with aclosing(answer) as steps:
             async for step in steps:

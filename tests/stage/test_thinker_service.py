@@ -155,6 +155,16 @@ async def test_a_start_by_id_asks_the_hub_for_no_file_twice(client: Client, hub:
     assert set(requests.values()) == {1}, requests
 
 
+async def test_a_prompt_is_counted_and_nothing_is_written(client: Client) -> None:
+    whole = await client.generate(client.start("hello", sampling={"max_tokens": 2}))
+    counted = await client.generate(client.start("hello", count_only=True))
+    assert counted.summary.prompt_tokens == whole.summary.prompt_tokens > 0
+    assert (counted.token_ids, counted.text, counted.summary.completion_tokens) == ([], "", 0)
+    with pytest.raises(InvalidInput) as refused:
+        await client.generate(client.start("hello", count_only=True, output_stream_id="counted"))
+    assert refused.value.field == "output_stream_id"
+
+
 async def test_an_answer_is_streamed_token_by_token(client: Client) -> None:
     answer = await client.generate(client.start("hello", sampling={"max_tokens": 12, "ignore_eos": True}))
     assert len(answer.token_ids) == answer.summary.completion_tokens == 12

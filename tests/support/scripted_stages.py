@@ -228,7 +228,7 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
         prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4)
         outputs = [
             thinker_pb2.GenerateResponse(prompt=prompt),
-            *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas)),
+            *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas) if not start.count_only),
             thinker_pb2.GenerateResponse(summary=summary),
         ]
         async for output in self.script.play(start, outputs, context):
