@@ -1,6 +1,7 @@
 """`POST /inference/v1/generate`: token ids and media in, token ids out, in vLLM's shape; and how one is given up."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
@@ -21,7 +22,7 @@ from gateway.openai.forms import page, read_json
 from gateway.openai.raw import RawExchange, Step
 from gateway.openai.raw_speech import RawSpeech, SpeechParams
 from gateway.openai.schema import StreamOptions, WriterSampling
-from gateway.pipeline.events import TextDelta
+from gateway.pipeline.events import PromptTokens, TextDelta
 from gateway.strict import NotNegative, Strict
 from quartet.v1 import thinker_pb2
 
@@ -34,7 +35,9 @@ class SamplingParams(WriterSampling):
 
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="alternatives of each token")
-    prompt_logprobs: Any = Field(default=None, description="refused: the prompt's are not told")
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None, description="alternatives of each of the prompt's tokens; not in a stream"
+    )
     detokenize: bool | None = Field(default=None, description="accepted; ids are told, or the text of output_mode")
     skip_special_tokens: bool | None = Field(default=None, description="accepted; of the text only")
 
@@ -67,8 +70,8 @@ class GenerateRequest(Strict):
             raise invalid("kv_transfer_params", "KV blocks do not come from elsewhere; leave it out")
         if self.cache_salt is not None:
             raise invalid("cache_salt", "all prompts share one prefix cache; leave it out")
-        if self.sampling_params.prompt_logprobs is not None:
-            raise invalid("sampling_params.prompt_logprobs", "those of the prompt are not told; leave it out")
+        if self.sampling_params.prompt_logprobs is not None and self.stream:
+            raise invalid("sampling_params.prompt_logprobs", "a stream does not tell them; set stream to false")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only with stream: true")
         if self.speech is not None:
@@ -170,8 +173,9 @@ class Generation:
         """What is sampled, as it is, until the request is given up."""
         with self._running.request(self._owner, self._id) as abort:
             aborted = asyncio.ensure_future(abort.wait())
+            asked = self._sampling.logprobs, self._sampling.prompt_logprobs
             try:
-                async with aclosing(self._exchange.events(self._sampling.logprobs)) as events:
+                async with aclosing(self._exchange.events(*asked)) as events:
                     while (step := await _unless(aborted, anext(events, None))) is not None:
                         self._take(step)
                         yield step
@@ -195,7 +199,24 @@ class Generation:
         if self._speech is not None:
             for choice, answer in zip(choices, self._exchange.answers, strict=True):
                 choice["speech"] = await self._speech.whole(answer)
-        return JSONResponse(self._head() | {"choices": choices, "usage": self._exchange.usage()})
+        told = {} if self._sampling.prompt_logprobs is None else {"prompt_logprobs": self._prompt_logprobs()}
+        return JSONResponse(self._head() | {"choices": choices, **told, "usage": self._exchange.usage()})
+
+    def _prompt_logprobs(self) -> list[dict[int, dict[str, Any]] | None]:
+        """Of each token of the prompt the log-probabilities by token id, in vLLM's shape; None of the first."""
+        return [
+            None
+            if math.isnan(token.logprob)
+            else {
+                each.token_id: {
+                    "logprob": max(each.logprob, LEAST_LOGPROB),
+                    "rank": each.rank,
+                    "decoded_token": each.token,
+                }
+                for each in (token, *token.top)
+            }
+            for token in self._exchange.answers[0].prompt_tokens
+        ]
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""
@@ -206,7 +227,7 @@ class Generation:
                 text = new.delta.text if isinstance(new, TextDelta) else ""
                 choice = self._choice(answer, told[answer.index], text, new is None)
                 told[answer.index] = len(answer.token_ids)
-                if self._speech is not None and not isinstance(new, TextDelta):
+                if self._speech is not None and not isinstance(new, TextDelta | PromptTokens):
                     choice["speech"] = self._speech.end(answer) if new is None else self._speech.delta(new)
                 if options.include_usage and options.continuous_usage_stats:
                     head["usage"] = self._exchange.usage()
@@ -247,5 +268,5 @@ async def _unless(stop: "asyncio.Future[Any]", work: Coroutine[Any, Any, Result]
 
 
 def _logprob(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
-    entry: dict[str, Any] = {"token_id": token.token_id, "logprob": max(token.logprob, LEAST_LOGPROB)}
+    entry = {"token_id": token.token_id, "logprob": max(token.logprob, LEAST_LOGPROB), "rank": token.rank}
     return entry | {"top_logprobs": [_logprob(other) for other in token.top]}

@@ -17,14 +17,14 @@ from gateway.openai.answer import WholeAnswer, usage
 from gateway.openai.chat_requests import refuse_large, sampling_of
 from gateway.openai.raw_speech import RawSpeech
 from gateway.openai.schema import WriterSampling
-from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, TextDelta
+from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, PromptTokens, TextDelta
 from gateway.pipeline.run import Job, run, speech
 from quartet.v1 import thinker_pb2, thinker_pb2_grpc
 from services.common.rpc.errors import StageError
 
 _MAX_TOKENIZER_BYTES = 4 * 1024 * 1024  # of a text, or of ids as protobuf packs them
 
-Step = tuple[WholeAnswer, TextDelta | CodesDelta | AudioDelta | None]
+Step = tuple[WholeAnswer, PromptTokens | TextDelta | CodesDelta | AudioDelta | None]
 """(the answer, what is new of it, or None: it has ended)."""
 # What a chat calls what a talker refuses, and what a raw prompt's request does; the prompt itself is `field`.
 _TALKERS = {"audio.voice": "speech.voice", "quartet.talker.": "speech.sampling_params."}
@@ -77,20 +77,24 @@ class RawExchange:
         self.answers = [WholeAnswer(i, "", 0) for i in range(len(prompts) * count)]
         self._log["answers"] = len(self.answers)
 
-    async def events(self, top_logprobs: int | None) -> AsyncGenerator[Step, None]:
-        """What is written, as it is. `top_logprobs`: alternatives to tell of each token; None: no log-probabilities.
+    async def events(self, top_logprobs: int | None, prompt_logprobs: int | None = None) -> AsyncGenerator[Step, None]:
+        """What is written, as it is.
+
+        Args:
+            top_logprobs: alternatives to tell of each token; None: no log-probabilities.
+            prompt_logprobs: the same of the prompt's, which the first answer to each prompt gets.
 
         Raises:
             ApiError: as a chat's, with the field that has the prompts.
         """
-        jobs = [self._job(i, top_logprobs) for i in range(len(self.answers))]
+        jobs = [self._job(i, top_logprobs, prompt_logprobs) for i in range(len(self.answers))]
         left_s = max(0.0, self._deadline - time.monotonic())
         try:
             async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
                 async for index, event in events:
                     self.answers[index].take(event)
                     self._observe(event)
-                    if isinstance(event, TextDelta | CodesDelta | AudioDelta):
+                    if isinstance(event, PromptTokens | TextDelta | CodesDelta | AudioDelta):
                         yield self.answers[index], event
                     elif isinstance(event, Finished):
                         yield self.answers[index], None
@@ -98,8 +102,10 @@ class RawExchange:
             raise self._in_own_terms(from_error("gateway", error)) from error
         self._count_tokens()
 
-    def _job(self, index: int, top_logprobs: int | None) -> Job:
+    def _job(self, index: int, top_logprobs: int | None, prompt_logprobs: int | None) -> Job:
         sampling = sampling_of(self._gateway, self._sampling, self._max_tokens, top_logprobs)
+        if prompt_logprobs is not None and index % self._count == 0:
+            sampling.prompt_logprobs = prompt_logprobs
         if sampling.HasField("seed"):
             sampling.seed += index
         start = thinker_pb2.GenerateStart(
@@ -125,6 +131,8 @@ class RawExchange:
         if (param := error.param) is None:
             return error
         own = self._field if param.split(".")[0] == "prompt" else param
+        if param == "prompt_logprobs":
+            own = "echo" if self._field == "prompt" else f"sampling_params.{param}"
         if self._heard is not None:
             own = self._field if param == "messages" else own
             for chats, ours in _TALKERS.items():

@@ -1,5 +1,6 @@
 """What a request's answers bring, as things happen."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
@@ -16,6 +17,13 @@ class PromptRead:
 
     tokens: thinker_pb2.PromptInfo
     text: str = ""
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """The next tokens of the prompt, with their log-probabilities, where those are asked for; before any TextDelta."""
+
+    tokens: Sequence[thinker_pb2.TokenLogprob]
 
 
 @dataclass(frozen=True)
@@ -55,4 +63,4 @@ class Finished:
     code2wav: code2wav_pb2.DecodeSummary | None = None
 
 
-Event = PromptRead | TextDelta | TextEnd | CodesDelta | AudioDelta | Finished
+Event = PromptRead | PromptTokens | TextDelta | TextEnd | CodesDelta | AudioDelta | Finished

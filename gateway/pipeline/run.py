@@ -9,7 +9,16 @@ from typing import Any
 import grpc
 
 from gateway.pipeline.balance import prompt_key
-from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, PromptRead, TextDelta, TextEnd
+from gateway.pipeline.events import (
+    AudioDelta,
+    CodesDelta,
+    Event,
+    Finished,
+    PromptRead,
+    PromptTokens,
+    TextDelta,
+    TextEnd,
+)
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.route import LOST, Lease, Route
@@ -60,7 +69,7 @@ Queue = asyncio.Queue[tuple[int, Event]]
 
 async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> AsyncGenerator[tuple[int, Event], None]:
     """Runs `jobs` at the same time and yields (index of the job, event) as things happen: for each job PromptRead, then
-    TextDelta, TextEnd, CodesDelta and AudioDelta, last Finished. Closing the iterator cancels every stage.
+    what is new of its answer, last Finished. Closing the iterator cancels every stage.
 
     Raises:
         StageError: of the first job that failed; all others are cancelled. Its `origin` is the kind of the stage that
@@ -202,6 +211,8 @@ def _event(stage: Stage, start: Any, response: Any) -> Event | None:
             return PromptRead(response.prompt)
         case "started" if start.HasField("text"):
             return PromptRead(thinker_pb2.PromptInfo(), start.text.text)
+        case "prompt_logprobs":
+            return PromptTokens(response.prompt_logprobs.tokens)
         case "delta":
             return TextDelta(response.delta)
         case "frames":

@@ -47,6 +47,7 @@ class Step:
         logprobs: for each of them vLLM's log-probabilities by token id: its own, and those of the alternatives asked
             for. Empty if none were asked for.
         finish_reason: "stop" or "length" in the last step, else None.
+        prompt_logprobs: the same for each token of the prompt but the first, in the step that has the first new token.
         cached_tokens: prompt tokens whose KV blocks the prefix cache had.
         scheduled: when the engine began with the request, first_token: when it sampled the first token
             (time.monotonic() seconds).
@@ -59,6 +60,7 @@ class Step:
     cached_tokens: int
     scheduled: float
     first_token: float
+    prompt_logprobs: "Sequence[Mapping[int, Logprob]]" = ()
 
 
 @dataclass(frozen=True)
@@ -289,4 +291,5 @@ def _step(output: "RequestOutput") -> Step:
         cached_tokens=output.num_cached_tokens or 0,
         scheduled=metrics.scheduled_ts if metrics else 0.0,
         first_token=metrics.first_token_ts if metrics else 0.0,
+        prompt_logprobs=[by_id for by_id in output.prompt_logprobs or () if by_id is not None],
     )

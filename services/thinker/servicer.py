@@ -71,6 +71,9 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         engine, checkpoint = self.engine, self.engine.checkpoint
         if start.count_only and output is not None:
             raise InvalidInput("output_stream_id", "must be unset with count_only: there is nothing to stream")
+        if start.sampling.HasField("prompt_logprobs") and not self._settings.prompt_logprobs:
+            reason = "those of prompts are not told by this server; its thinker is to be started with --prompt-logprobs=true"
+            raise InvalidInput("sampling.prompt_logprobs", reason)
         tools, schema = read_tools(start)
         if tools and schema is None and not (checkpoint.tool_calls or engine.tool_parser):
             raise InvalidInput("tools[0]", "this model has no tools; leave them out")
@@ -102,12 +105,17 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
             if schema is not None:
                 forwarder.close()  # the answer is a call: there is nothing to speak
         subscription = forwarder.subscription() if forwarder else None
+        tells_prompt = start.sampling.HasField("prompt_logprobs")
         answer = engine.generate(start.request_id, prompt, params, subscription, priority=start.priority, lora=lora)
         async with aclosing(answer) as steps:
             async for step in steps:
                 if forwarder:
                     forwarder.add(step)
                 _mark(call, step)
+                if tells_prompt:
+                    tells_prompt = False
+                    for told in deltas.prompt(prompt.token_ids, step, start.sampling.prompt_logprobs):
+                        yield thinker_pb2.GenerateResponse(prompt_logprobs=told)
                 yield thinker_pb2.GenerateResponse(delta=deltas.delta(step))
                 if forwarder and deltas.has_calls:
                     forwarder.close()  # a named parser's calls may begin with another token

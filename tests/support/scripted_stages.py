@@ -1,9 +1,10 @@
 """Stages that follow a script: real gRPC servers with the real services, but no model behind them."""
 
 import asyncio
+import math
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -228,11 +229,23 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
         prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4)
         outputs = [
             thinker_pb2.GenerateResponse(prompt=prompt),
+            *(thinker_pb2.GenerateResponse(prompt_logprobs=told) for told in _prompt_logprobs(start)),
             *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas) if not start.count_only),
             thinker_pb2.GenerateResponse(summary=summary),
         ]
         async for output in self.script.play(start, outputs, context):
             yield output
+
+
+def _prompt_logprobs(start: thinker_pb2.GenerateStart) -> Iterator[thinker_pb2.PromptLogprobs]:
+    """A message for each character or id, likelier from one to the next."""
+    if start.sampling.HasField("prompt_logprobs"):
+        for i, token_id in enumerate(map(ord, start.prompt.text) if start.prompt.text else start.prompt.token_ids.ids):
+            token = thinker_pb2.TokenLogprob(token_id=token_id, token=chr(token_id), logprob=-1 / i if i else math.nan)
+            token.rank = 2 if i else 0
+            for _ in range(start.sampling.prompt_logprobs if i else 0):
+                token.top.add(token_id=120, token="x", logprob=-0.125, rank=1)
+            yield thinker_pb2.PromptLogprobs(tokens=[token])
 
 
 class Talker(talker_pb2_grpc.TalkerServiceServicer):
