@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.media import png
-from tests.support.stack import Stack
+from tests.support.stack import Stack, until
 from tests.system.test_services_alone import curl, tensor
 
 pytestmark = pytest.mark.e2e
@@ -123,6 +123,22 @@ def test_by_grpc_a_talker_reads_what_follows_token_ids(stack: Stack, prompt_ids:
         said = speaking.result()
     assert written["summary"]["completionTokens"] == GREEDY["max_tokens"]
     assert frames_of(said) == spoken(stack, prompt_ids)["codes"]
+
+
+def test_a_rollout_is_given_up_in_every_stage(stack: Stack, prompt_ids: list[int]) -> None:
+    sampling = {"temperature": 0, "max_tokens": 2000, "ignore_eos": True}
+    speech = {"audio": True, "sampling_params": {"max_frames": 2000}}
+    body = {"token_ids": prompt_ids, "sampling_params": sampling, "speech": speech, "stream": True}
+    until(lambda: not any(stack.in_flight().values()), "nothing else runs")
+    with stack.http.stream("POST", PATH, json=body | {"request_id": "endless"}) as response:
+        events = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {"))
+        next(event for event in events if event["choices"][0].get("speech", {}).get("codes"))
+        assert asked(stack, "/inference/v1/abort_requests", request_ids=["endless"]) == {}
+        *_, last = events
+    assert last["choices"][0]["finish_reason"] == last["choices"][0]["speech"]["finish_reason"] == "abort"
+    with stack.http.stream("POST", PATH, json=body) as response:
+        next(line for line in response.iter_lines() if '"codes"' in line)
+    until(lambda: not any(stack.in_flight().values()), "no stage works on what nobody reads")
 
 
 def test_a_prompt_without_an_answers_turn_is_refused(stack: Stack) -> None:
