@@ -49,7 +49,7 @@ class RawExchange:
         answers: those to the first prompt first.
 
     Raises:
-        ApiError: 400 or 404, there is no such model, or it does not write.
+        ApiError: 400 or 404, there is no such model, or it does not write; or there are too many answers.
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class RawExchange:
         self._arrived = time.monotonic()
         self.answers = [WholeAnswer(i, "", 0) for i in range(len(prompts) * count)]
         self._log["answers"] = len(self.answers)
+        if sampling.seed is not None and sampling.seed + len(self.answers) > 2**63:
+            raise invalid("seed", f"each answer's is one more: at most {2**63 - len(self.answers)} for so many")
 
     async def events(self, top_logprobs: int | None, prompt_logprobs: int | None = None) -> AsyncGenerator[Step, None]:
         """What is written, as it is.

@@ -228,6 +228,7 @@ BAD = [
     ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
     ("/v1/completions", {"prompt": ["a"] * 129}, "prompt"),
     ("/v1/completions", {"n": 9}, "n"),
+    ("/v1/completions", {"prompt": ["a"] * 128, "n": 2, "seed": 2**63 - 129}, "seed"),
     ("/v1/completions", {"suffix": "x"}, "suffix"),
     ("/v1/completions", {"best_of": 2}, "best_of"),
     ("/v1/completions", {"echo": True, "logprobs": 1, "stream": True, "n": 2}, "echo"),
