@@ -72,7 +72,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         if start.count_only and output is not None:
             raise InvalidInput("output_stream_id", "must be unset with count_only: there is nothing to stream")
         if start.sampling.HasField("prompt_logprobs") and not self._settings.prompt_logprobs:
-            reason = "those of prompts are not told by this server; its thinker is to be started with --prompt-logprobs=true"
+            reason = "is for thinkers that were started with --prompt-logprobs=true; leave it out"
             raise InvalidInput("sampling.prompt_logprobs", reason)
         tools, schema = read_tools(start)
         if tools and schema is None and not (checkpoint.tool_calls or engine.tool_parser):
