@@ -29,6 +29,12 @@ _LORAS = Gauge(
     ["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
     registry=_REGISTRY,
 )
+_CACHE = Gauge(
+    "vllm:cache_config_info",
+    "1; the labels have the tokens of a block of the thinker's KV cache, and the blocks of all its replicas",
+    ["block_size", "num_gpu_blocks"],
+    registry=_REGISTRY,
+)
 
 
 def exposition(gateway: Gateway) -> bytes:
@@ -45,4 +51,8 @@ def exposition(gateway: Gateway) -> bytes:
         _LORAS.clear()  # a set of adapters is a series of its own: those of before are no more
         if stage.info is not None and stage.info.thinker.max_loras:
             _LORAS.labels(stage.info.thinker.max_loras, ",".join(stage.loras), "").set(time.time())
+        _CACHE.clear()  # replicas come and go: the same
+        infos = [replica.info.thinker for replica in serving if replica.info is not None]
+        if infos and infos[0].kv_block_tokens:
+            _CACHE.labels(infos[0].kv_block_tokens, sum(info.kv_blocks for info in infos)).set(1)
     return generate_latest(_REGISTRY)

@@ -1,14 +1,14 @@
 """Chat responses, streamed and whole: what an answer adds up to, and how it is told."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pybase64
 
 from gateway.media.encode import encode_audio
-from gateway.pipeline.run import AudioDelta, Event, Finished, PromptRead, TextDelta
+from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, PromptRead, PromptTokens, TextDelta
 from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
 
 FINISH_REASON = {
@@ -139,14 +139,14 @@ def usage(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def logprobs(delta: thinker_pb2.GenerateDelta) -> list[dict[str, Any]]:
-    """OpenAI's form of the log-probabilities of a delta."""
+def logprobs(tokens: Iterable[thinker_pb2.TokenLogprob]) -> list[dict[str, Any]]:
+    """OpenAI's form of tokens with their log-probabilities."""
 
     def entry(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
         logprob = max(token.logprob, LEAST_LOGPROB)
         return {"token": token.token, "logprob": logprob, "bytes": list(token.token_bytes)}
 
-    return [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in delta.logprobs]
+    return [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in tokens]
 
 
 def choice(
@@ -192,7 +192,7 @@ class StreamedAnswer(Answer):
                     body["content"] = delta.text
                 if delta.tool_calls:
                     body["tool_calls"] = [_tool_call(call) for call in delta.tool_calls]
-                tokens = logprobs(delta)
+                tokens = logprobs(delta.logprobs)
                 if body or tokens:
                     yield chunk(self.index, "text", body, tokens)
             case AudioDelta(pcm16):
@@ -223,16 +223,20 @@ class WholeAnswer(Answer):
 
     Attributes:
         tokens: log-probabilities, if they were asked for.
+        prompt_tokens: those of the prompt with their log-probabilities, if these were asked for.
         token_ids: all that were sampled.
         calls: of tools, by their index.
         samples: PCM16.
+        codes: codec frames, if they were asked for.
         reasoning: the thought before the text.
     """
 
     tokens: list[dict[str, Any]] = field(default_factory=list)
+    prompt_tokens: list[thinker_pb2.TokenLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     samples: bytearray = field(default_factory=bytearray)
+    codes: list[list[int]] = field(default_factory=list)
     reasoning: str = ""
 
     def take(self, event: Event) -> None:
@@ -240,7 +244,7 @@ class WholeAnswer(Answer):
         super().take(event)
         match event:
             case TextDelta(delta):
-                self.tokens += logprobs(delta)
+                self.tokens += logprobs(delta.logprobs)
                 self.token_ids += delta.token_ids
                 self.reasoning += delta.reasoning
                 for call in delta.tool_calls:
@@ -251,6 +255,10 @@ class WholeAnswer(Answer):
                     known["function"]["arguments"] += call.arguments_json
             case AudioDelta(pcm16):
                 self.samples += pcm16
+            case CodesDelta(frames):
+                self.codes += frames
+            case PromptTokens(tokens):
+                self.prompt_tokens += tokens
 
     async def whole(self, audio_format: str, wants_logprobs: bool) -> dict[str, Any]:
         """OpenAI's form of the finished answer, its audio as a file of `audio_format`."""

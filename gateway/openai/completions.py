@@ -1,7 +1,8 @@
 """`POST /v1/completions`: text that goes on with a prompt, without a chat template."""
 
+import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -12,11 +13,12 @@ from starlette.responses import Response
 from gateway.errors import invalid
 from gateway.gateway import Gateway
 from gateway.json_writer import Json
-from gateway.openai.answer import WholeAnswer
+from gateway.openai.answer import WholeAnswer, logprobs
 from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.openai.forms import page, read_json
 from gateway.openai.raw import RawExchange, detokenize
 from gateway.openai.schema import StreamOptions, WriterSampling
+from gateway.pipeline.events import PromptTokens, TextDelta
 from gateway.strict import NotNegative, Positive
 from quartet.v1 import thinker_pb2
 
@@ -35,7 +37,7 @@ class CompletionRequest(WriterSampling):
     max_tokens: Positive | None = Field(default=None, description="most tokens of each completion; default: 16")
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="completions of each prompt")
     best_of: Annotated[int, Field(ge=1)] | None = Field(default=None, description="as many as n: all are told")
-    echo: bool | None = Field(default=None, description="the prompt before the completion; not with logprobs")
+    echo: bool | None = Field(default=None, description="the prompt before the completion; in logprobs, too")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="alternatives a token")
     suffix: str | None = Field(default=None, description="refused: models here do not fill in")
     stream: bool | None = None
@@ -43,6 +45,11 @@ class CompletionRequest(WriterSampling):
     lora: str | None = Field(default=None, description="adapter of the model; it can be named as `model`, too")
     return_token_ids: bool | None = Field(default=None, description="accepted; /inference/v1/generate has the ids")
     user: Any = Field(default=None, description="accepted; without effect")
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """Alternatives to tell of each of the prompt's tokens; None: their log-probabilities are not told."""
+        return self.logprobs if self.echo else None
 
     @property
     def prompts(self) -> list[thinker_pb2.RawPrompt]:
@@ -67,8 +74,8 @@ class CompletionRequest(WriterSampling):
             raise invalid("suffix", "models here do not fill in; leave it out")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise invalid("best_of", "must be n: all completions are told")
-        if self.echo and self.logprobs is not None:
-            raise invalid("echo", "log-probabilities of the prompt are not told; leave out echo, or logprobs")
+        if self.stream and self.prompt_logprobs is not None and (self.n or 1) > 1:
+            raise invalid("echo", "a stream of several answers has no log-probabilities of prompts; set n or stream")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only with stream: true")
 
@@ -107,12 +114,14 @@ class Completions:
     async def whole(self) -> Response:
         """The response in one piece. Raises ApiError."""
         echoes = await self._echoes()
-        async with aclosing(self._exchange.events(self._request.logprobs)) as events:
+        async with aclosing(self._exchange.events(self._request.logprobs, self._request.prompt_logprobs)) as events:
             async for _ in events:
                 pass
         answers = self._exchange.answers
         choices = [
-            self._choice(answer, echoes[answer.index] + answer.text, answer.finish_reason, self._tokens(answer, 0, 0))
+            self._choice(
+                answer, echoes[answer.index] + answer.text, answer.finish_reason, self._tokens(self._entries(answer), 0)
+            )
             for answer in answers
         ]
         return Json(self._head | {"choices": choices, "usage": self._usage()})
@@ -120,19 +129,24 @@ class Completions:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""
         options, echoes = self._request.stream_options or StreamOptions(), await self._echoes()
+        before = [len(echo) for echo in echoes]
         head = self._head | ({"usage": None} if options.include_usage else {})
         told = [0] * len(echoes)  # log-probabilities of each answer that were told
-        async with aclosing(self._exchange.events(self._request.logprobs)) as events:
-            async for answer, delta in events:
-                text, echoes[answer.index] = echoes[answer.index] + (delta.text if delta else ""), ""
-                if not (text or delta is None or len(answer.tokens) > told[answer.index]):
+        async with aclosing(self._exchange.events(self._request.logprobs, self._request.prompt_logprobs)) as events:
+            async for answer, new in events:
+                if isinstance(new, PromptTokens):  # told with the first of the answer
+                    continue
+                written = new.delta.text if isinstance(new, TextDelta) else ""
+                text, echoes[answer.index] = echoes[answer.index] + written, ""
+                entries = self._entries(answer)
+                if not (text or new is None or len(entries) > told[answer.index]):
                     continue
                 if options.include_usage and options.continuous_usage_stats:
                     head["usage"] = self._usage()
-                offset = len(answer.text) - len(text)
-                tokens = self._tokens(answer, told[answer.index], offset)
-                told[answer.index] = len(answer.tokens)
-                choice = self._choice(answer, text, answer.finish_reason if delta is None else None, tokens)
+                offset = before[answer.index] + len(answer.text) - len(text)
+                tokens = self._tokens(entries[told[answer.index] :], offset)
+                told[answer.index] = len(entries)
+                choice = self._choice(answer, text, answer.finish_reason if new is None else None, tokens)
                 yield sse(head | {"choices": [choice]})
         if options.include_usage:
             yield sse(head | {"choices": [], "usage": self._usage()})
@@ -152,19 +166,28 @@ class Completions:
     ) -> dict[str, Any]:
         return {"index": answer.index, "text": text, "logprobs": tokens, "finish_reason": finish_reason}
 
-    def _tokens(self, answer: WholeAnswer, begin: int, offset: int) -> dict[str, Any] | None:
-        """The log-probabilities from the `begin`th token on, in the form that completions have: lists. `offset`: where
-        the first of them begins in the text, in characters."""
+    def _entries(self, answer: WholeAnswer) -> list[dict[str, Any]]:
+        """The tokens with their log-probabilities, in the form that chats have; those of an echoed prompt before."""
+        first = self._exchange.answers[answer.index - answer.index % (self._request.n or 1)]
+        return [*logprobs(first.prompt_tokens), *answer.tokens]
+
+    def _tokens(self, entries: Sequence[dict[str, Any]], offset: int) -> dict[str, Any] | None:
+        """Log-probabilities in the form that completions have: lists. `offset`: where the first of the tokens begins in
+        the text, in characters. Nothing is before the first token of a prompt, and so nothing is told of it."""
         if self._request.logprobs is None:
             return None
-        tokens, offsets = answer.tokens[begin:], []
-        for token in tokens:
+        offsets = []
+        for entry in entries:
             offsets.append(offset)
-            offset += len(token["token"])
+            offset += len(entry["token"])
+        told = [not math.isnan(entry["logprob"]) for entry in entries]
+        tops = [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries]
         return {
-            "tokens": [token["token"] for token in tokens],
-            "token_logprobs": [token["logprob"] for token in tokens],
-            "top_logprobs": [{top["token"]: top["logprob"] for top in token["top_logprobs"]} for token in tokens],
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [
+                entry["logprob"] if is_told else None for entry, is_told in zip(entries, told, strict=True)
+            ],
+            "top_logprobs": [top if is_told else None for top, is_told in zip(tops, told, strict=True)],
             "text_offset": offsets,
         }
 

@@ -1,6 +1,7 @@
 """`POST /inference/v1/generate`: token ids and media in, token ids out, in vLLM's shape; and how one is given up."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
@@ -19,7 +20,9 @@ from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, 
 from gateway.openai.content import MediaPart
 from gateway.openai.forms import page, read_json
 from gateway.openai.raw import RawExchange, Step
+from gateway.openai.raw_speech import RawSpeech, SpeechParams
 from gateway.openai.schema import StreamOptions, WriterSampling
+from gateway.pipeline.events import PromptTokens, TextDelta
 from gateway.strict import NotNegative, Strict
 from quartet.v1 import thinker_pb2
 
@@ -32,7 +35,9 @@ class SamplingParams(WriterSampling):
 
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="alternatives of each token")
-    prompt_logprobs: Any = Field(default=None, description="refused: the prompt's are not told")
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None, description="alternatives of each of the prompt's tokens; not in a stream"
+    )
     detokenize: bool | None = Field(default=None, description="accepted; ids are told, or the text of output_mode")
     skip_special_tokens: bool | None = Field(default=None, description="accepted; of the text only")
 
@@ -52,11 +57,12 @@ class GenerateRequest(Strict):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     output_mode: Literal["tokens", "text"] | None = Field(default=None, description="text: choices have it, too")
     return_token_ids: bool | None = Field(default=None, description="the prompt's ids are told, placeholders as sent")
+    speech: SpeechParams | None = Field(default=None, description="what is written is spoken, too; Quartet's own")
     cache_salt: Any = Field(default=None, description="refused: prompts share one prefix cache")
     features: Any = Field(default=None, description="refused: send media as content_parts")
     kv_transfer_params: Any = Field(default=None, description="refused")
 
-    def check(self) -> None:
+    def check(self, gateway: Gateway) -> None:
         """Raises ApiError: 400 naming a member that nothing here follows."""
         if self.features is not None:
             raise invalid("features", "media that were processed elsewhere are not taken; send them as content_parts")
@@ -64,10 +70,12 @@ class GenerateRequest(Strict):
             raise invalid("kv_transfer_params", "KV blocks do not come from elsewhere; leave it out")
         if self.cache_salt is not None:
             raise invalid("cache_salt", "all prompts share one prefix cache; leave it out")
-        if self.sampling_params.prompt_logprobs is not None:
-            raise invalid("sampling_params.prompt_logprobs", "those of the prompt are not told; leave it out")
+        if self.sampling_params.prompt_logprobs is not None and self.stream:
+            raise invalid("sampling_params.prompt_logprobs", "a stream does not tell them; set stream to false")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only with stream: true")
+        if self.speech is not None:
+            self.speech.check(gateway, bool(self.stream))
 
 
 class AbortRequest(Strict):
@@ -108,7 +116,7 @@ async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
     """Goes on with token ids, and answers with token ids."""
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, GenerateRequest, limit_s)
-    request.check()
+    request.check(gateway)
     prompt, media = await _prompt(gateway, request)
     generation = Generation(gateway, request, http, prompt, media)
     if request.stream:
@@ -153,8 +161,10 @@ class Generation:
         self._request, self._sampling = request, sampling
         self._id, self._owner = request.request_id or http.state.request_id, owner_of(http)
         self._running: Running = http.app.state.generations
+        heard, stream, count = request.speech, bool(request.stream), sampling.n or 1
+        self._speech = None if heard is None else RawSpeech(gateway, heard, sampling.seed, stream)
         self._exchange = RawExchange(
-            gateway, sampling, http.state, [prompt], request.model, None, sampling.n or 1, None, "token_ids", media
+            gateway, sampling, http.state, [prompt], request.model, None, count, None, "token_ids", media, self._speech
         )
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in self._exchange.answers]
         http.state.log["stream"] = bool(request.stream)
@@ -163,8 +173,9 @@ class Generation:
         """What is sampled, as it is, until the request is given up."""
         with self._running.request(self._owner, self._id) as abort:
             aborted = asyncio.ensure_future(abort.wait())
+            asked = self._sampling.logprobs, self._sampling.prompt_logprobs
             try:
-                async with aclosing(self._exchange.events(self._sampling.logprobs)) as events:
+                async with aclosing(self._exchange.events(*asked)) as events:
                     while (step := await _unless(aborted, anext(events, None))) is not None:
                         self._take(step)
                         yield step
@@ -175,9 +186,9 @@ class Generation:
                 yield answer, None
 
     def _take(self, step: Step) -> None:
-        answer, delta = step
-        if delta is not None:
-            self._logprobs[answer.index] += map(_logprob, delta.logprobs)
+        answer, new = step
+        if isinstance(new, TextDelta):
+            self._logprobs[answer.index] += map(_logprob, new.delta.logprobs)
 
     async def whole(self) -> Response:
         """The response in one piece. Raises ApiError."""
@@ -185,19 +196,42 @@ class Generation:
             async for _ in steps:
                 pass
         choices = [self._choice(answer, 0, answer.text, ended=True) for answer in self._exchange.answers]
-        return Json(self._head() | {"choices": choices, "usage": self._exchange.usage()})
+        if self._speech is not None:
+            for choice, answer in zip(choices, self._exchange.answers, strict=True):
+                choice["speech"] = await self._speech.whole(answer)
+        told = {} if self._sampling.prompt_logprobs is None else {"prompt_logprobs": self._prompt_logprobs()}
+        return Json(self._head() | {"choices": choices, **told, "usage": self._exchange.usage()})
+
+    def _prompt_logprobs(self) -> list[dict[str, dict[str, Any]] | None]:
+        """Of each token of the prompt the log-probabilities by token id, in vLLM's shape; None of the first."""
+        return [
+            None
+            if math.isnan(token.logprob)
+            else {
+                str(each.token_id): {
+                    "logprob": max(each.logprob, LEAST_LOGPROB),
+                    "rank": each.rank,
+                    "decoded_token": each.token,
+                }
+                for each in (token, *token.top)
+            }
+            for token in self._exchange.answers[0].prompt_tokens
+        ]
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""
         options, head = self._request.stream_options or StreamOptions(), self._head()
         told = [0] * len(self._exchange.answers)  # tokens
         async with aclosing(self._steps()) as steps:
-            async for answer, delta in steps:
-                choice = self._choice(answer, told[answer.index], delta.text if delta else "", delta is None)
+            async for answer, new in steps:
+                text = new.delta.text if isinstance(new, TextDelta) else ""
+                choice = self._choice(answer, told[answer.index], text, new is None)
                 told[answer.index] = len(answer.token_ids)
+                if self._speech is not None and not isinstance(new, TextDelta | PromptTokens):
+                    choice["speech"] = self._speech.end(answer) if new is None else self._speech.delta(new)
                 if options.include_usage and options.continuous_usage_stats:
                     head["usage"] = self._exchange.usage()
-                if choice["token_ids"] or delta is None:
+                if choice["token_ids"] or "speech" in choice or new is None:
                     yield sse(head | {"choices": [choice]})
         if options.include_usage:
             yield sse(head | {"choices": [], "usage": self._exchange.usage()})
@@ -205,6 +239,8 @@ class Generation:
 
     def _head(self) -> dict[str, Any]:
         head: dict[str, Any] = {"request_id": self._id, "created": int(time.time())}
+        if self._speech is not None:
+            head["speech"] = self._speech.facts()
         return head | ({"prompt_token_ids": self._request.token_ids} if self._request.return_token_ids else {})
 
     def _choice(self, answer: WholeAnswer, begin: int, text: str, ended: bool) -> dict[str, Any]:
@@ -232,5 +268,5 @@ async def _unless(stop: "asyncio.Future[Any]", work: Coroutine[Any, Any, Result]
 
 
 def _logprob(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
-    entry: dict[str, Any] = {"token_id": token.token_id, "logprob": max(token.logprob, LEAST_LOGPROB)}
+    entry = {"token_id": token.token_id, "logprob": max(token.logprob, LEAST_LOGPROB), "rank": token.rank}
     return entry | {"top_logprobs": [_logprob(other) for other in token.top]}

@@ -9,7 +9,17 @@ from typing import Any
 import grpc
 
 from gateway.pipeline.balance import prompt_key
-from gateway.pipeline.events import AudioDelta, Event, EventBuffer, Finished, PromptRead, TextDelta, TextEnd
+from gateway.pipeline.event_buffer import EventBuffer
+from gateway.pipeline.events import (
+    AudioDelta,
+    CodesDelta,
+    Event,
+    Finished,
+    PromptRead,
+    PromptTokens,
+    TextDelta,
+    TextEnd,
+)
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.route import LOST, Lease, Route
@@ -55,7 +65,7 @@ def speech(speak: talker_pb2.SpeakStart) -> dict[str, Any]:
 
 async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> AsyncGenerator[tuple[int, Event], None]:
     """Runs `jobs` at the same time and yields (index of the job, event) as things happen: for each job PromptRead, then
-    TextDelta, TextEnd and AudioDelta, last Finished. Closing the iterator cancels every stage.
+    what is new of its answer, last Finished. Closing the iterator cancels every stage.
 
     Raises:
         StageError: of the first job that failed; all others are cancelled. Its `origin` is the kind of the stage that
@@ -174,8 +184,8 @@ class _Answer:
                 return
             self._prompt_read.set()
         else:
-            if isinstance(event, AudioDelta):
-                await self._prompt_read.wait()  # the stages' calls are read side by side: audio may be here first
+            if isinstance(event, AudioDelta | CodesDelta):
+                await self._prompt_read.wait()  # the stages' calls are read side by side: sound may be here first
             self._has_output = True
         await self._events.put(self._index, event)
 
@@ -191,8 +201,16 @@ def _event(stage: Stage, start: Any, response: Any) -> Event | None:
             return PromptRead(response.prompt)
         case "started" if start.HasField("text"):
             return PromptRead(thinker_pb2.PromptInfo(), start.text.text)
+        case "prompt_logprobs":
+            return PromptTokens(response.prompt_logprobs.tokens)
         case "delta":
             return TextDelta(response.delta)
+        case "frames":
+            codes = response.frames.tensor
+            if codes.dtype != tensor_pb2.DATA_TYPE_INT32 or len(codes.shape) != 2:
+                raise stage.fault(f"sent {tensor_pb2.DataType.Name(codes.dtype)} codes of shape {list(codes.shape)}")
+            numbers, groups = memoryview(codes.inline).cast("i").tolist(), codes.shape[1]
+            return CodesDelta([numbers[i : i + groups] for i in range(0, len(numbers), groups)]) if numbers else None
         case "audio":
             samples = response.audio.samples
             if samples.dtype != tensor_pb2.DATA_TYPE_INT16:

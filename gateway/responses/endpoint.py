@@ -18,7 +18,7 @@ from gateway.responses.exchange import Exchange
 from gateway.responses.listing import Page, listed, read_query
 from gateway.responses.output import Told
 from gateway.responses.responses import Responses, storing
-from gateway.responses.schema import ResponseRequest
+from gateway.responses.schema import InputTokensRequest, ResponseRequest
 from gateway.strict import NotNegative, Strict
 from services.common.rpc.errors import QueueFull
 
@@ -77,6 +77,25 @@ async def _stream(events: AsyncGenerator[Told, None]) -> AsyncGenerator[bytes, N
     async with aclosing(events) as told:
         async for event in told:
             yield named_sse(event)
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    openapi_extra=page(InputTokensRequest, "application/json", "the number of tokens", answered=("application/json",)),
+    response_model=None,
+)
+async def count_input_tokens(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Tokens of the prompt that a response would have, its media included, as the thinker reads them."""
+    request = await read_json(http, InputTokensRequest, gateway.settings.request_timeout_s)
+    request.background = request.stream = request.stream_options = None
+    stage = gateway.pipeline.output("text")
+    request.model = request.model or (stage and gateway.model_of(stage)) or ""
+    return await while_connected(http.receive, _count(http, request))
+
+
+async def _count(http: Request, request: ResponseRequest) -> Response:
+    exchange = await responses_of(http).ask(request, http.state.request_id, owner_of(http), http.state.log)
+    return Json({"object": "response.input_tokens", "input_tokens": await exchange.count()})
 
 
 @router.get("/v1/responses/{response_id}", response_model=None)

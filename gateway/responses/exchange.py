@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from gateway.gateway import Gateway
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.chat_requests import to_jobs
 from gateway.openai.schema import ChatCompletionRequest
-from gateway.pipeline.run import AudioDelta, Event, TextDelta, run
+from gateway.pipeline.events import AudioDelta, Event, PromptRead, TextDelta
+from gateway.pipeline.run import Job, run
 from gateway.responses import image_tool
 from gateway.responses.asked import Asked, Status, usage_of
 from gateway.responses.messages import Messages, chat_request, in_items_terms
@@ -88,6 +89,29 @@ class Exchange:
             for event in await self._give_up("failed"):
                 yield self._numbered(event)
         yield self._numbered({"type": f"response.{self.status}", "response": self.public()})
+
+    async def count(self) -> int:
+        """Tokens of its first prompt, as the thinker reads it; nothing is written. Raises ApiError."""
+        self._turns.append(Turn(self.asked, self._outputs))
+        while True:
+            try:
+                return await self._count()
+            except ApiError as error:
+                if error.code != "context_length_exceeded" or not self._shorten():
+                    raise
+
+    async def _count(self) -> int:
+        tokens, messages = 0, self._messages()
+        with self._in_own_terms(messages):
+            job = await self._job(self._chat(messages), self.asked.request_id)
+            start = job.starts["thinker"]
+            start.count_only = True
+            async with aclosing(self._run(replace(job, starts={"thinker": start}))) as events:
+                async for event in events:
+                    if isinstance(event, PromptRead):
+                        tokens = event.tokens.prompt_tokens
+        self.asked.log["prompt_tokens"] = tokens
+        return tokens
 
     async def cancelled(self) -> None:
         """It was cancelled, and its events have been closed: what there is of it is kept."""
@@ -196,25 +220,36 @@ class Exchange:
         return bool(self._context)
 
     async def _attempt(self, turn: Turn) -> AsyncGenerator[Told, None]:
-        messages, tools = self._messages(), self.asked.tools
-        with in_items_terms(messages, [*tools.places, tools.image_place]):
+        messages = self._messages()
+        with self._in_own_terms(messages):
             chat = self._chat(messages)
             number = len(self._turns) - 1
-            request_id = f"{self.asked.request_id}-{number}" if number else self.asked.request_id
-            left_s = max(0.0, self.asked.arrived + self._gateway.settings.request_timeout_s - time.monotonic())
-            try:
-                (job,) = await to_jobs(self._gateway, chat, request_id, self.asked.owner)
-                job = replace(job, conversation_id=self._conversation_id)
-                async with aclosing(run(self._gateway.pipeline, [job], left_s)) as events:
-                    async for _, event in events:
-                        self._observe(event)
-                        self.status = "in_progress"
-                        for told in (*self._created(), *turn.take(event)):
-                            yield told
-            except StageError as error:
-                raise from_error("gateway", error) from error
+            job = await self._job(chat, f"{self.asked.request_id}-{number}" if number else self.asked.request_id)
+            async with aclosing(self._run(job)) as events:
+                async for event in events:
+                    self._observe(event)
+                    self.status = "in_progress"
+                    for told in (*self._created(), *turn.take(event)):
+                        yield told
         for told in await asyncio.to_thread(lambda: list(turn.close(chat.audio_format))):
             yield told
+
+    def _in_own_terms(self, messages: Messages) -> AbstractContextManager[None]:
+        return in_items_terms(messages, [*self.asked.tools.places, self.asked.tools.image_place])
+
+    async def _job(self, chat: ChatCompletionRequest, request_id: str) -> Job:
+        (job,) = await to_jobs(self._gateway, chat, request_id, self.asked.owner)
+        return replace(job, conversation_id=self._conversation_id)
+
+    async def _run(self, job: Job) -> AsyncGenerator[Event, None]:
+        """What the stages bring. Raises ApiError."""
+        left_s = max(0.0, self.asked.arrived + self._gateway.settings.request_timeout_s - time.monotonic())
+        try:
+            async with aclosing(run(self._gateway.pipeline, [job], left_s)) as events:
+                async for _, event in events:
+                    yield event
+        except StageError as error:
+            raise from_error("gateway", error) from error
 
     def _messages(self) -> Messages:
         thinker = self._gateway.pipeline.info("thinker")

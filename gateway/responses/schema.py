@@ -132,3 +132,15 @@ class ResponseRequest(Ignored, ThinkerSampling):
     def wants_encrypted_reasoning(self) -> bool:
         """Whether thoughts are told in the form that clients send back."""
         return "reasoning.encrypted_content" in (self.include or ())
+
+
+class InputTokensRequest(ResponseRequest):
+    """A response whose prompt is to be counted. What says how it is written has no effect."""
+
+    model: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = Field(
+        default="", description="default: the one that writes"
+    )
+    input: Annotated[str | list[Any], BeforeValidator(lambda value: [] if value is None else value)] = Field(
+        default=[], description="a text, or items"
+    )
+    personality: Any = Field(default=None, description="accepted; without effect")

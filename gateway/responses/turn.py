@@ -90,7 +90,7 @@ class Turn:
             yield from output.close("incomplete" if self.is_cut_short else "completed")
 
     def _written(self, delta: thinker_pb2.GenerateDelta) -> Iterator[Told]:
-        self._logprobs += logprobs(delta)
+        self._logprobs += logprobs(delta.logprobs)
         if delta.reasoning:
             if self._thought is None:
                 self._thought = ReasoningOutput(len(self._outputs), self._asked.request.wants_encrypted_reasoning)

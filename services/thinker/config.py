@@ -54,6 +54,11 @@ class ThinkerSettings(StageSettings):
         default=None, description="none and no other: vLLM's speculative decoding would send a talker wrong states"
     )
     enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of prompts that begin alike")
+    prompt_logprobs: bool = Field(
+        default=False,
+        description="tell log-probabilities of prompts to requests that ask for them. A step of these takes up to "
+        "max_batched_tokens x vocabulary x 8 bytes more, which gpu_memory_utilization has to leave free",
+    )
     keep_embeddings: bool = Field(
         default=False,
         description="keep and offer hidden_states.0 too, the embeddings after the media were merged in: no stage of "

@@ -47,6 +47,7 @@ class Step:
         logprobs: for each of them vLLM's log-probabilities by token id: its own, and those of the alternatives asked
             for. Empty if none were asked for.
         finish_reason: "stop" or "length" in the last step, else None.
+        prompt_logprobs: the same for each token of the prompt but the first, in the step that has the first new token.
         cached_tokens: prompt tokens whose KV blocks the prefix cache had.
         scheduled: when the engine began with the request, first_token: when it sampled the first token
             (time.monotonic() seconds).
@@ -59,6 +60,7 @@ class Step:
     cached_tokens: int
     scheduled: float
     first_token: float
+    prompt_logprobs: "Sequence[Mapping[int, Logprob]]" = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class ThinkerEngine:
         dtype: that the model computes in, e.g. "bfloat16".
         device: kind of device that the model is on.
         max_context_tokens: longest prompt plus output.
+        kv_block_tokens, kv_blocks: tokens of a block of the KV cache, and its blocks.
         sampling_defaults: sampling parameters of the checkpoint's generation_config, by vLLM's names.
         renderer: vLLM's preprocessor of prompts.
         recorder: of vLLM's profiles.
@@ -108,6 +111,8 @@ class ThinkerEngine:
         self.dtype = str(llm.model_config.dtype).removeprefix("torch.")
         self.device: str = llm.vllm_config.device_config.device_type
         self.max_context_tokens: int = llm.model_config.max_model_len
+        self.kv_block_tokens: int = llm.vllm_config.cache_config.block_size
+        self.kv_blocks: int = llm.vllm_config.cache_config.num_gpu_blocks or 0
         self.sampling_defaults: dict[str, Any] = llm.model_config.get_diff_sampling_param()
         self.renderer: Any = llm.renderer
         self.recorder = VllmRecorder(llm)
@@ -286,4 +291,5 @@ def _step(output: "RequestOutput") -> Step:
         cached_tokens=output.num_cached_tokens or 0,
         scheduled=metrics.scheduled_ts if metrics else 0.0,
         first_token=metrics.first_token_ts if metrics else 0.0,
+        prompt_logprobs=[by_id for by_id in output.prompt_logprobs or () if by_id is not None],
     )

@@ -1,6 +1,7 @@
 """An answer on its way out: the engine's steps as messages to the client, and rows of tokens to the talker."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 TOKEN_IDS = "token_ids"
 _UNBOUNDED = 2**62
+_PROMPT_TOKENS_A_MESSAGE = 512  # some 0.5 MB with 20 alternatives each
 
 
 def offered_rows(kinds: Iterable[RowKind]) -> list[str]:
@@ -140,6 +142,18 @@ class DeltaWriter:
         self._thought = thought
         self.token_ids: list[int] = []
 
+    def prompt(self, token_ids: Sequence[int], step: Step, top: int) -> Iterator[thinker_pb2.PromptLogprobs]:
+        """The log-probabilities of the prompt's `token_ids`, with `top` alternatives each, if `step` has them."""
+        if not step.prompt_logprobs and len(token_ids) > 1:
+            return
+        for begin in range(0, len(token_ids), _PROMPT_TOKENS_A_MESSAGE):
+            message = thinker_pb2.PromptLogprobs()
+            for i in range(begin, min(begin + _PROMPT_TOKENS_A_MESSAGE, len(token_ids))):
+                by_id = step.prompt_logprobs[i - 1] if i else {}
+                best = _best(by_id, top)
+                message.tokens.append(self._logprob(token_ids[i], by_id, best))
+            yield message
+
     def delta(self, step: Step) -> thinker_pb2.GenerateDelta:
         """The message for `step`."""
         reasoning, text, token_ids = self._separated(step)
@@ -150,8 +164,7 @@ class DeltaWriter:
         self.token_ids += step.token_ids
         if self._top_logprobs is not None:  # vLLM adds the sampled token to the alternatives where it is not among them
             for token_id, by_id in zip(step.token_ids, step.logprobs, strict=False):
-                best = sorted(by_id, key=lambda i: by_id[i].rank or 0)[: self._top_logprobs]
-                message.logprobs.append(self._logprob(token_id, by_id, best))
+                message.logprobs.append(self._logprob(token_id, by_id, _best(by_id, self._top_logprobs)))
         return message
 
     def _separated(self, step: Step) -> tuple[str, str, list[int]]:
@@ -180,14 +193,20 @@ class DeltaWriter:
     def _logprob(
         self, token_id: int, by_id: "Mapping[int, Logprob]", top: Sequence[int] = ()
     ) -> thinker_pb2.TokenLogprob:
-        token_bytes = _token_bytes(self._tokenizer, token_id)
+        token_bytes, own = _token_bytes(self._tokenizer, token_id), by_id.get(token_id)
         return thinker_pb2.TokenLogprob(
             token_id=token_id,
             token=token_bytes.decode(errors="replace"),
             token_bytes=token_bytes,
-            logprob=by_id[token_id].logprob,
+            logprob=own.logprob if own else math.nan,
+            rank=own.rank if own else None,
             top=[self._logprob(alternative, by_id) for alternative in top],
         )
+
+
+def _best(by_id: "Mapping[int, Logprob]", count: int) -> list[int]:
+    """The `count` most likely of the tokens, best first: vLLM has that which was sampled among them, too."""
+    return sorted(by_id, key=lambda token_id: by_id[token_id].rank or 0)[:count]
 
 
 # A byte-level BPE vocabulary spells bytes as printable characters (GPT-2).

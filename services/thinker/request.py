@@ -30,6 +30,7 @@ _RANGES: dict[str, tuple[float, float, bool, str]] = {
     "max_tokens": (1, 2**31 - 1, True, "1 or more"),
     "min_tokens": (0, 2**31 - 1, True, "0 or more"),
     "top_logprobs": (0, MAX_TOP_LOGPROBS, True, f"0 to {MAX_TOP_LOGPROBS}"),
+    "prompt_logprobs": (0, MAX_TOP_LOGPROBS, True, f"0 to {MAX_TOP_LOGPROBS}"),
 }
 _ROLES = ("system", "user", "assistant", "tool")
 _KINDS: dict[int, MediaKind] = {

@@ -69,6 +69,11 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         lora: "LoRARequest | None",
     ) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
         engine, checkpoint = self.engine, self.engine.checkpoint
+        if start.count_only and output is not None:
+            raise InvalidInput("output_stream_id", "must be unset with count_only: there is nothing to stream")
+        if start.sampling.HasField("prompt_logprobs") and not self._settings.prompt_logprobs:
+            reason = "is for thinkers that were started with --prompt-logprobs=true; leave it out"
+            raise InvalidInput("sampling.prompt_logprobs", reason)
         tools, schema = read_tools(start)
         if tools and schema is None and not (checkpoint.tool_calls or engine.tool_parser):
             raise InvalidInput("tools[0]", "this model has no tools; leave them out")
@@ -83,6 +88,11 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
                 prompt_tokens=prompt_tokens, audio_tokens=prompt.audio_tokens, image_tokens=prompt.image_tokens
             )
         )
+        summary = thinker_pb2.GenerateSummary(prompt_tokens=prompt_tokens)
+        if start.count_only:
+            summary.timings.CopyFrom(call.timings.to_message())
+            yield thinker_pb2.GenerateResponse(summary=summary)
+            return
         parser = self._tool_parser(tools, is_forced=schema is not None)
         if isinstance(parser, NamedToolParser) and parser.reads_special_tokens:
             params.skip_special_tokens = False
@@ -95,13 +105,17 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
             if schema is not None:
                 forwarder.close()  # the answer is a call: there is nothing to speak
         subscription = forwarder.subscription() if forwarder else None
-        summary = thinker_pb2.GenerateSummary(prompt_tokens=prompt_tokens)
+        tells_prompt = start.sampling.HasField("prompt_logprobs")
         answer = engine.generate(start.request_id, prompt, params, subscription, priority=start.priority, lora=lora)
         async with aclosing(answer) as steps:
             async for step in steps:
                 if forwarder:
                     forwarder.add(step)
                 _mark(call, step)
+                if tells_prompt:
+                    tells_prompt = False
+                    for told in deltas.prompt(prompt.token_ids, step, start.sampling.prompt_logprobs):
+                        yield thinker_pb2.GenerateResponse(prompt_logprobs=told)
                 yield thinker_pb2.GenerateResponse(delta=deltas.delta(step))
                 if forwarder and deltas.has_calls:
                     forwarder.close()  # a named parser's calls may begin with another token
@@ -244,6 +258,8 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
                 input_modalities=list(engine.checkpoint.placeholders),
                 loras=loras(engine.adapters),
                 max_loras=settings.max_loras,
+                kv_block_tokens=engine.kv_block_tokens,
+                kv_blocks=engine.kv_blocks,
             ),
         )
 

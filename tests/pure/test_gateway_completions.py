@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.api_keys import new_key
-from services.common.rpc.errors import ContextTooLong, QueueFull
+from services.common.rpc.errors import ContextTooLong, InvalidInput, QueueFull
 from tests.pure.test_api_keys import bearer, entry, write
 from tests.support.gateway_stack import Running, running
+from tests.support.k8s_pool import METRICS
 from tests.support.media import png
 from tests.support.scripted_stages import PIECES
 
@@ -72,6 +74,59 @@ async def test_log_probabilities_are_lists(gateway: Running) -> None:
     chunks = [chunk["choices"][0] for chunk in events_of(response.text)]
     assert [token for chunk in chunks for token in chunk["logprobs"]["tokens"]] == list(PIECES)
     assert [at for chunk in chunks for at in chunk["logprobs"]["text_offset"]] == told.text_offset
+
+
+async def test_an_echoed_prompt_has_its_log_probabilities(gateway: Running) -> None:
+    gateway.scripts["thinker"].logprobs = True
+    whole = await gateway.openai.completions.create(**ASK, echo=True, logprobs=1, n=2)
+    for choice in whole.choices:
+        told = choice.logprobs
+        assert told is not None
+        assert choice.text == "".join(told.tokens or ()) == "Once" + TEXT
+        assert told.token_logprobs == [None, -1.0, -0.5, pytest.approx(-1 / 3), -0.5, -0.5, -0.5]
+        assert told.top_logprobs == [None, *[{"x": -0.125}] * 3, *[{"x": -0.5}] * 3]
+        assert told.text_offset == [0, 1, 2, 3, 4, 9, 11]
+    asked = [start.sampling.HasField("prompt_logprobs") for start in gateway.scripts["thinker"].requests]
+    assert sorted(asked) == [False, True]  # once for each prompt
+    body = ASK | {"echo": True, "logprobs": 1, "stream": True}
+    response = await gateway.http.post("/v1/completions", json=body)
+    chunks = [chunk["choices"][0] for chunk in events_of(response.text)]
+    assert "".join(chunk["text"] for chunk in chunks) == "Once" + TEXT
+    assert [value for chunk in chunks for value in chunk["logprobs"]["token_logprobs"]] == told.token_logprobs
+    assert [at for chunk in chunks for at in chunk["logprobs"]["text_offset"]] == told.text_offset
+    alone = await gateway.openai.completions.create(**ASK, logprobs=1)
+    assert alone.choices[0].logprobs is not None
+    assert alone.choices[0].logprobs.tokens == list(PIECES)
+
+
+async def test_prompts_of_ids_have_log_probabilities(gateway: Running) -> None:
+    asked = {"token_ids": [97, 98, 99], "sampling_params": {"prompt_logprobs": 1, "n": 2}}
+    whole = (await gateway.http.post("/inference/v1/generate", json=asked)).json()
+    first, *others = whole["prompt_logprobs"]
+    likely = {"logprob": -0.125, "rank": 1, "decoded_token": "x"}
+    assert first is None
+    assert others == [
+        {"98": {"logprob": -1.0, "rank": 2, "decoded_token": "b"}, "120": likely},
+        {"99": {"logprob": -0.5, "rank": 2, "decoded_token": "c"}, "120": likely},
+    ]
+    asked["sampling_params"]["prompt_logprobs"] = 0
+    assert [len(each or ()) for each in (await _generated(gateway, asked))["prompt_logprobs"]] == [0, 1, 1]
+    assert "prompt_logprobs" not in await _generated(gateway, IDS)
+
+
+async def _generated(gateway: Running, body: dict[str, Any]) -> dict[str, Any]:
+    return (await gateway.http.post("/inference/v1/generate", json=body)).raise_for_status().json()
+
+
+async def test_a_thinker_that_does_not_tell_them_is_named(gateway: Running) -> None:
+    gateway.scripts["thinker"].error = InvalidInput("sampling.prompt_logprobs", "are not told")
+    generate = IDS | {"sampling_params": {"prompt_logprobs": 1}}
+    complete = ASK | {"echo": True, "logprobs": 1}
+    named = [
+        (await gateway.http.post(path, json=body)).json()["error"]["message"]
+        for path, body in (("/inference/v1/generate", generate), ("/v1/completions", complete))
+    ]
+    assert named == ["sampling_params.prompt_logprobs: are not told", "echo: are not told"]
 
 
 async def test_what_benchmarks_send_is_taken(gateway: Running) -> None:
@@ -173,9 +228,10 @@ BAD = [
     ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
     ("/v1/completions", {"prompt": ["a"] * 129}, "prompt"),
     ("/v1/completions", {"n": 9}, "n"),
+    ("/v1/completions", {"prompt": ["a"] * 128, "n": 2, "seed": 2**63 - 129}, "seed"),
     ("/v1/completions", {"suffix": "x"}, "suffix"),
     ("/v1/completions", {"best_of": 2}, "best_of"),
-    ("/v1/completions", {"echo": True, "logprobs": 1}, "echo"),
+    ("/v1/completions", {"echo": True, "logprobs": 1, "stream": True, "n": 2}, "echo"),
     ("/v1/completions", {"stream_options": {}}, "stream_options"),
     ("/v1/completions", {"logprobs": 21}, "logprobs"),
     ("/v1/completions", {"max_tokens": 0}, "max_tokens"),
@@ -187,7 +243,12 @@ BAD = [
     ("/inference/v1/generate", {"features": {}}, "features"),
     ("/inference/v1/generate", {"cache_salt": "x"}, "cache_salt"),
     ("/inference/v1/generate", {"kv_transfer_params": {}}, "kv_transfer_params"),
-    ("/inference/v1/generate", {"sampling_params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs"),
+    ("/inference/v1/generate", {"sampling_params": {"prompt_logprobs": 21}}, "sampling_params.prompt_logprobs"),
+    (
+        "/inference/v1/generate",
+        {"sampling_params": {"prompt_logprobs": 1}, "stream": True},
+        "sampling_params.prompt_logprobs",
+    ),
     ("/inference/v1/generate", {"sampling_params": {"temperature": 3}}, "sampling_params.temperature"),
     ("/inference/v1/generate", {"content_parts": [IMAGE]}, "content_parts[0]"),
     ("/inference/v1/generate", {"content_parts": [{"type": "text"}]}, "content_parts[0].type"),
@@ -237,9 +298,13 @@ async def test_routers_read_vllms_gauges(gateway: Running) -> None:
     asking = [asyncio.create_task(gateway.http.post("/v1/completions", json=ASK)) for _ in range(2)]
     (replica,) = gateway.app.state.gateway.pipeline.output("text").replicas.values()
     await gateway.until(lambda: (replica.running, replica.queued) == (2, 3))
-    told = (await gateway.http.get("/metrics")).text.splitlines()
+    text = (await gateway.http.get("/metrics")).text
+    families = {family.name for family in text_string_to_metric_families(text)}
+    assert {name for name in families if name.startswith("vllm:")} == METRICS
+    told = text.splitlines()
     assert 'vllm:num_requests_running{model_name="scripted"} 2.0' in told
     assert 'vllm:num_requests_waiting{model_name="scripted"} 3.0' in told
     assert 'vllm:kv_cache_usage_perc{model_name="scripted"} 0.5' in told
+    assert 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0' in told
     thinker.go_on()
     await asyncio.gather(*asking)

@@ -68,8 +68,8 @@ def test_stage_fields_are_named_as_in_the_request(stage, field, expected):
 
 
 def test_logprobs_are_json_numbers():
-    delta = thinker_pb2.GenerateDelta(logprobs=[thinker_pb2.TokenLogprob(token="a", logprob=-float("inf"))])
-    assert logprobs(delta)[0]["logprob"] == -9999
+    token = thinker_pb2.TokenLogprob(token="a", logprob=-float("inf"))
+    assert logprobs([token])[0]["logprob"] == -9999
 
 
 def test_what_clients_send_back_is_read():

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.k8s_breaks import BREAKS, break_it
+from tests.support.k8s_breaks import BREAKS, POOL_BREAKS, break_it
 from tests.support.k8s_checks import amount, problems
 from tests.support.k8s_objects import PORTS, ROOT, Cluster, Object, pod_of, stages_of
+from tests.support.k8s_pool import pool_problems, split
 from tests.support.kustomize import WITH_TLS, build, copy_deployment, with_components
 
 K8S = ROOT / "deploy/k8s"
@@ -102,6 +103,37 @@ def test_a_server_of_text_has_the_thinker_alone(tmp_path, overlay, more, gpus):
     assert cluster.pipeline()["outputs"] == {"text": "thinker"}
     (container,) = pod_of(cluster.get("Deployment", "thinker"))["containers"]
     assert container["resources"]["limits"].get("nvidia.com/gpu") == gpus
+
+
+POOL_KINDS = ("InferencePool", "HTTPRoute")  # of definitions that a cluster has to install
+
+
+@pytest.fixture(scope="session")
+def pooled(tmp_path_factory) -> dict[str, list[Object]]:
+    folders = {name: with_components(tmp_path_factory.mktemp(name), name, ["inference-pool"]) for name in OVERLAYS}
+    return {name: build(folder) for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_inference_pool_is_added_to_an_overlay(pooled, overlay):
+    own, added = split(pooled[overlay])
+    assert problems(own) == []
+    assert pool_problems(pooled[overlay]) == []
+    kinds = [each["kind"] for each in added]
+    assert sorted(kinds) == sorted(
+        [*POOL_KINDS, "ConfigMap", "Deployment", "NetworkPolicy", "Role", "RoleBinding", "Service", "ServiceAccount"]
+    )
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for each in added:
+        if each["kind"] not in POOL_KINDS:
+            validate.validate(each, "1.32", strict=True)
+
+
+@pytest.mark.parametrize("what", POOL_BREAKS)
+def test_what_is_broken_in_a_pool_is_found(pooled, what):
+    objects = copy.deepcopy(pooled["scaled"])
+    break_it(objects, *POOL_BREAKS[what])
+    assert pool_problems(objects) != []
 
 
 def test_what_is_reached_from_outside_asks_for_keys(rendered):

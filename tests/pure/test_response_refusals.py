@@ -79,4 +79,6 @@ async def test_bad_input_is_named_and_the_rest_goes_on(gateway: Running, members
     status, named, message = await refusal(gateway, **members)
     assert (status, named) == (404 if param in ("conversation", "input[0].id") and "deleted" in message else 400, param)
     assert message.startswith(param)
+    if not members.keys() & {"background", "stream_options"}:  # which a count has no use for
+        assert await refusal(gateway, "/input_tokens", **members) == (status, named, message)
     assert (await create(gateway)).status == "completed"

@@ -15,6 +15,8 @@ from tests.support.kustomize import WITH_TLS, build, with_components
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 DIRECTORIES = ("overlays/cpu-demo", "overlays/single-gpu", "overlays/speech", "overlays/scaled", "monitoring")
 
+OTHERS = [("cpu-demo", ["speech"]), ("speech", ["ucx"]), ("scaled", ["inference-pool"])]
+
 
 def _by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
     """By kind and name, without the hashes in the names of generated ConfigMaps, which the two compute differently."""
@@ -37,7 +39,7 @@ def test_kubectl_renders_the_same(directory):
     assert rendered_alike(ROOT / "deploy/k8s" / directory)
 
 
-@pytest.mark.parametrize(("overlay", "components"), [*WITH_TLS, ("cpu-demo", ["speech"]), ("speech", ["ucx"])])
+@pytest.mark.parametrize(("overlay", "components"), [*WITH_TLS, *OTHERS])
 def test_kubectl_renders_the_same_with_components(tmp_path, overlay, components):
     assert rendered_alike(with_components(tmp_path, overlay, components))
 

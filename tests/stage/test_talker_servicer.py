@@ -155,6 +155,21 @@ async def test_a_streamed_answer_comes_back_on_the_output_stream(service: Servic
     assert summary.waited_for_text_ms > 0
 
 
+async def test_frames_of_an_output_stream_come_back_too_if_wanted(service: Service) -> None:
+    start = service.inline(output_stream_id="both", wants_frames=True)
+    speaking = asyncio.create_task(service.speak(start))
+    source = stream_pb2.StreamSource(address=service.address, stream_id="both")
+    frames = []
+    async with asyncio.timeout(GUARD_S), subscribe(source, "both", []) as messages:
+        async for message in messages:
+            if isinstance(message, Chunk):
+                frames += [rows.tensor.numpy() for rows in message.rows]
+    in_response, summary = await speaking
+    np.testing.assert_array_equal(in_response, service.answer.codes)
+    np.testing.assert_array_equal(np.concatenate(frames), service.answer.codes)
+    assert summary.frames == len(in_response)
+
+
 async def test_states_are_read_in_place_and_given_back_once_the_prompt_is_embedded(service: Service) -> None:
     prompt_positions = len(service.answer.prompt_ids)
     token_ids, *others = service.rows()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -39,6 +40,7 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     deltas: list[thinker_pb2.GenerateDelta] = field(default_factory=list)
+    prompt_tokens: list[thinker_pb2.TokenLogprob] = field(default_factory=list)
     prompt: thinker_pb2.PromptInfo = field(default_factory=thinker_pb2.PromptInfo)
     summary: thinker_pb2.GenerateSummary = field(default_factory=thinker_pb2.GenerateSummary)
 
@@ -72,6 +74,9 @@ class Client:
                     answer.prompt = response.prompt
                 elif response.WhichOneof("message") == "summary":
                     answer.summary = response.summary
+                elif response.WhichOneof("message") == "prompt_logprobs":
+                    assert not answer.deltas
+                    answer.prompt_tokens += response.prompt_logprobs.tokens
                 else:
                     answer.deltas.append(response.delta)
                     answer.text += response.delta.text
@@ -101,6 +106,7 @@ async def serving(
     address = f"127.0.0.1:{free_port()}"
     flags = f"--model {model} --port {address.rpartition(':')[2]} --dtype float32 --block-size 32"
     flags += f" --kv-cache-bytes {48 << 20} --max-running-requests 8 --max-context-tokens 1024 --max-audio-s 5"
+    flags += " --prompt-logprobs=true"
     with log.open("wb") if log else contextlib.nullcontext() as output:
         command = [sys.executable, "-m", "services.thinker", *flags.split()]
         environment = {**os.environ, **(environment or {})}
@@ -149,9 +155,20 @@ async def test_a_start_by_id_asks_the_hub_for_no_file_twice(client: Client, hub:
         server_info_pb2.GetServerInfoRequest()
     )
     assert info.model == hub.model
+    assert info.thinker.kv_blocks * info.thinker.kv_block_tokens > info.thinker.max_context_tokens
     requests = hub.about_model(hub.log)
     assert ("GET", "tokenizer_config.json") in requests
     assert set(requests.values()) == {1}, requests
+
+
+async def test_a_prompt_is_counted_and_nothing_is_written(client: Client) -> None:
+    whole = await client.generate(client.start("hello", sampling={"max_tokens": 2}))
+    counted = await client.generate(client.start("hello", count_only=True))
+    assert counted.summary.prompt_tokens == whole.summary.prompt_tokens > 0
+    assert (counted.token_ids, counted.text, counted.summary.completion_tokens) == ([], "", 0)
+    with pytest.raises(InvalidInput) as refused:
+        await client.generate(client.start("hello", count_only=True, output_stream_id="counted"))
+    assert refused.value.field == "output_stream_id"
 
 
 async def test_an_answer_is_streamed_token_by_token(client: Client) -> None:
@@ -236,6 +253,25 @@ async def test_sampling_is_passed_on(client: Client) -> None:
     entries = [entry for delta in logged.deltas for entry in delta.logprobs]
     assert [entry.token_id for entry in entries] == logged.token_ids
     assert all(entry.top[0].token_id == entry.token_id and len(entry.top) >= 2 for entry in entries)
+
+
+async def test_log_probabilities_of_a_prompt_are_those_that_it_was_written_with(client: Client) -> None:
+    asked = client.start("go on " * 40, sampling={"max_tokens": 6, "top_logprobs": 2, "ignore_eos": True})
+    written = await client.generate(asked)
+    entries = [entry for delta in written.deltas for entry in delta.logprobs]
+    before = (await client.stub.Tokenize(thinker_pb2.TokenizeRequest(messages=asked.messages))).token_ids
+    ids = thinker_pb2.TokenIds(ids=[*before, *written.token_ids])
+    sampling = {"max_tokens": 1, "prompt_logprobs": 2}
+    read = await client.generate(client.start(messages=[], prompt={"token_ids": ids}, sampling=sampling))
+    assert [token.token_id for token in read.prompt_tokens] == list(ids.ids)
+    assert read.summary.cached_tokens == 0  # what the cache has was not computed, and has no probabilities
+    first, *others = read.prompt_tokens
+    assert math.isnan(first.logprob)
+    assert not first.top
+    assert all(token.logprob <= 0 and len(token.top) == 2 for token in others)
+    for told, entry in zip(others[-len(entries) :], entries, strict=True):
+        assert (told.token, told.rank, told.top[0].token_id) == (entry.token, 1, entry.token_id)
+        assert told.logprob == pytest.approx(entry.logprob, abs=1e-3)
 
 
 async def test_structure_and_forced_tool_calls(client: Client) -> None:

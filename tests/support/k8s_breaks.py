@@ -82,6 +82,41 @@ BREAKS: dict[str, tuple[str, Any]] = {
     "a namespace": ("Service talker metadata namespace", "default"),
 }
 
+# The same of components/inference-pool.
+POOL_BREAKS: dict[str, tuple[str, Any]] = {
+    "a selector of another's pods": ("InferencePool quartet spec selector matchLabels COMPONENT", "thinker"),
+    "a port of no pod": ("InferencePool quartet spec targetPorts 0 number", 8080),
+    "a picker of another name": ("InferencePool quartet spec endpointPickerRef name", "epp"),
+    "a picker's port": ("InferencePool quartet spec endpointPickerRef port number", 9003),
+    "a failure mode": ("InferencePool quartet spec endpointPickerRef failureMode", "Open"),
+    "a field of an older pool": ("InferencePool quartet spec targetPortNumber", 8000),
+    "a pool of another name": ("HTTPRoute quartet spec rules 0 backendRefs 0 name", "pool"),
+    "a path that the picker cannot read": ("HTTPRoute quartet spec rules 0 matches 0 path value", "/v1/audio/speech"),
+    "a request without a body": ("HTTPRoute quartet spec rules 0 matches 0 method", "GET"),
+    "a path for the inside": ("HTTPRoute quartet spec rules 1 matches 0 path value", "/"),
+    "a Service's port": ("HTTPRoute quartet spec rules 1 backendRefs 0 port", 80),
+    "a picker of another pool": ("Deployment endpoint-picker FIRST args 0", "--pool-name=other"),
+    "a configuration elsewhere": ("Deployment endpoint-picker FIRST volumeMounts 0 mountPath", "/etc/config"),
+    "a probe's port": ("Deployment endpoint-picker FIRST readinessProbe grpc port", 9002),
+    "an image that changes": ("Deployment endpoint-picker FIRST image", "picker:main"),
+    "an experiment that is refused": ("Deployment endpoint-picker FIRST args 3", "--allow-experimental-plugins=false"),
+    "root": ("Deployment endpoint-picker POD securityContext runAsNonRoot", False),
+    "a capability": ("Deployment endpoint-picker FIRST securityContext capabilities", {}),
+    "a namespace that it does not know": ("Deployment endpoint-picker FIRST env", []),
+    "an account that is not there": ("Deployment endpoint-picker POD serviceAccountName", "default"),
+    "a Service's pods": ("Service endpoint-picker spec selector app.kubernetes.io/name", "quartet"),
+    "a Service's target": ("Service endpoint-picker spec ports 0 targetPort", "http"),
+    "a binding to nobody": ("RoleBinding endpoint-picker subjects 0 name", "picker"),
+    "a binding in another namespace": ("RoleBinding endpoint-picker subjects 0 namespace", "default"),
+    "a role that is not there": ("RoleBinding endpoint-picker roleRef name", "picker"),
+    "pods that it may not watch": ("Role endpoint-picker rules 0 resources", ["services"]),
+    "a right to write": ("Role endpoint-picker rules 0 verbs", ["get", "watch", "list", "delete"]),
+    "a policy for others": ("NetworkPolicy endpoint-picker spec podSelector", {}),
+    "metrics out of reach": ("NetworkPolicy endpoint-picker spec egress 0 ports 0 port", 9090),
+    "an API server out of reach": ("NetworkPolicy endpoint-picker spec egress 1 ports 0 port", 80),
+    "proxies that do not reach it": ("NetworkPolicy endpoint-picker spec ingress 0 ports 0 port", 9003),
+}
+
 
 def break_it(objects: list[Object], where: str, to: Any) -> None:
     """Changes one value in `objects`."""

@@ -46,9 +46,9 @@ def kinds(events: Sequence[dict[str, Any]]) -> list[str]:
     return [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
 
 
-async def refusal(gateway: Running, **members: Any) -> tuple[int, str | None, str]:
-    """(status, param, message) of the error that a body gets."""
-    response = await gateway.http.post("/v1/responses", json={"model": "scripted", "input": "hi"} | members)
+async def refusal(gateway: Running, path: str = "", **members: Any) -> tuple[int, str | None, str]:
+    """(status, param, message) of the error that a body gets; `path` is what follows /v1/responses."""
+    response = await gateway.http.post(f"/v1/responses{path}", json={"model": "scripted", "input": "hi"} | members)
     error = response.json()["error"]
     return response.status_code, error["param"], error["message"]
 

@@ -1,9 +1,10 @@
 """Stages that follow a script: real gRPC servers with the real services, but no model behind them."""
 
 import asyncio
+import math
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from quartet.v1 import (
     encoder_pb2_grpc,
     server_info_pb2,
     server_info_pb2_grpc,
+    stream_pb2,
     talker_pb2,
     talker_pb2_grpc,
     tensor_pb2,
@@ -38,6 +40,7 @@ HOST = f"127.{os.getpid() // 65536 % 250 + 1}.{os.getpid() // 256 % 256}.{os.get
 SAMPLE_RATE_HZ = 16000
 SAMPLES_PER_FRAME = 1280
 PCM16 = np.arange(3 * SAMPLES_PER_FRAME, dtype="<i2").tobytes()
+CODES = [[1, 2], [3, 4], [5, 6]]  # frames of the talker
 PIECES = ("Hello", ", ", "world")
 VOICES = ["chelsie", "ethan"]
 DIT_STEPS = 4
@@ -226,11 +229,23 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
         prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4)
         outputs = [
             thinker_pb2.GenerateResponse(prompt=prompt),
-            *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas)),
+            *(thinker_pb2.GenerateResponse(prompt_logprobs=told) for told in _prompt_logprobs(start)),
+            *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas) if not start.count_only),
             thinker_pb2.GenerateResponse(summary=summary),
         ]
         async for output in self.script.play(start, outputs, context):
             yield output
+
+
+def _prompt_logprobs(start: thinker_pb2.GenerateStart) -> Iterator[thinker_pb2.PromptLogprobs]:
+    """A message for each character or id, likelier from one to the next."""
+    if start.sampling.HasField("prompt_logprobs"):
+        for i, token_id in enumerate(map(ord, start.prompt.text) if start.prompt.text else start.prompt.token_ids.ids):
+            token = thinker_pb2.TokenLogprob(token_id=token_id, token=chr(token_id), logprob=-1 / i if i else math.nan)
+            token.rank = 2 if i else 0
+            for _ in range(start.sampling.prompt_logprobs if i else 0):
+                token.top.add(token_id=120, token="x", logprob=-0.125, rank=1)
+            yield thinker_pb2.PromptLogprobs(tokens=[token])
 
 
 class Talker(talker_pb2_grpc.TalkerServiceServicer):
@@ -241,10 +256,10 @@ class Talker(talker_pb2_grpc.TalkerServiceServicer):
         request = (await anext(request_iterator)).start
         end = talker_pb2.SPEECH_END_STOP
         summary = talker_pb2.SpeakSummary(frames=3, end=end, timings=TIMINGS, text_tokens=4)
-        outputs = [
-            talker_pb2.SpeakResponse(started=talker_pb2.SpeakStarted(speaker=request.speaker)),
-            talker_pb2.SpeakResponse(summary=summary),
-        ]
+        outputs = [talker_pb2.SpeakResponse(started=talker_pb2.SpeakStarted(speaker=request.speaker))]
+        if request.wants_frames or not request.output_stream_id:
+            outputs += [talker_pb2.SpeakResponse(frames=_codes(first, end)) for first, end in ((0, 2), (2, len(CODES)))]
+        outputs.append(talker_pb2.SpeakResponse(summary=summary))
 
         async def listen() -> None:
             async for more in request_iterator:
@@ -259,6 +274,12 @@ class Talker(talker_pb2_grpc.TalkerServiceServicer):
                     yield output
         finally:
             listening.cancel()
+
+
+def _codes(first: int, end: int) -> stream_pb2.Rows:
+    codes = np.array(CODES[first:end], np.int32)
+    tensor = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_INT32, shape=codes.shape, inline=codes.tobytes())
+    return stream_pb2.Rows(name="codes", first_position=first, tensor=tensor)
 
 
 class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
@@ -350,6 +371,7 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         self.revision = 0
         self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
         self.info.thinker.input_modalities.extend(["audio", "image"])
+        self.info.thinker.kv_block_tokens, self.info.thinker.kv_blocks = 16, 100
         if stage == "dit":
             self.info.model = "scripted-dit"
             self.info.dit.CopyFrom(PICTURES)
@@ -358,7 +380,7 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         elif stage == "talker":
             self.info.talker.speakers.extend(VOICES)
             self.info.talker.max_context_positions, self.info.talker.reads_text = 4096, True
-            self.info.talker.takes_instructions = True
+            self.info.talker.takes_instructions, self.info.talker.num_code_groups = True, len(CODES[0])
         elif stage == "code2wav":
             self.info.code2wav.sample_rate_hz = SAMPLE_RATE_HZ
             self.info.code2wav.samples_per_frame = SAMPLES_PER_FRAME

@@ -67,6 +67,7 @@ def test_a_picture_is_beside_its_placeholder(stack: Stack) -> None:
     [
         ("/v1/completions", {"prompt": [2**31 - 1]}, "prompt"),
         ("/v1/completions", {"prompt": "sea " * 20_000}, "prompt"),
+        ("/v1/completions", {"prompt": "sea", "echo": True, "logprobs": 1}, "echo"),
         ("/inference/v1/generate", {"token_ids": [2**31 - 1]}, "token_ids"),
         ("/detokenize", {"tokens": [2**31 - 1]}, "tokens"),
         ("/tokenize", {"messages": SAID, "chat_template_kwargs": {"chat_template": "x"}}, None),

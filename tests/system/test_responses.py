@@ -8,6 +8,7 @@ import numpy as np
 import openai
 import pytest
 
+from tests.support.media import png
 from tests.support.stack import Stack, until
 
 pytestmark = pytest.mark.e2e
@@ -50,6 +51,17 @@ def test_two_turns_are_those_of_a_chat(stack: Stack, client: Any) -> None:
     assert deltas == second.output_text
     assert (first.status, second.usage.output_tokens) == ("incomplete", 12)
     assert second.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_input_tokens_are_those_that_a_response_has(stack: Stack, client: Any) -> None:
+    picture = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+    parts = [{"type": "input_image", "image_url": picture}, {"type": "input_text", "text": FIRST}]
+    asked = {"model": stack.model, "instructions": "Be brief.", "tools": [{"type": "function", **LAMP}]}
+    asked["input"] = [{"role": "user", "content": parts}]
+    counted = client.responses.input_tokens.count(**asked).input_tokens
+    assert client.responses.create(max_output_tokens=1, **asked).usage.input_tokens == counted
+    plain = client.responses.input_tokens.count(model=stack.model, input=FIRST).input_tokens
+    assert 0 < plain < counted
 
 
 def test_the_sound_is_that_of_a_chat(stack: Stack, client: Any) -> None:

@@ -24,7 +24,7 @@ _CONFIG_FILES = (
 # Who wrote the file, not what the model is.
 _NOTES = ("_name_or_path", "transformers_version", "_diffusers_version")
 # What a process can take in, by its memory: not what it makes of a request.
-_LIMITS = ("max_context_tokens", "max_context_positions")
+_LIMITS = ("max_context_tokens", "max_context_positions", "kv_block_tokens", "kv_blocks")
 # What comes and goes while a stage of the kind serves.
 _PASSING = {"thinker": ("loras",)}
 

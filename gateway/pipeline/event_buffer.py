@@ -1,0 +1,86 @@
+"""What has happened to a request and its client has not been told yet."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from gateway.pipeline.events import AudioDelta, Event, TextDelta
+from quartet.v1 import thinker_pb2
+
+# Events that may wait for a slow client. Beyond, the stages' streams are not read, which slows the stages down.
+_MAX_WAITING = 64
+# Sound that waits is told in pieces of no more: clients read events line by line, and some bound a line.
+_MAX_JOINED_BYTES = 32 * 1024
+
+
+class EventBuffer:
+    """Events of several answers on their way to one client. Of those that wait, neighbours that can be told as one are
+    joined: text with text, sound with sound. So a client, or a gateway, that is behind has the less to do."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Event]] = deque()
+        self._count = 0  # that were put since the last was taken
+        self._came: asyncio.Future[None] | None = None  # the one reader waits
+        self._room: deque[asyncio.Future[None]] = deque()  # writers wait
+
+    async def put(self, index: int, event: Event) -> None:
+        """Adds an event of answer `index`; waits while too many wait to be taken."""
+        while self._count >= _MAX_WAITING:
+            room = asyncio.get_running_loop().create_future()
+            self._room.append(room)
+            await room
+        self._count += 1
+        last = self._waiting[-1] if self._waiting else None
+        joined = _joined(last[1], event) if last is not None and last[0] == index else None
+        if joined is None:
+            self._waiting.append((index, event))
+        else:
+            self._waiting[-1] = (index, joined)
+        self.wake()
+
+    def take(self) -> tuple[int, Event] | None:
+        """(index of the answer, event) of the first that waits; None: there is none."""
+        if not self._waiting:
+            return None
+        first = self._waiting.popleft()
+        self._count = len(self._waiting)
+        while self._room:
+            _end(self._room.popleft())
+        return first
+
+    def wake(self, *_: object) -> None:
+        """Ends the reader's `wait`."""
+        if self._came is not None:
+            _end(self._came)
+
+    async def wait(self, over: Callable[[], bool]) -> None:
+        """Returns when there is an event, or at a `wake` after which `over` is true."""
+        while not self._waiting and not over():
+            self._came = asyncio.get_running_loop().create_future()
+            try:
+                await self._came
+            finally:
+                self._came = None
+
+
+def _end(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _joined(before: Event, event: Event) -> Event | None:
+    """Both as one; None where that says something else, or is too large."""
+    match before, event:
+        case TextDelta(first), TextDelta(second):
+            if first.tool_calls or second.tool_calls or (first.text and second.reasoning):
+                return None
+            both = thinker_pb2.GenerateDelta(
+                text=first.text + second.text, reasoning=first.reasoning + second.reasoning
+            )
+            for delta in (first, second):
+                both.token_ids.extend(delta.token_ids)
+                both.logprobs.extend(delta.logprobs)
+            return TextDelta(both)
+        case AudioDelta(first), AudioDelta(second) if len(first) + len(second) <= _MAX_JOINED_BYTES:
+            return AudioDelta(first + second)
+    return None
