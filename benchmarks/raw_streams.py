@@ -34,7 +34,8 @@ class _Protocol(asyncio.Protocol):
     def __init__(self, stream: Stream, request: bytes, first: bytes) -> None:
         self._stream, self._request, self._first = stream, request, first
 
-    def connection_made(self, transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -44,7 +45,7 @@ class _Protocol(asyncio.Protocol):
         if stream.ttft_s is None and self._first in data:
             stream.ttft_s = time.perf_counter() - stream.sent_s
 
-    def connection_lost(self, exc) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._stream.done_s = time.perf_counter()
         self._stream.ended.set()
 

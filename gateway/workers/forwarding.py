@@ -1,9 +1,11 @@
 """Requests that one process cannot answer alone: what the first one keeps, and what all of them know a part of."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from typing import Any
 
 import httpx
+import structlog
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -28,6 +30,10 @@ _FIRST = 0
 _TOGETHER = {"/metrics": together.metrics, "/v1/quartet/trace/": together.trace}
 _OF_ONE_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer"}
 _CONNECT_S = 5.0
+# As many as come; an idle connection is left before the other side closes it, which it does after 5 s.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
+
+log = structlog.get_logger()
 
 
 class Forwarding:
@@ -60,7 +66,7 @@ class Forwarding:
     def _to(self, number: int) -> httpx.AsyncClient:
         """A client of process `number`."""
         if number not in self._clients:
-            transport = httpx.AsyncHTTPTransport(uds=str(self._worker.socket_of(number)))
+            transport = httpx.AsyncHTTPTransport(uds=str(self._worker.socket_of(number)), limits=_LIMITS)
             timeout = httpx.Timeout(None, connect=_CONNECT_S)
             self._clients[number] = httpx.AsyncClient(base_url="http://worker", transport=transport, timeout=timeout)
         return self._clients[number]
@@ -94,6 +100,8 @@ class Forwarding:
             async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+        except httpx.TransportError as error:  # its client sees that it is cut short
+            log.error("the first worker's answer broke off", path=scope["path"], error=str(error))
         finally:
             await answer.aclose()
 
@@ -129,7 +137,7 @@ class _Client:
             pass
 
 
-async def _while_client_is_there(work, client: _Client) -> None:
+async def _while_client_is_there(work: Coroutine[Any, Any, None], client: _Client) -> None:
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(client.gone())
     try:
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)

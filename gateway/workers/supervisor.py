@@ -70,4 +70,5 @@ def _processes(workers: list[Worker]) -> Iterator[dict[Worker, subprocess.Popen[
 
 
 def _start(worker: Worker) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "gateway", *sys.argv[1:]], env=worker.environment)
+    command = [sys.executable, *sys.orig_argv[1:]]  # with Python's own flags, such as -P
+    return subprocess.Popen(command, env=worker.environment)

@@ -69,6 +69,16 @@ def test_speech_of_another_family_beside_transformers(tmp_path: Path):
         assert figures["audio_s_per_s"] > 0
 
 
+@pytest.mark.long
+def test_what_the_gateway_costs():
+    """It ends with an error if an answer broke off."""
+    load = ["--rounds", "1", "--requests", "4", "--concurrency", "2", "--rate", "4", "--rate-s", "2", "--idle-s", "1"]
+    answers = ["--tokens", "4", "--sound-s", "2", "--microphones", "1", "--microphone-s", "1"]
+    output = _run("gateway_cost.py", *load, *answers, "--flag=--workers=2", "--cores", "2")
+    for figure in ("idle", "spoken", "text answer", "microphone", "TTFT ms p50"):
+        assert figure in output
+
+
 @pytest.mark.e2e
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["qwen3-omni", "qwen2.5-omni"])

@@ -108,7 +108,7 @@ async def test_several_processes_are_one_gateway(gateway: Gateway):
     address = gateway.url.replace("http", "ws", 1) + "/v1/realtime"
     for _ in range(TRIES // 4):
         async with connect(address, additional_headers={"authorization": f"Bearer {secret}"}) as socket:
-            assert "session.created" in await socket.recv()
+            assert "session.created" in str(await socket.recv())
     with pytest.raises(InvalidStatus):
         await connect(address, additional_headers={"authorization": f"Bearer {secret[:-1]}"})
 
