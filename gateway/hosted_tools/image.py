@@ -12,6 +12,7 @@ import numpy as np
 
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
+from gateway.hosted_tools.events import Failed, Generating, Painted, PaintEvent
 from gateway.hosted_tools.schema import IMAGE_TOOL, ImageTool
 from gateway.media.check import MediaFile
 from gateway.openai.diffusion import ImageRequest
@@ -72,46 +73,6 @@ def _request(tool: ImageTool, prompt: str, shows: bool) -> ImageRequest:
     members = {name: getattr(tool, name) for name in _MEMBERS}
     previews = {"stream": True, "partial_images": tool.partial_images} if shows else {}
     return validated(ImageRequest, {"prompt": prompt, **members, **previews})
-
-
-@dataclass(frozen=True)
-class Generating:
-    """A stage works on the picture."""
-
-
-@dataclass(frozen=True)
-class Painted:
-    """A picture, or a preview of one.
-
-    Attributes:
-        image_base64: the file.
-        facts: what it is, in OpenAI's names, which is not always what was asked for.
-        preview: its number among the previews; None: the picture itself.
-    """
-
-    image_base64: str
-    facts: dict[str, str]
-    preview: int | None = None
-
-    @property
-    def url(self) -> str:
-        """The file as a data URL."""
-        return picture_url(self.image_base64, self.facts["output_format"])
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The picture cannot be made."""
-
-    error: ApiError
-
-
-PaintEvent = Generating | Painted | Failed
-
-
-def picture_url(image_base64: str, file_format: str) -> str:
-    """A picture as a data URL."""
-    return f"data:image/{file_format};base64,{image_base64}"
 
 
 @dataclass(frozen=True)

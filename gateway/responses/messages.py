@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import ApiError, invalid
-from gateway.hosted_tools.image import MADE, NOT_MADE, picture_url
+from gateway.hosted_tools.events import picture_url
+from gateway.hosted_tools.image import MADE, NOT_MADE
 from gateway.hosted_tools.schema import IMAGE_TOOL
 from gateway.openai import content
 from gateway.openai.schema import (

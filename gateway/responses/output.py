@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.hosted_tools.image import Failed, Generating, Painted, PaintEvent
+from gateway.hosted_tools.events import Failed, Generating, Painted, PaintEvent
 from gateway.responses.items import new_id
 from gateway.responses.messages import sealed
 from gateway.responses.parts import Item
