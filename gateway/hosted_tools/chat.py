@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import ApiError, from_error, invalid
@@ -12,6 +11,7 @@ from gateway.gateway import Gateway
 from gateway.hosted_tools import image
 from gateway.hosted_tools.events import Failed, NextTurn, Painted, PaintEvent
 from gateway.hosted_tools.schema import IMAGE_TOOL, ImageTool
+from gateway.hosted_tools.turns import Turn, sum_of
 from gateway.openai import content
 from gateway.openai.chat_requests import to_jobs
 from gateway.openai.schema import ChatCompletionRequest, NamedFunction, ToolChoice
@@ -20,7 +20,6 @@ from quartet.v1 import thinker_pb2
 from services.common.rpc.errors import StageError
 
 _MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
-_SUMS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
 
 def wants_pictures(gateway: Gateway, request: ChatCompletionRequest) -> bool:
@@ -37,48 +36,6 @@ def wants_pictures(gateway: Gateway, request: ChatCompletionRequest) -> bool:
 
 def _has_images(message: content.AssistantMessage) -> bool:
     return bool(message.images) or any(isinstance(part, content.ImagePart) for part in message.content or ())
-
-
-@dataclass
-class _Turn:
-    """One answer of the thinker, as far as it has come.
-
-    Attributes:
-        text: of it.
-        reasoning: the thought before it.
-        pictures: calls of image_generation, by their index: arguments as the model wrote them.
-        calls: the client's functions, by the thinker's index of the call: its index in what the client is told.
-        end: the stages' summaries, once it has finished.
-    """
-
-    text: str = ""
-    reasoning: str = ""
-    pictures: dict[int, str] = field(default_factory=dict)
-    calls: dict[int, int] = field(default_factory=dict)
-    end: Finished = field(default_factory=Finished)
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether the most tokens ended it."""
-        return self.end.thinker is not None and self.end.thinker.finish_reason == thinker_pb2.FINISH_REASON_LENGTH
-
-    def take(self, delta: thinker_pb2.GenerateDelta) -> thinker_pb2.GenerateDelta:
-        """Counts it in. What the client is told of it: all but the calls that run here."""
-        self.text += delta.text
-        self.reasoning += delta.reasoning
-        told = thinker_pb2.GenerateDelta()
-        told.CopyFrom(delta)
-        del told.tool_calls[:]
-        for call in delta.tool_calls:
-            if call.name == IMAGE_TOOL:
-                self.pictures[call.index] = ""
-            if call.index in self.pictures:
-                self.pictures[call.index] += call.arguments_json
-                continue
-            own = told.tool_calls.add()
-            own.CopyFrom(call)
-            own.index = self.calls.setdefault(call.index, len(self.calls))
-        return told
 
 
 class PaintingChat:
@@ -107,7 +64,7 @@ class PaintingChat:
     ) -> None:
         self._gateway, self._request, self._request_id = gateway, request, request_id
         self._owner, self._deadline, self._log = owner, deadline, log
-        self._turns: list[_Turn] = []
+        self._turns: list[Turn] = []
         self._calls = self._paintings = 0  # of the conversation; of this answer
         self._last_picture: str | None = None
         self._messages: list[Any] = []
@@ -188,7 +145,7 @@ class PaintingChat:
             ApiError: as of any chat.
         """
         while True:
-            self._turns.append(turn := _Turn())
+            self._turns.append(turn := Turn())
             async with aclosing(self._answer(turn)) as told:
                 async for event in told:
                     yield 0, event
@@ -204,9 +161,9 @@ class PaintingChat:
                         yield 0, event
             if turn.calls or self._paintings > image.MAX_CALLS:
                 break
-        yield 0, self._end()
+        yield 0, sum_of(self._turns)
 
-    async def _answer(self, turn: _Turn) -> AsyncGenerator[Event | NextTurn, None]:
+    async def _answer(self, turn: Turn) -> AsyncGenerator[Event | NextTurn, None]:
         """The thinker's next turn, but for its end. Raises ApiError."""
         number = len(self._turns) - 1
         name = f"{self._request_id}-{number}" if number else self._request_id
@@ -261,22 +218,6 @@ class PaintingChat:
                 elif isinstance(event, Failed):
                     self._result(place, call_id, image.NOT_MADE + event.error.message, None)
                 yield event
-
-    def _end(self) -> Finished:
-        """The stages' summaries: tokens and frames of all turns together, the rest of the last."""
-        ends = [turn.end for turn in self._turns]
-        thinker, last = thinker_pb2.GenerateSummary(), self._turns[-1]
-        summaries = [end.thinker for end in ends if end.thinker is not None]
-        thinker.CopyFrom(summaries[-1])
-        for name in _SUMS:
-            setattr(thinker, name, sum(getattr(summary, name) for summary in summaries))
-        if last.pictures and not last.calls and not last.is_cut_short:
-            thinker.finish_reason = thinker_pb2.FINISH_REASON_STOP
-        talker = next((end.talker for end in reversed(ends) if end.talker is not None), None)
-        if talker is not None:
-            talker.frames = sum(end.talker.frames for end in ends if end.talker is not None)
-        code2wav = next((end.code2wav for end in reversed(ends) if end.code2wav is not None), None)
-        return Finished(thinker, talker, code2wav)
 
     @contextmanager
     def _in_request_terms(self) -> Iterator[None]:
