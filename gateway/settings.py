@@ -68,7 +68,7 @@ class GatewaySettings(TlsSettings):
     max_speech_characters: int = Field(default=50_000, ge=1, description="longest text of a request to speak it")
     hosted_tools: Annotated[list[Literal["image_generation"]], NoDecode, BeforeValidator(words)] = Field(
         default=[],
-        description="tools that the gateway runs itself in chats, where a request has them, commas between them: "
+        description="tools that the gateway runs itself in chats and realtime sessions that ask for them, commas between them: "
         "image_generation; /v1/responses has it without this",
     )
     max_realtime_sessions: int = Field(

@@ -100,7 +100,7 @@ class Response:
     @property
     def played_at(self) -> float:
         """The `time.monotonic()` at which the client has played what it says, if it plays at once; 0: it is silent."""
-        return self._message.played_at if self._message is not None else 0.0
+        return max((each.played_at for each in self._outputs if isinstance(each, MessageOutput)), default=0.0)
 
     @property
     def head_start_s(self) -> float:
