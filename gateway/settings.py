@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.pipelines import pipeline_file
-from services.common.rpc.settings import TlsSettings
+from services.common.rpc.settings import TlsSettings, words
 
 MIB = 1024 * 1024
 
@@ -73,6 +73,11 @@ class GatewaySettings(TlsSettings):
     )
     drain_timeout_s: float = Field(default=60.0, gt=0, description="longest wait for running requests at stop")
     max_speech_characters: int = Field(default=50_000, ge=1, description="longest text of a request to speak it")
+    hosted_tools: Annotated[list[Literal["image_generation"]], NoDecode, BeforeValidator(words)] = Field(
+        default=[],
+        description="tools that the gateway runs itself in chats and realtime sessions that ask for them, commas "
+        "between them: image_generation; /v1/responses has it without this",
+    )
     max_realtime_sessions: int = Field(
         default=256, ge=0, description="realtime sessions at a time; each answer in one is a request beside"
     )

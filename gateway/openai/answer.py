@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pybase64
 
+from gateway.hosted_tools.events import Failed, NextTurn, Painted, PaintEvent
 from gateway.media.encode import encode_audio
 from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, PromptRead, PromptTokens, TextDelta
 from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
@@ -18,6 +19,7 @@ FINISH_REASON = {
 }
 # What each stage's summary says of waiting for the stage before it.
 _WAITS = {"thinker": (), "talker": ("waited_for_text_ms",), "code2wav": ("waited_for_frames_ms",)}
+AnswerEvent = Event | NextTurn | PaintEvent
 LEAST_LOGPROB = -9999.0  # OpenAI's value for impossible tokens: JSON has no infinity
 
 
@@ -32,8 +34,10 @@ class Answer:
         text: all of it so far.
         audio_bytes: PCM16 so far.
         text_tokens: tokens of the text so far.
-        prompt: tokens of the prompt, by kind.
+        prompt: tokens of the prompt, by kind; of all turns, where tools run here.
         end: the stages' summaries, once finished.
+        images: pictures that a tool made for it, as clients are told of them.
+        image_errors: why others could not be made.
     """
 
     index: int
@@ -44,12 +48,23 @@ class Answer:
     text_tokens: int = 0
     prompt: thinker_pb2.PromptInfo = field(default_factory=thinker_pb2.PromptInfo)
     end: Finished | None = None
+    images: list[dict[str, Any]] = field(default_factory=list)
+    image_errors: list[dict[str, Any]] = field(default_factory=list)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: AnswerEvent) -> None:
         """Counts an event in."""
         match event:
             case PromptRead(tokens, text):
                 self.prompt, self.text = tokens, text
+            case NextTurn(tokens):
+                names = ("prompt_tokens", "audio_tokens", "image_tokens")
+                both = {name: getattr(self.prompt, name) + getattr(tokens, name) for name in names}
+                self.prompt = thinker_pb2.PromptInfo(**both)
+            case Painted(preview=None):
+                image = {"type": "image_url", "image_url": {"url": event.url}, "index": len(self.images)}
+                self.images.append(image)
+            case Failed(error):
+                self.image_errors.append(error.body()["error"])
             case TextDelta(delta):
                 self.text += delta.text
                 self.text_tokens += len(delta.token_ids)
@@ -181,7 +196,7 @@ class StreamedAnswer(Answer):
     transcribed: int = 0
     wav_rate_hz: int | None = None
 
-    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+    def chunks(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
         """The chunks' own members that say what happened; the answer must have taken the event already."""
         match event:
             case PromptRead(text=text):
@@ -197,6 +212,14 @@ class StreamedAnswer(Answer):
                     yield chunk(self.index, "text", body, tokens)
             case AudioDelta(pcm16):
                 yield self._audio_chunk(pcm16)
+            case Painted(preview=None):
+                yield chunk(self.index, "image", {"images": self.images[-1:]})
+            case Painted(preview=preview):
+                url = {"type": "image_url", "image_url": {"url": event.url}}
+                partial = url | {"index": len(self.images), "partial_image_index": preview}
+                yield chunk(self.index, "image", {"partial_images": [partial]})
+            case Failed():
+                yield chunk(self.index, "image", {"image_errors": self.image_errors[-1:]})
             case Finished():
                 if self.audio_bytes and self.transcribed < len(self.text):
                     yield self._audio_chunk(b"")
@@ -239,7 +262,7 @@ class WholeAnswer(Answer):
     codes: list[list[int]] = field(default_factory=list)
     reasoning: str = ""
 
-    def take(self, event: Event) -> None:
+    def take(self, event: AnswerEvent) -> None:
         """Counts an event in, and keeps what it brings."""
         super().take(event)
         match event:
@@ -272,6 +295,10 @@ class WholeAnswer(Answer):
             message["reasoning_content"] = self.reasoning
         if calls:
             message["tool_calls"] = calls
+        if self.images:
+            message["images"] = self.images
+        if self.image_errors:
+            message["image_errors"] = self.image_errors
         if self.samples:
             file = await asyncio.to_thread(_encode_base64, bytes(self.samples), self.sample_rate_hz, audio_format)
             message["audio"] = self.audio(file, self.text)

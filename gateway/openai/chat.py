@@ -13,9 +13,10 @@ from starlette.responses import Response
 from gateway import metrics
 from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
+from gateway.hosted_tools.chat import PaintingChat, wants_pictures
 from gateway.json_writer import Json
 from gateway.media.encode import BYTES_PER_SAMPLE
-from gateway.openai.answer import Answer, StreamedAnswer, WholeAnswer, choice, chunk, usage
+from gateway.openai.answer import Answer, AnswerEvent, StreamedAnswer, WholeAnswer, choice, chunk, usage
 from gateway.openai.chat_requests import last_words, refuse_members, to_jobs
 from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, owner_of, sse, while_connected
 from gateway.openai.content import ImagePart
@@ -24,7 +25,7 @@ from gateway.openai.forms import page, read_json, validated
 from gateway.openai.images import ImageGeneration, image_facts, load_pictures
 from gateway.openai.schema import ChatCompletionRequest, StreamOptions
 from gateway.pipeline.kinds import KINDS
-from gateway.pipeline.run import AudioDelta, Event, TextDelta, run
+from gateway.pipeline.run import AudioDelta, TextDelta, run
 from gateway.pipeline.stage import Stage
 from services.common.rpc.errors import StageError
 
@@ -133,12 +134,10 @@ class AnswerExchange(_Exchange):
         self._log |= {"speech": self._request.speaks, "answers": self._request.n or 1}
         return [kind(i, *self._gateway.transcripts.new_id()) for i in range(self._request.n or 1)]
 
-    async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Event], None]:
+    async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """What happens, as it does; the answers have taken it. Raises ApiError."""
         try:
-            jobs = await to_jobs(self._gateway, self._request, self._request_id, self._owner)
-            left_s = max(0.0, self._gateway.settings.request_timeout_s - self._elapsed_s())
-            async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
+            async with aclosing(await self._run()) as events:
                 async for index, event in events:
                     answers[index].take(event)
                     self._observe(event)
@@ -147,10 +146,19 @@ class AnswerExchange(_Exchange):
             raise from_error("gateway", error) from error
         self._finish(answers)
 
+    async def _run(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+        """What the pipeline makes, and the tools that run here. Raises ApiError."""
+        gateway, request, limit_s = self._gateway, self._request, self._gateway.settings.request_timeout_s
+        if wants_pictures(gateway, request):
+            deadline = self._arrived + limit_s
+            return PaintingChat(gateway, request, self._request_id, self._owner, deadline, self._log).events()
+        jobs = await to_jobs(gateway, request, self._request_id, self._owner)
+        return run(gateway.pipeline, jobs, max(0.0, limit_s - self._elapsed_s()))
+
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._arrived
 
-    def _observe(self, event: Event) -> None:
+    def _observe(self, event: AnswerEvent) -> None:
         if isinstance(event, TextDelta) and event.delta.token_ids:
             metrics.came(metrics.TTFT, self._elapsed_s(), self._log)
         elif isinstance(event, AudioDelta):

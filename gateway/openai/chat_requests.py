@@ -137,7 +137,7 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
         lora=gateway.lora_of(request.model, request.lora),
     )
     pending = fill_messages(start, gateway, request.messages)
-    fill_tools(start, request.tools, request.tool_choice)
+    fill_tools(start, request.functions, request.tool_choice)
     if request.quartet.thinker.chat_template_kwargs:
         start.chat_template_kwargs_json = json.dumps(request.quartet.thinker.chat_template_kwargs)
     late_media = await attach_media(gateway, pending)

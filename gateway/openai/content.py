@@ -148,6 +148,7 @@ class AssistantMessage(BaseModel):
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    images: Any = Field(default=None, description="pictures that image_generation made; not read without that tool")
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]

@@ -127,6 +127,7 @@ def _put(fields: dict[str, Any], name: str, value: Any) -> None:
 _TAGS_AFTER_INDEX = {
     *("system", "developer", "user", "assistant", "tool"),
     *("text", "refusal", "image_url", "input_audio", "audio_url", "video_url"),
+    *("function_tool", "hosted_tool"),
 }
 _FORMAT_TAGS = {"text", "json_object", "json_schema"}
 

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from gateway.errors import invalid
+from gateway.hosted_tools.schema import IMAGE_TOOL, ImageTool
 from gateway.openai.content import Message
 from gateway.openai.diffusion import ImageOptions
 from gateway.pipeline.config import TalkerSampling, ThinkerSampling
@@ -50,10 +51,20 @@ class FunctionTool(Strict):
 
 
 class Tool(Strict):
-    """A tool; functions are the only kind."""
+    """A tool of the client's: a function."""
 
     type: Literal["function"]
     function: FunctionTool
+
+
+def _kind_of_tool(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "hosted_tool" if kind == IMAGE_TOOL else "function_tool"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("function_tool")] | Annotated[ImageTool, Tag("hosted_tool")], Discriminator(_kind_of_tool)
+]
 
 
 class NamedFunction(Strict):
@@ -65,7 +76,7 @@ class NamedFunction(Strict):
 class ToolChoice(Strict):
     """Whether and which tool is to be called."""
 
-    type: Literal["none", "auto", "required", "function"]
+    type: Literal["none", "auto", "required", "function", "image_generation"]
     function: NamedFunction | None = None
 
     @model_validator(mode="after")
@@ -181,13 +192,20 @@ class ChatCompletionRequest(IgnoredParameters, WriterSampling):
     max_completion_tokens: Positive | None = Field(default=None, description="wins over max_tokens")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: list[AnyTool] | None = Field(
+        default=None, description="functions; and image_generation, with the gateway's setting hosted_tools"
+    )
     tool_choice: (
         Annotated[ToolChoice, BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value)]
         | None
     ) = None
     quartet: QuartetOptions = QuartetOptions()
     mm_processor_kwargs: MmProcessorKwargs = MmProcessorKwargs()
+
+    @property
+    def functions(self) -> list[Tool]:
+        """The tools that clients run."""
+        return [tool for tool in self.tools or () if isinstance(tool, Tool)]
 
     @property
     def speaks(self) -> bool:
@@ -224,5 +242,8 @@ class ChatCompletionRequest(IgnoredParameters, WriterSampling):
         if self.tool_choice is not None and self.tool_choice.type != "none" and not self.tools:
             raise invalid("tool_choice", "only with tools")
         named = self.tool_choice and self.tool_choice.function
-        if named and named.name not in {tool.function.name for tool in self.tools or ()}:
+        if named and named.name not in {tool.function.name for tool in self.functions}:
             raise invalid("tool_choice.function.name", f"{named.name!r} is not one of the tools")
+        has_image_tool = len(self.functions) < len(self.tools or ())
+        if self.tool_choice is not None and self.tool_choice.type == IMAGE_TOOL and not has_image_tool:
+            raise invalid("tool_choice.type", f"{IMAGE_TOOL} is not one of the tools; add it to tools")

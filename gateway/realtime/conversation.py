@@ -69,6 +69,11 @@ class Conversation:
         self._sizes[item.id] = item.size_bytes
         return self.previous_id(item.id)
 
+    def has_grown(self, item: Item) -> None:
+        """What is made of an item counts once it is there; there is less room for others."""
+        if item.id in self._sizes:
+            self._sizes[item.id] = item.size_bytes
+
     def check_place(self, after: str | None) -> None:
         """Raises RealtimeError: `after` is none that an item can stand after."""
         if after not in (None, ROOT) and after not in self._by_id:

@@ -10,6 +10,7 @@ from gateway.gateway import Gateway
 from gateway.realtime import events
 from gateway.realtime.conversation import Conversation, Limits
 from gateway.realtime.detector import DetectorError
+from gateway.realtime.drawing import check_tool
 from gateway.realtime.events import ClientEvent, RealtimeError, apart, server_event
 from gateway.realtime.input_buffer import InputBuffer
 from gateway.realtime.items import Item, decode_base64, parse_item, parse_items, spoken
@@ -89,6 +90,7 @@ class Conversing:
 
     async def _update(self, event: events.SessionUpdate) -> None:
         session = self.session.updated(event.session)
+        check_tool(self._gateway, session)
         if self._has_spoken() and session.voice != self.session.voice:
             message = "session.audio.output.voice: cannot change once the model has spoken"
             raise RealtimeError("cannot_update_voice", message, "session.audio.output.voice")
@@ -196,6 +198,7 @@ class Conversing:
         if conversation == "auto":
             self._check_idle()
         session = self.session.for_response(asked)
+        check_tool(self._gateway, session, "response")
         if input_ is None:
             items = self.conversation.context()
         else:

@@ -45,7 +45,7 @@ class Item:
     Attributes:
         members: OpenAI's form of it, without sound.
         sound: PCM16, mono, 16 kHz, by the content's index of each `input_audio`.
-        images: files by the content's index of each `input_image`.
+        images: files by the content's index of each `input_image`; a picture that was made here is the 0th.
         sent_ms: how much sound of an answer was sent to the client.
         sampled: the answer that it is of, one for all of its items; None: the client wrote it, or it was cut, or its
             ids cannot stand for it.
@@ -68,7 +68,7 @@ class Item:
 
     @property
     def kind(self) -> str:
-        """ "message", "function_call" or "function_call_output"."""
+        """ "message", "function_call", "function_call_output" or "image_generation_call"."""
         return self.members["type"]
 
     @property

@@ -85,6 +85,7 @@ class MessageOutput(Output):
         self._audio = None if rate_hz is None else OutputAudio(session.output_format, rate_hz, session.speed)
         self._bytes_per_s = rate_hz_of(session.output_format) * (2 if session.output_format == "audio/pcm" else 1)
         self._text, self._sent_bytes, self._first_sent = "", 0, 0.0
+        self._is_closed = False
 
     @property
     def played_at(self) -> float:
@@ -117,7 +118,10 @@ class MessageOutput(Output):
             self._text = self.item.content[0]["transcript"]
 
     def close(self, status: str) -> list[Step]:
-        """The sound's rest, and the ends of all."""
+        """The sound's rest, and the ends of all; nothing, if that was told before."""
+        if self._is_closed:
+            return []
+        self._is_closed = True
         steps = []
         if self._audio is None:
             steps.append(self._content("output_text.done", text=self._text))

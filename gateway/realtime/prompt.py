@@ -3,14 +3,17 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
+from gateway.hosted_tools.image import MADE, NOT_MADE
+from gateway.hosted_tools.schema import IMAGE_TOOL
 from gateway.media.check import MediaFile, load_media
 from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
-from gateway.openai.chat_requests import MAX_INLINE_BYTES
+from gateway.openai.chat_requests import MAX_INLINE_BYTES, fill_tools
+from gateway.openai.schema import Tool
 from gateway.pipeline.config import TalkerSampling
 from gateway.pipeline.run import Job, speech
 from gateway.realtime.audio import MODEL_RATE_HZ
@@ -35,11 +38,15 @@ class Prompt:
         session: how.
         items: the conversation, oldest first.
         conversation_id: all its turns go to one thinker, which has those before in its prefix cache. "": any will do.
+        tool: image_generation, as the model knows it; None: it is not offered.
+        is_free: what was to be called has been: the model may say something, whatever the session's tool_choice.
     """
 
     session: Session
     items: Sequence[Item]
     conversation_id: str = ""
+    tool: Tool | None = None
+    is_free: bool = False
 
     def shortened(self) -> "Prompt | None":
         """One without its oldest items, a quarter of them if the session says nothing else; None: it cannot be shorter,
@@ -51,7 +58,7 @@ class Prompt:
         begin = min(max(1, math.ceil(len(self.items) * (1 - kept_part))), len(self.items) - 1)
         while begin < len(self.items) - 1 and self.items[begin].kind == "function_call_output":
             begin += 1
-        return Prompt(self.session, self.items[begin:], self.conversation_id)
+        return replace(self, items=self.items[begin:])
 
     def retained(self, tokens: int) -> "Prompt":
         """What the next turn begins with, after this one had `tokens`: less, if the session sets a limit."""
@@ -62,7 +69,8 @@ class Prompt:
     def job(self, gateway: Gateway, request_id: str) -> Job:
         """The pipeline's job. Raises ApiError."""
         start = thinker_pb2.GenerateStart(sampling=self._sampling(gateway), lora=self.session.lora)
-        late = self._fill_messages(start)
+        thinker = gateway.pipeline.info("thinker")
+        late = self._fill_messages(start, thinker is not None and "image" in thinker.input_modalities)
         self._fill_tools(start)
         if not start.messages:
             raise ApiError(400, "there is nothing to answer: no instructions, and no items", None, "empty_conversation")
@@ -86,14 +94,14 @@ class Prompt:
             values["max_tokens"] = most
         return thinker_pb2.SamplingParameters(**values)
 
-    def _fill_messages(self, start: thinker_pb2.GenerateStart) -> list[bytes]:
+    def _fill_messages(self, start: thinker_pb2.GenerateStart, sees_images: bool) -> list[bytes]:
         """Writes the messages, and returns the files that follow them."""
         if self.session.instructions:
             start.messages.add(role="system").content.add(text=self.session.instructions)
         late: list[bytes] = []
         inline_bytes = 0
         for turn, sampled in _turns(self.items):
-            for media, data in _fill(start, turn, sampled):
+            for media, data in _fill(start, turn, sampled, sees_images):
                 if inline_bytes + len(data) <= MAX_INLINE_BYTES:
                     media.data = data
                     inline_bytes += len(data)
@@ -106,7 +114,9 @@ class Prompt:
         for tool in self.session.tools:
             parameters = "" if tool.parameters is None else json.dumps(tool.parameters, ensure_ascii=False)
             start.tools.add(name=tool.name, description=tool.description or "", parameters_json=parameters)
-        if start.tools:
+        if self.tool is not None:
+            fill_tools(start, [self.tool], None)
+        if start.tools and not self.is_free:
             mode, name = f"MODE_{self.session.tool_choice.upper()}", self.session.tool_choice_name or ""
             start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=mode, name=name))
 
@@ -124,7 +134,7 @@ def _turns(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], Sampled | No
 
 
 def _fill(
-    start: thinker_pb2.GenerateStart, turn: Sequence[Item], sampled: Sampled | None
+    start: thinker_pb2.GenerateStart, turn: Sequence[Item], sampled: Sampled | None, sees_images: bool
 ) -> list[tuple[media_pb2.Media, bytes]]:
     """Writes a turn's message, and returns its media without data, with their data."""
     item = turn[0]
@@ -137,12 +147,32 @@ def _fill(
             _answer(_assistant(start), item)
     elif item.kind == "function_call_output":
         start.messages.add(role="tool", tool_call_id=item.members["call_id"]).content.add(text=item.members["output"])
+    elif item.kind == "image_generation_call":
+        return _fill_picture(start, item, sees_images)
     elif item.role == "assistant":
         if _said(item):
             _answer(start.messages.add(role="assistant"), item)
     else:
         return _fill_heard(start.messages.add(role=item.role), item)
     return []
+
+
+def _fill_picture(
+    start: thinker_pb2.GenerateStart, item: Item, sees_images: bool
+) -> list[tuple[media_pb2.Media, bytes]]:
+    """Writes the call of image_generation and what became of it; its picture is media without data."""
+    prompt = json.dumps({"prompt": ""})
+    _assistant(start).tool_calls.add(id=item.id, name=IMAGE_TOOL, arguments_json=prompt)
+    result = start.messages.add(role="tool", tool_call_id=item.id)
+    if not item.images:
+        fault = item.members.get("error", {"message": "it was cancelled"})
+        result.content.add(text=NOT_MADE + fault["message"])
+        return []
+    result.content.add(text=MADE)
+    if not sees_images:
+        return []
+    media = media_pb2.Media(kind=media_pb2.MEDIA_KIND_IMAGE, field=item.id)
+    return [(result.content.add(media=media).media, item.images[0])]
 
 
 def _answer(result: thinker_pb2.ChatMessage, item: Item) -> None:

@@ -5,7 +5,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -14,11 +14,16 @@ from gateway import metrics
 from gateway.api_keys import ApiKey
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.gateway import Gateway
+from gateway.hosted_tools import image
+from gateway.hosted_tools.events import NextTurn
+from gateway.hosted_tools.schema import ImageTool
+from gateway.hosted_tools.turns import Turn, sum_of
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer
-from gateway.pipeline.run import AudioDelta, Event, TextDelta, TextEnd, run
+from gateway.pipeline.run import AudioDelta, Event, Finished, PromptRead, TextDelta, TextEnd, run
 from gateway.profiling.answers import with_firsts
 from gateway.realtime.conversation import Conversation
+from gateway.realtime.drawing import PictureOutput, image_tool, last_picture
 from gateway.realtime.events import RealtimeError, new_id, server_event
 from gateway.realtime.items import Item, Sampled
 from gateway.realtime.outbox import Outbox
@@ -75,6 +80,9 @@ class Response:
         self._message: MessageOutput | None = None
         self._calls: dict[int, CallOutput] = {}
         self._answer = Answer(0, self.id, 0)
+        self._turns: list[Turn] = []
+        self._tool = image_tool(request.prompt.session)
+        self._paintings = 0
         self._telling = Telling(outbox, held)
         self._token_ids, self._ids_reusable = array("i"), False
         self._left_out: Sequence[Item] = ()
@@ -92,7 +100,7 @@ class Response:
     @property
     def played_at(self) -> float:
         """The `time.monotonic()` at which the client has played what it says, if it plays at once; 0: it is silent."""
-        return self._message.played_at if self._message is not None else 0.0
+        return max((each.played_at for each in self._outputs if isinstance(each, MessageOutput)), default=0.0)
 
     @property
     def head_start_s(self) -> float:
@@ -176,7 +184,11 @@ class Response:
     def _keep_ids(self) -> None:
         """Leaves the answer's ids with its items, if they say what all of its items do."""
         items = [output.item for output in self._outputs]
-        is_whole = self.status in ("completed", "incomplete") and not any(item.is_cut for item in items)
+        is_whole = (
+            self.status in ("completed", "incomplete")
+            and not self._paintings
+            and not any(item.is_cut for item in items)
+        )
         if is_whole and self._ids_reusable:
             sampled = Sampled(self._token_ids, tuple(item.id for item in items))
             for item in items:
@@ -194,11 +206,53 @@ class Response:
                 nullcontext() if key is None else key.request(),
                 metrics.RUNNING.track_inprogress(),
             ):
-                prompt: Prompt | None = self._request.prompt
-                while prompt is not None:
-                    prompt = await self._answered(prompt)
+                await self._in_turns(self._offered(self._request.prompt))
         except StageError as error:
             raise from_error("gateway", error) from error
+
+    def _offered(self, prompt: Prompt) -> Prompt:
+        """The prompt with the tool, while it may be called."""
+        if self._tool is None or self._paintings >= image.MAX_CALLS:
+            return replace(prompt, tool=None)
+        return replace(prompt, tool=image.function(self._tool))
+
+    async def _in_turns(self, prompt: Prompt) -> None:
+        """Has it answered, and made the pictures that the model asks for, until it asks for none."""
+        items = list(prompt.items)
+        while True:
+            began = len(self._outputs)
+            attempt: Prompt | None = prompt
+            while attempt is not None:
+                attempt = await self._answered(attempt)
+            turn = self._turns[-1]
+            if not turn.pictures or self._tool is None or turn.is_cut_short:
+                return
+            if self._message is not None:
+                self._telling.add(self._message.close("completed"))
+                self._message = None
+            items += [output.item for output in self._outputs[began:]]
+            for arguments in turn.pictures.values():
+                items.append(await self._painted(self._tool, arguments, items))
+            if turn.calls or self._paintings > image.MAX_CALLS:
+                return
+            self._answer.end = None
+            prompt = replace(self._offered(prompt), items=[*items], is_free=True)
+
+    async def _painted(self, tool: ImageTool, arguments: str, items: Sequence[Item]) -> Item:
+        """The item of a picture, which is told of; made only for an answer that the client knows of."""
+        await self._telling.released()
+        self._paintings += 1
+        output = PictureOutput(self.id, len(self._outputs))
+        self._open(output)
+        await self._telling.tell()
+        deadline = self._started + self._gateway.settings.request_timeout_s
+        name = f"{self.id}-picture-{self._paintings}"
+        painting = image.Painting(tool, arguments, last_picture(items), name, deadline, True, self._log)
+        async with aclosing(painting.events(self._gateway)) as events:
+            async for event in events:
+                self._telling.add(output.take(event))
+                await self._telling.tell()
+        return output.item
 
     async def _answered(self, prompt: Prompt) -> Prompt | None:
         """None, the prompt was answered; or a shorter one, as it is too long. What is left out of a conversation's
@@ -208,23 +262,40 @@ class Response:
             StageError: as pipeline.run.
             ApiError: 400, there is no such prompt.
         """
-        job = await asyncio.to_thread(prompt.job, self._gateway, self.id)
+        number, turn = len(self._turns), Turn()
+        name = f"{self.id}-{number}" if number else self.id
+        job = await asyncio.to_thread(prompt.job, self._gateway, name)
         limit_s = self._gateway.settings.request_timeout_s
         try:
             async with aclosing(run(self._gateway.pipeline, [job], limit_s)) as events:
                 async for _, event in events:
+                    event = self._of_turn(turn, event)
                     self._answer.take(event)
-                    self._observe(event)
-                    await self._take(event)
+                    if not isinstance(event, NextTurn):
+                        self._observe(event)
+                        await self._take(event)
         except (ContextTooLong, TooManyMedia):
             shorter = None if self._outputs else prompt.shortened()
             if shorter is None:
                 raise
             return shorter
-        if self._request.conversation is not None:
+        if self._request.conversation is not None and not number:
             asked, kept = self._request.prompt.items, prompt.retained(self._answer.prompt.prompt_tokens)
             self._left_out = asked[: len(asked) - len(kept.items)]
         return None
+
+    def _of_turn(self, turn: Turn, event: Event) -> Event | NextTurn:
+        """The event as one of all turns: without the calls that run here, where the tool is offered."""
+        match event:
+            case PromptRead(tokens) if self._turns:
+                return NextTurn(tokens)
+            case TextDelta(delta) if self._tool is not None:
+                return TextDelta(turn.take(delta))
+            case Finished():
+                turn.end = event
+                self._turns.append(turn)
+                return sum_of(self._turns)
+        return event
 
     def _observe(self, event: Event) -> None:
         elapsed_s = time.monotonic() - self._started

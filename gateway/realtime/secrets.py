@@ -24,6 +24,7 @@ from gateway.json_writer import Json
 from gateway.openai.connection import admitted
 from gateway.openai.connection import key_of as api_key_of
 from gateway.openai.forms import page, read_json
+from gateway.realtime.drawing import check_tool, may_draw
 from gateway.realtime.events import RealtimeError, to_api
 from gateway.realtime.session import Session
 from gateway.workers.shared import Shared
@@ -162,7 +163,7 @@ def new_session(gateway: Gateway, **members: Any) -> Session:
     if model is None:
         raise not_reached(stage)
     speaks = gateway.pipeline.config.outputs.speech is not None
-    return Session.new(model, gateway.pipeline.voices, speaks=speaks, **members)
+    return Session.new(model, gateway.pipeline.voices, speaks=speaks, draws=may_draw(gateway), **members)
 
 
 class ExpiresAfter(BaseModel):
@@ -198,6 +199,8 @@ def _checked(gateway: Gateway, patch: dict[str, Any]) -> Session:
     except ValueError:
         raise invalid("session", "has a number that JSON does not know: NaN or Infinity") from None
     try:
-        return new_session(gateway).updated(patch)
+        session = new_session(gateway).updated(patch)
+        check_tool(gateway, session)
+        return session
     except RealtimeError as error:
         raise to_api(error) from None

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
+from gateway.hosted_tools.schema import IMAGE_TOOL
 from gateway.realtime.events import RealtimeError, from_validation, new_id
 from gateway.realtime.session_config import (
     TAGS,
@@ -59,6 +60,7 @@ class Session:
         config: what is set.
         speaks: whether the model has speech; without, answers are text.
         lora: adapter of the model that answers; "": none.
+        draws: whether image_generation runs for it.
     """
 
     id: str
@@ -68,6 +70,7 @@ class Session:
     config: RealtimeConfig | TranscriptionConfig
     speaks: bool = True
     lora: str = ""
+    draws: bool = False
 
     @classmethod
     def new(
@@ -78,10 +81,11 @@ class Session:
         expires_at: int | None = None,
         speaks: bool = True,
         lora: str = "",
+        draws: bool = False,
     ) -> "Session":
         """One as it is before its client says anything."""
         config = _CONFIGS[type].model_validate({"type": type})
-        session = cls(new_id("sess"), model, tuple(voices), expires_at, config, speaks, lora)
+        session = cls(new_id("sess"), model, tuple(voices), expires_at, config, speaks, lora, draws)
         return session if speaks or type != "realtime" else session.updated({"output_modalities": None})
 
     def updated(self, patch: dict[str, Any], within: str = "session") -> "Session":
@@ -194,17 +198,25 @@ class Session:
         return tuple(tool for tool in self._answering.tools if tool.type == "function")
 
     @property
+    def all_tools(self) -> Sequence[Tool]:
+        """Those of other kinds, too."""
+        return self._answering.tools
+
+    @property
     def tool_choice(self) -> str:
         """ "none", "auto" or "required"; for a function that must be called "function"."""
         choice = self._answering.tool_choice
         if isinstance(choice, dict):  # tools of other kinds are not used
-            return "function" if choice["type"] == "function" else "auto"
+            return "function" if self.tool_choice_name is not None else "auto"
         return choice
 
     @property
     def tool_choice_name(self) -> str | None:
         """The function that must be called."""
-        return self._answering.tool_choice["name"] if self.tool_choice == "function" else None
+        choice = self._answering.tool_choice
+        if isinstance(choice, dict) and choice["type"] == IMAGE_TOOL:
+            return IMAGE_TOOL if self.draws else None
+        return choice["name"] if isinstance(choice, dict) and choice["type"] == "function" else None
 
     @property
     def max_output_tokens(self) -> int | None:

@@ -48,6 +48,11 @@ class Telling:
             else:
                 await self._released.wait()
 
+    async def released(self) -> None:
+        """Returns when nothing is held back any more."""
+        if self._held is not None:
+            await self._released.wait()
+
     async def release(self) -> None:
         """Tells what was held back; what follows is told at once."""
         while self._held:

@@ -12,20 +12,18 @@ import structlog
 from gateway import metrics
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.gateway import Gateway
+from gateway.hosted_tools import image as image_tool
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.chat_requests import to_jobs
 from gateway.openai.schema import ChatCompletionRequest
 from gateway.pipeline.events import AudioDelta, Event, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
-from gateway.responses import image_tool
 from gateway.responses.asked import Asked, Status, usage_of
-from gateway.responses.messages import Messages, chat_request, in_items_terms
+from gateway.responses.messages import Messages, chat_request, in_items_terms, last_picture
 from gateway.responses.output import ImageOutput, OutputItem, Told
 from gateway.responses.parts import Item
 from gateway.responses.turn import ImageCall, Turn
 from services.common.rpc.errors import StageError
-
-MAX_TOOL_CALLS = 8
 
 log = structlog.get_logger()
 
@@ -184,15 +182,18 @@ class Exchange:
         painting = image_tool.Painting(
             asked.tools.image,
             call.arguments,
-            [item for _, item in self._context],
+            last_picture([item for _, item in self._context]),
             f"{asked.request_id}-{len(self._outputs)}",
             asked.arrived + self._gateway.settings.request_timeout_s,
             bool(asked.request.stream),
             asked.log,
         )
-        async with aclosing(painting.events(self._gateway, output)) as events:
-            async for event in events:
-                yield event
+        for event in output.open():
+            yield event
+        async with aclosing(painting.events(self._gateway)) as made:
+            async for step in made:
+                for event in output.take(step):
+                    yield event
 
     async def _answer(self) -> AsyncGenerator[Told, None]:
         """The thinker's next turn; a prompt that is too long is made shorter, if the client allows. Raises ApiError."""
@@ -265,7 +266,7 @@ class Exchange:
         tools, request = self.asked.tools, self.asked.request
         made = sum(len(turn.images) for turn in self._turns)
         offered = list(tools.functions)
-        if tools.image is not None and made < (request.max_tool_calls or MAX_TOOL_CALLS):
+        if tools.image is not None and made < (request.max_tool_calls or image_tool.MAX_CALLS):
             offered.append(image_tool.function(tools.image))
         # what was to be called has been: from then on the model is free to say something
         choice = tools.choice if len(self._turns) == 1 or not offered else None

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import ApiError, invalid
+from gateway.hosted_tools.events import picture_url
+from gateway.hosted_tools.image import MADE, NOT_MADE
+from gateway.hosted_tools.schema import IMAGE_TOOL
 from gateway.openai import content
 from gateway.openai.schema import (
     ChatCompletionRequest,
@@ -22,10 +25,6 @@ from gateway.openai.schema import (
 from gateway.pipeline.config import ThinkerSampling
 from gateway.responses.parts import Item, chat_parts, image_part
 from gateway.responses.schema import ResponseRequest, TextFormat
-from gateway.responses.tools import IMAGE_TOOL
-
-MADE = "The picture was made, and the user sees it."
-NOT_MADE = "The picture could not be made: "
 
 
 @dataclass
@@ -112,13 +111,25 @@ class Messages:
         came = MADE if item.get("result") else f"{NOT_MADE}{reason}"
         parts: list[Any] = [content.TextPart(type="text", text=came)]
         if item.get("result") and self.sees_images:
-            parts.append(image_part(picture_url(item)))
+            parts.append(image_part(made_url(item)))
         self._output(place, item["id"], parts)
 
 
-def picture_url(item: Item) -> str:
+def made_url(item: Item) -> str:
     """The picture of an image_generation_call as a data URL."""
-    return f"data:image/{item.get('output_format') or 'png'};base64,{item['result']}"
+    return picture_url(item["result"], item.get("output_format") or "png")
+
+
+def last_picture(items: Sequence[Item]) -> str | None:
+    """URL of the last picture of a conversation, made here or sent by the user; None if there is none."""
+    for item in reversed(items):
+        if item["type"] == "image_generation_call" and item.get("result"):
+            return made_url(item)
+        if item["type"] == "message" and item["role"] == "user":
+            urls = [part.get("image_url") for part in item["content"] if part["type"] == "input_image"]
+            if urls and urls[-1]:
+                return urls[-1]
+    return None
 
 
 def thought(item: Item) -> str:

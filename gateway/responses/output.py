@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.errors import ApiError
+from gateway.hosted_tools.events import Failed, Generating, Painted, PaintEvent
 from gateway.responses.items import new_id
 from gateway.responses.messages import sealed
 from gateway.responses.parts import Item
@@ -143,23 +143,19 @@ class ImageOutput(OutputItem):
         yield from super().open()
         yield self.event("image_generation_call.in_progress")
 
-    def generating(self) -> Iterator[Told]:
-        """A stage works on it."""
-        self.item["status"] = "generating"
-        yield self.event("image_generation_call.generating")
-
-    def preview(self, index: int, image_base64: str, facts: dict[str, str]) -> Iterator[Told]:
-        """What it looks like by now."""
-        members = {"partial_image_index": index, "partial_image_b64": image_base64, **facts}
-        yield self.event("image_generation_call.partial_image", **members)
-
-    def failed(self, error: ApiError) -> Iterator[Told]:
-        """It cannot be made."""
-        self.item["error"] = {"type": error.kind, "code": error.code, "message": error.message}
-        yield from self.close("failed")
-
-    def made(self, image_base64: str, facts: dict[str, Any]) -> Iterator[Told]:
-        """It is finished."""
-        self.item |= {"result": image_base64, **facts}
-        yield self.event("image_generation_call.completed")
-        yield from self.close("completed")
+    def take(self, event: PaintEvent) -> Iterator[Told]:
+        """What is to be told of how far it is."""
+        match event:
+            case Generating():
+                self.item["status"] = "generating"
+                yield self.event("image_generation_call.generating")
+            case Painted(image_base64, facts, None):
+                self.item |= {"result": image_base64, **facts}
+                yield self.event("image_generation_call.completed")
+                yield from self.close("completed")
+            case Painted(image_base64, facts, preview):
+                members = {"partial_image_index": preview, "partial_image_b64": image_base64, **facts}
+                yield self.event("image_generation_call.partial_image", **members)
+            case Failed(error):
+                self.item["error"] = {"type": error.kind, "code": error.code, "message": error.message}
+                yield from self.close("failed")

@@ -109,7 +109,7 @@ def read_parts(given: str | list[Any], field: str, role: str) -> list[Item]:
     return parts
 
 
-def within(model: type[Part], members: dict[str, Any], field: str) -> Any:
+def within(model: type[BaseModel], members: dict[str, Any], field: str) -> Any:
     """The members as a `model`. Raises ApiError: 400 naming the one at fault, in `field`."""
     try:
         return validated(model, members)

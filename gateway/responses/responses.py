@@ -11,7 +11,7 @@ import structlog
 
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
-from gateway.responses import image_tool
+from gateway.hosted_tools import image as image_tool
 from gateway.responses.asked import Asked
 from gateway.responses.exchange import Exchange
 from gateway.responses.items import new_id, read_items

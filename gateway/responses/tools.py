@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from gateway.errors import invalid
-from gateway.media.encode import ImageFormat
+from gateway.hosted_tools.schema import IMAGE_TOOL, ImageTool
 from gateway.openai.schema import FunctionTool, NamedFunction, Tool, ToolChoice
 from gateway.responses.parts import Part, within
 
-IMAGE_TOOL = "image_generation"
 _MODES = ("none", "auto", "required")
 
 
@@ -21,19 +20,6 @@ class Function(Part):
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
     parameters: dict[str, Any] | None = None
-
-
-class ImageTool(Part):
-    """The tool that makes pictures, with OpenAI's settings. Those that say nothing to a model here are accepted:
-    background, input_fidelity, moderation, quality."""
-
-    action: Literal["generate", "edit", "auto"] | None = Field(default=None, description="default: the model decides")
-    model: str | None = Field(default=None, description="accepted; the pipeline's own makes them")
-    size: str | None = Field(default=None, description='"WIDTHxHEIGHT" or "auto", the model\'s own')
-    output_format: ImageFormat | None = Field(default=None, description="default: png")
-    output_compression: int | None = Field(default=None, ge=0, le=100)
-    partial_images: int | None = Field(default=None, ge=0, le=3, description="previews; only with stream")
-    input_image_mask: dict[str, Any] | None = None
 
 
 class NamedTool(Part):

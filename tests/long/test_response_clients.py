@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -28,6 +29,7 @@ SEEDS = range(16)  # a random model's prompt can be longer than what its dit rea
 @pytest.fixture(scope="module")
 def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     flags = ("--pipeline", str(OMNI_DIT_PIPELINE), "--dit-model", str(diffusion_checkpoint("sd3")))
+    flags += ("--gateway-arg=--hosted-tools=image_generation",)
     flags += ("--gateway-arg=--model-name=tiny",)  # the Agents SDK reads what is before a slash as a provider
     with running(tiny_checkpoint, tmp_path_factory.mktemp("four") / "run", *flags) as started:
         yield started
@@ -57,8 +59,12 @@ def painted(stack: Stack, action: str, previous: str | None) -> Any:
     raise AssertionError("no picture was made")
 
 
+def decoded(image_base64: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(image_base64))).convert("RGB"), np.int16)
+
+
 def pixels(response: Any) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(response.output[0].result))).convert("RGB"), np.int16)
+    return decoded(response.output[0].result)
 
 
 def test_a_picture_is_asked_for_in_a_chat_and_changed_in_the_next_turn(stack: Stack) -> None:
@@ -68,6 +74,31 @@ def test_a_picture_is_asked_for_in_a_chat_and_changed_in_the_next_turn(stack: St
     second = painted(stack, "edit", first.id)
     assert second.output[0].action == "edit"
     assert np.abs(pixels(first) - pixels(second)).max() > 0
+
+
+def drawn(stack: Stack, action: str, messages: list[Any]) -> dict[str, Any]:
+    """A chat's message that has a picture."""
+    tool = {"type": "image_generation", "action": action, "size": "64x48"}
+    body = {"model": stack.model, "messages": messages, "tools": [tool], "max_tokens": 512}
+    for seed in SEEDS:
+        asked = body | {"seed": seed, "tool_choice": {"type": "image_generation"}}
+        answer = httpx.post(f"{stack.url}/v1/chat/completions", json=asked, timeout=TIMEOUT_S)
+        assert answer.status_code == 200, answer.text
+        message = answer.json()["choices"][0]["message"]
+        if message.get("images"):
+            return message
+    raise AssertionError("no picture was made")
+
+
+def test_a_chat_draws_and_changes_what_it_drew(stack: Stack) -> None:
+    def shown(message: dict[str, Any]) -> np.ndarray:
+        return decoded(message["images"][0]["image_url"]["url"].partition(",")[2])
+
+    user = {"role": "user", "content": "a cat"}
+    first = drawn(stack, "generate", [user])
+    second = drawn(stack, "edit", [user, first, {"role": "user", "content": "make it blue"}])
+    assert shown(first).shape == (48, 64, 3)
+    assert np.abs(shown(first) - shown(second)).max() > 0
 
 
 @pytest.mark.parametrize("program", ["agents_answers", "langchain_answers"])

@@ -184,7 +184,7 @@ class Order:
         self._content(kind, event, output)
 
     def _content(self, kind: str, event: Event, output: _Output) -> None:
-        is_call = output.item["type"] == "function_call"
+        is_call = output.item["type"] in ("function_call", "image_generation_call")
         if kind == "response.content_part.added":
             assert not output.part_is_open
             assert not output.ended
@@ -200,7 +200,7 @@ class Order:
             output.deltas[kind] = output.deltas.get(kind, "") + event["delta"]
         else:
             assert output.part_is_open or is_call, f"{kind} before its part"
-            assert kind not in output.ended, f"{kind} comes twice"
+            assert kind not in output.ended or kind.endswith("partial_image"), f"{kind} comes twice"
             output.ended.append(kind)
             if kind in _TEXTS:  # of what is interrupted the text may end before what was sent
                 text, sent = event[_TEXTS[kind]], output.deltas.get(_DONES[kind], "")

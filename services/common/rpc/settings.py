@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 Transport = Literal["inline", "shared_memory", "ucx"]
 
 
-def _words(value: Any) -> Any:
+def words(value: Any) -> Any:
     """The list that a flag or a variable has as words with commas between them."""
     return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
@@ -144,7 +144,7 @@ class StageSettings(TlsSettings):
     device: str = Field(default="auto", description="torch device; auto: cuda if there is one, else cpu")
     max_running_requests: int = Field(default=32, ge=1, description="requests the engine works on at a time")
     max_queued_requests: int = Field(default=128, ge=0, description="requests that may wait; more are refused")
-    transports: Annotated[list[Transport], pydantic_settings.NoDecode, BeforeValidator(_words)] = Field(
+    transports: Annotated[list[Transport], pydantic_settings.NoDecode, BeforeValidator(words)] = Field(
         default=["inline", "shared_memory"],
         description="how tensors may come and go: large ones by shared_memory if both ends see the same, else by ucx "
         "if both have it, else inline",

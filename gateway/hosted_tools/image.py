@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -12,17 +12,19 @@ import numpy as np
 
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
+from gateway.hosted_tools.events import Failed, Generating, Painted, PaintEvent
+from gateway.hosted_tools.schema import IMAGE_TOOL, ImageTool
 from gateway.media.check import MediaFile
 from gateway.openai.diffusion import ImageRequest
 from gateway.openai.forms import validated
 from gateway.openai.images import ImageGeneration, Picture, image_facts, load_pictures
 from gateway.openai.schema import FunctionTool, Tool
 from gateway.pipeline.stage import Stage
-from gateway.responses.messages import picture_url
-from gateway.responses.output import ImageOutput, Told
-from gateway.responses.parts import Item
-from gateway.responses.tools import IMAGE_TOOL, ImageTool
 from quartet.v1 import dit_pb2
+
+MAX_CALLS = 8  # of tools that run here, for one request, unless it says otherwise
+MADE = "The picture was made, and the user sees it."
+NOT_MADE = "The picture could not be made: "
 
 _MAX_PROMPT_CHARACTERS = 1000  # that a model is to write: text encoders read some hundred tokens
 _MEMBERS = ("size", "output_format", "output_compression")
@@ -80,48 +82,41 @@ class Painting:
     Attributes:
         tool: the request's settings.
         arguments: of the call, as the model wrote them.
-        context: the conversation so far: its last picture is what an edit starts from.
+        last_picture: URL of the conversation's last picture, which an edit starts from; None: there is none.
         request_id: names it in the stage.
-        deadline: `time.monotonic()` at which the response's time is over.
+        deadline: `time.monotonic()` at which the request's time is over.
         shows: whether previews are told.
-        log: fields of the response's log line.
+        log: fields of the request's log line.
     """
 
     tool: ImageTool
     arguments: str
-    context: Sequence[Item]
+    last_picture: str | None
     request_id: str
     deadline: float
     shows: bool
     log: dict[str, Any]
 
-    async def events(self, gateway: Gateway, output: ImageOutput) -> AsyncGenerator[Told, None]:
-        """Makes it, and tells of it. A picture that cannot be made is told of too: the model may say why."""
-        for event in output.open():
-            yield event
+    async def events(self, gateway: Gateway) -> AsyncGenerator[PaintEvent, None]:
+        """Makes it: last comes the picture, or Failed, of which the model may say why. Closing the generator cancels
+        the stage's call."""
         try:
             stage = gateway.pipeline.output("image")
             assert stage is not None, "the tool is offered where pictures are made"
             pictures, request = await self._prepare(gateway, stage)
-            for event in output.generating():
-                yield event
+            yield Generating()
             async with aclosing(pictures.events()) as made:
                 async for event in made:
                     if not isinstance(event, Picture):
                         continue
                     file = await asyncio.to_thread(request.to_base64, event.pixels)
                     facts = _facts(request, event.pixels)
-                    if event.preview is not None:
-                        told = output.preview(event.preview, file, facts)
-                    else:
-                        action = "edit" if pictures.images else "generate"
-                        told = output.made(file, facts | {"action": action})
-                    for each in told:
-                        yield each
+                    if event.preview is None:
+                        facts["action"] = "edit" if pictures.images else "generate"
+                    yield Painted(file, facts, event.preview)
         except ApiError as error:
             self.log.update(error.log)
-            for event in output.failed(error):
-                yield event
+            yield Failed(error)
 
     async def _prepare(self, gateway: Gateway, stage: Stage) -> tuple[ImageGeneration, ImageRequest]:
         prompt, action = self._asked()
@@ -156,14 +151,7 @@ class Painting:
         """The conversation's last picture, where the model changes pictures."""
         if stage.info is None or dit_pb2.DIT_TASK_IMAGE_EDIT not in stage.info.dit.tasks:
             return None
-        for item in reversed(self.context):
-            if item["type"] == "image_generation_call" and item.get("result"):
-                return MediaFile("image", "image", picture_url(item))
-            if item["type"] == "message" and item["role"] == "user":
-                urls = [part.get("image_url") for part in item["content"] if part["type"] == "input_image"]
-                if urls and urls[-1]:
-                    return MediaFile("image", "image", urls[-1])
-        return None
+        return None if self.last_picture is None else MediaFile("image", "image", self.last_picture)
 
     def _mask(self) -> MediaFile | None:
         url = (self.tool.input_image_mask or {}).get("image_url")
