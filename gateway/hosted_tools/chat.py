@@ -15,7 +15,8 @@ from gateway.hosted_tools.turns import Turn, sum_of
 from gateway.openai import content
 from gateway.openai.chat_requests import to_jobs
 from gateway.openai.schema import ChatCompletionRequest, NamedFunction, ToolChoice
-from gateway.pipeline.run import Event, Finished, PromptRead, TextDelta, run
+from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
+from gateway.pipeline.run import run
 from quartet.v1 import thinker_pb2
 from services.common.rpc.errors import StageError
 

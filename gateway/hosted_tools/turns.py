@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.hosted_tools.schema import IMAGE_TOOL
-from gateway.pipeline.run import Finished
+from gateway.pipeline.events import Finished
 from quartet.v1 import thinker_pb2
 
 _SUMS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")

@@ -24,8 +24,9 @@ from gateway.openai.diffusion import ImageOptions, ImageRequest
 from gateway.openai.forms import page, read_json, validated
 from gateway.openai.images import ImageGeneration, image_facts, load_pictures
 from gateway.openai.schema import ChatCompletionRequest, StreamOptions
+from gateway.pipeline.events import AudioDelta, TextDelta
 from gateway.pipeline.kinds import KINDS
-from gateway.pipeline.run import AudioDelta, TextDelta, run
+from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
 from services.common.rpc.errors import StageError
 

@@ -21,7 +21,8 @@ from gateway.openai.delivery import Delivered, Delivery, deliver
 from gateway.openai.forms import page, read_json
 from gateway.openai.sentences import cut
 from gateway.pipeline.config import TalkerSampling
-from gateway.pipeline.run import AudioDelta, Finished, Job, run, speech
+from gateway.pipeline.events import AudioDelta, Finished
+from gateway.pipeline.run import Job, run, speech
 from gateway.pipeline.typed_text import TypedText
 from gateway.strict import NotNegative, Strict
 from quartet.v1 import server_info_pb2, talker_pb2

@@ -21,7 +21,8 @@ from gateway.media.fetch import MediaError
 from gateway.media.speech_windows import RATE_HZ, Pauses, Window, decoded, windows
 from gateway.openai.transcript import Segment
 from gateway.openai.transcription_requests import ServerVad, TranslationRequest
-from gateway.pipeline.run import Event, Finished, Job, PromptRead, TextDelta, run
+from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
+from gateway.pipeline.run import Job, run
 from quartet.v1 import media_pb2, thinker_pb2
 from services.common.rpc.errors import DeadlineExceeded
 

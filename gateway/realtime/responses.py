@@ -20,7 +20,8 @@ from gateway.hosted_tools.schema import ImageTool
 from gateway.hosted_tools.turns import Turn, sum_of
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer
-from gateway.pipeline.run import AudioDelta, Event, Finished, PromptRead, TextDelta, TextEnd, run
+from gateway.pipeline.events import AudioDelta, Event, Finished, PromptRead, TextDelta, TextEnd
+from gateway.pipeline.run import run
 from gateway.profiling.answers import with_firsts
 from gateway.realtime.conversation import Conversation
 from gateway.realtime.drawing import PictureOutput, image_tool, last_picture

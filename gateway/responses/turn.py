@@ -9,7 +9,7 @@ import pybase64
 from gateway.hosted_tools.schema import IMAGE_TOOL
 from gateway.media.encode import encode_audio
 from gateway.openai.answer import WholeAnswer, logprobs
-from gateway.pipeline.run import AudioDelta, Event, Finished, TextDelta, TextEnd
+from gateway.pipeline.events import AudioDelta, Event, Finished, TextDelta, TextEnd
 from gateway.responses.asked import Asked
 from gateway.responses.output import CallOutput, MessageOutput, OutputItem, ReasoningOutput, Told
 from quartet.v1 import thinker_pb2

@@ -12,8 +12,9 @@ import pytest
 
 from cli.plan import PIPELINE
 from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.events import Finished
 from gateway.pipeline.pipeline import Pipeline
-from gateway.pipeline.run import Finished, Job, run, speech
+from gateway.pipeline.run import Job, run, speech
 from quartet.v1 import talker_pb2, thinker_pb2
 from services.common.rpc.channels import Channels
 from services.common.rpc.errors import StageError, Unavailable

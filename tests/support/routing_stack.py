@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.events import Event
 from gateway.pipeline.pipeline import Pipeline
-from gateway.pipeline.run import Event, Job, run
+from gateway.pipeline.run import Job, run
 from gateway.pipeline.run import speech as spoken
 from quartet.v1 import talker_pb2, thinker_pb2
 from tests.support.clock import until

@@ -13,8 +13,9 @@ from google.protobuf.message import Message
 
 from cli.plan import PIPELINE
 from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.events import AudioDelta, Finished
 from gateway.pipeline.pipeline import Pipeline
-from gateway.pipeline.run import AudioDelta, Finished, Job, run, speech
+from gateway.pipeline.run import Job, run, speech
 from quartet.v1 import talker_pb2, tensor_pb2, thinker_pb2
 from services.common.rpc import channels
 
