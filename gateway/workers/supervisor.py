@@ -1,12 +1,15 @@
 """Starts a gateway's processes, starts those anew that end by themselves, and ends with them."""
 
 import contextlib
+import fcntl
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import structlog
 
@@ -15,6 +18,7 @@ from gateway.workers.worker import Worker, reserve
 
 _POLL_S = 0.1
 _AGAIN_S = 1.0  # between two starts of one process
+_DIRECTORY = "quartet-gateway-"
 
 log = structlog.get_logger()
 
@@ -36,7 +40,7 @@ def supervise(settings: GatewaySettings) -> int:
         port = reserve(settings.host, settings.port)
     except OSError as error:
         sys.exit(f"--host {settings.host} --port {settings.port}: {error.strerror}")
-    with port, tempfile.TemporaryDirectory(prefix="quartet-gateway-") as directory:
+    with port, _directory() as directory:
         at = port.getsockname()[1]
         workers = [Worker(number, settings.workers, at, directory) for number in range(settings.workers)]
         log.info("gateway starts its workers", workers=settings.workers, port=at)
@@ -54,6 +58,25 @@ def supervise(settings: GatewaySettings) -> int:
                     time.sleep(_AGAIN_S)
                     processes[worker] = _start(worker)
     return 0
+
+
+@contextlib.contextmanager
+def _directory() -> Iterator[str]:
+    """What the processes share, around a block. Those of gateways that were killed are removed: they have what clients
+    said. A gateway holds a lock in its own as long as it lives, however it ends."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_DIRECTORY}*"):
+        with contextlib.suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=_DIRECTORY) as directory, _locked(Path(directory)):
+        yield directory
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Raises OSError: somebody else holds it, or it is another user's."""
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 @contextlib.contextmanager

@@ -143,7 +143,7 @@ async def test_several_processes_are_one_gateway(gateway: Gateway):
                 await asyncio.sleep(0.005)
         assert thinker.ended[-1] == "cancelled"
 
-    # a supervisor that is killed leaves nothing
+    # a supervisor that is killed leaves no process, and the next one to start removes its files
     workers = gateway.processes()
     assert len(workers) == WORKERS
     os.kill(gateway.process.pid, signal.SIGKILL)

@@ -1,0 +1,87 @@
+"""What the processes of one gateway share, and what they say together."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import Response
+
+from gateway.api_keys import ApiKey, ApiKeyEntry, digest
+from gateway.errors import ApiError
+from gateway.gateway import Transcripts
+from gateway.workers import supervisor, together
+from gateway.workers.shared import Shared
+
+PAGE = """\
+# HELP quartet_gateway_requests_total HTTP requests ended
+# TYPE quartet_gateway_requests_total counter
+quartet_gateway_requests_total{{path="/x"}} {requests}
+# HELP quartet_gateway_replicas Replicas known
+# TYPE quartet_gateway_replicas gauge
+quartet_gateway_replicas{{stage="thinker"}} 2.0
+# HELP vllm:num_requests_running Requests
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{model_name="m"}} 7.0
+"""
+
+
+def test_what_a_killed_gateway_left_is_removed_and_what_a_running_one_has_is_not(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "quartet-gateway-left"
+    left.mkdir()
+    (left / "shared.sqlite").touch()
+    with supervisor._directory() as first:
+        assert not left.exists()
+        with supervisor._directory() as second:
+            assert first != second
+            assert Path(first).exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_metrics_of_all_are_told_apart_and_those_of_the_stages_told_once():
+    merged = together.metrics([(i, Response(PAGE.format(requests=i + 1))) for i in range(3)])
+    samples = {
+        (sample.name, sample.labels.get("worker")): sample.value
+        for family in text_string_to_metric_families(bytes(merged.body).decode())
+        for sample in family.samples
+    }
+    assert samples == {
+        ("quartet_gateway_requests_total", "0"): 1.0,
+        ("quartet_gateway_requests_total", "1"): 2.0,
+        ("quartet_gateway_requests_total", "2"): 3.0,
+        ("quartet_gateway_replicas", None): 2.0,
+        ("vllm:num_requests_running", None): 7.0,
+    }
+
+
+def test_a_process_that_starts_anew_has_nothing_running(tmp_path: Path):
+    entry = ApiKeyEntry(name="alice", sha256=digest("x"), max_concurrent_requests=2)  # pyright: ignore[reportCallIssue]
+    keys = [ApiKey(entry, Shared(tmp_path / "shared.sqlite", worker)) for worker in range(2)]
+    with keys[0].request(), keys[1].request():
+        for key in keys:
+            with pytest.raises(ApiError, match="has 2 requests in progress"), key.request():
+                pass
+        anew = ApiKey(entry, Shared(tmp_path / "shared.sqlite", 1))  # process 1 was killed in the middle of its request
+        with anew.request():
+            pass
+
+
+def test_a_rate_is_that_of_all_processes(tmp_path: Path):
+    entry = ApiKeyEntry(name="alice", sha256=digest("x"), requests_per_minute=3)  # pyright: ignore[reportCallIssue]
+    keys = [ApiKey(entry, Shared(tmp_path / "shared.sqlite", worker)) for worker in range(2)]
+    for i in range(3):
+        with keys[i % 2].request():
+            pass
+    for key in keys:
+        with pytest.raises(ApiError, match="may make 3 requests a minute"), key.request():
+            pass
+
+
+def test_a_transcript_is_known_to_all_and_only_the_newest_are_kept(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("gateway.gateway._MAX_TRANSCRIPTS", 3)
+    first, second = (Transcripts(60, Shared(tmp_path / "shared.sqlite", worker)) for worker in range(2))
+    ids = [first.new_id() for _ in range(5)]
+    for i, (audio_id, expires_at) in enumerate(ids):
+        (first if i % 2 else second).put(audio_id, expires_at, f"said {i}")
+    assert [second.get(audio_id) for audio_id, _ in ids] == [None, None, "said 2", "said 3", "said 4"]
