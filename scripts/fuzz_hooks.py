@@ -1,6 +1,6 @@
 """What schemathesis is told beside the OpenAPI document: the models that are there. Another one is a 404 at once."""
 
-import schemathesis
+import schemathesis  # pyright: ignore[reportMissingImports]  of the extra "fuzz"
 
 _OF_DIT = ("/v1/images", "/v1/videos", "/v1/audio/generations")
 
