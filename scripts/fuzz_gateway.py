@@ -55,7 +55,7 @@ async def fuzz(flags: argparse.Namespace, directory: Path) -> int:
         environment = os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS)}
         process = await asyncio.create_subprocess_exec(flags.schemathesis, *command, env=environment)
         status = await process.wait()
-        return status or await is_well(gateway)
+        return await is_well(gateway) or status
 
 
 async def is_well(gateway: Running) -> int:
