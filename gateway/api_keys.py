@@ -7,7 +7,7 @@ import math
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +26,7 @@ CHECK_INTERVAL_S = 1.0
 _WINDOW_S = 60.0
 _RETRY_S = 1.0  # when a place will be free is not known
 PREFIX = "sk-quartet-"
+_ONE_MORE = "INSERT INTO running VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET requests = requests + 1"
 _RANDOM_BYTES = 32
 _MAX_REQUESTS_PER_MINUTE = 100_000  # the time of each is remembered for a minute
 
@@ -134,13 +135,22 @@ class ApiKey:
             place.callback(self._give_back)
             yield place
 
+    def hold(self) -> Callable[[], None]:
+        """Another place beside a request's, for what it started and leaves running; the request was let in for it. What
+        is returned gives it back, once."""
+        with self._shared.change() as database:
+            database.execute(_ONE_MORE, (self.name, self._shared.worker))
+        self._running_metric.inc()
+        with ExitStack() as place:
+            place.callback(self._give_back)
+            return place.pop_all().close
+
     def _take(self) -> None:
         """Counts a request in, if it may be made."""
-        one_more = "INSERT INTO running VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET requests = requests + 1"
         with self._shared.change() as database:
             self._check_concurrency(database)
             self._check_rate(database)
-            database.execute(one_more, (self.name, self._shared.worker))
+            database.execute(_ONE_MORE, (self.name, self._shared.worker))
 
     def _give_back(self) -> None:
         with self._shared.change() as database:

@@ -134,10 +134,9 @@ def create_app(
                 Gateway(settings, pipeline, Channels(credentials), spans, shared=shared)
             )
             app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
-            app.state.videos = None
             if pipeline.outputs.video is not None and (worker is None or worker.is_first):
                 store = await stack.enter_async_context(VideoStore(settings.jobs_dir, settings.video_ttl_s))
-                app.state.videos = await stack.enter_async_context(VideoJobs(store, settings))
+                app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings))
             freeze_heap()
             yield
 

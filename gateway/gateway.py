@@ -14,6 +14,7 @@ from gateway.profiling.fan_out import Profiling
 from gateway.realtime.detector import Detectors
 from gateway.realtime.turn_model import TurnModel
 from gateway.settings import GatewaySettings
+from gateway.video_jobs import VideoJobs
 from gateway.voice_store import VoiceStore
 from gateway.workers.shared import Shared
 from quartet.v1 import talker_pb2
@@ -64,6 +65,7 @@ class Gateway:
         self.spans = Spans() if spans is None else spans
         self.profiling = Profiling(self.pipeline, self.spans, settings.request_timeout_s)
         self.realtime_sessions = 0
+        self.videos: VideoJobs | None = None  # where a stage makes videos, and this process has the jobs
         self.administration = asyncio.Lock()
         self._voices: VoiceStore | None = None
         self._detectors: Detectors | None = None

@@ -1,6 +1,7 @@
 """What happens while tools run here, beside the pipeline's own events."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.errors import ApiError
 from quartet.v1 import thinker_pb2
@@ -39,13 +40,21 @@ class Painted:
 
 
 @dataclass(frozen=True)
+class Made:
+    """What another tool made: `members` of its item."""
+
+    members: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Failed:
-    """The picture cannot be made."""
+    """It cannot be made."""
 
     error: ApiError
 
 
 PaintEvent = Generating | Painted | Failed
+MakeEvent = Generating | Made | Failed
 
 
 def picture_url(image_base64: str, file_format: str) -> str:

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from gateway.media.encode import ImageFormat
 
 IMAGE_TOOL = "image_generation"
+VIDEO_TOOL = "video_generation"
+SOUND_TOOL = "sound_generation"
 
 
 class ImageTool(BaseModel):
@@ -23,3 +25,27 @@ class ImageTool(BaseModel):
     output_compression: int | None = Field(default=None, ge=0, le=100)
     partial_images: int | None = Field(default=None, ge=0, le=3, description="previews; only with stream")
     input_image_mask: dict[str, Any] | None = None
+
+
+class VideoTool(BaseModel):
+    """The tool that has videos made. Quartet's own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["video_generation"] = VIDEO_TOOL
+    seconds: float | None = Field(default=None, gt=0, description="default: the model's")
+    size: str | None = Field(default=None, description='"WIDTHxHEIGHT"; default: the model\'s')
+
+
+class SoundTool(BaseModel):
+    """The tool that makes sounds. Quartet's own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["sound_generation"] = SOUND_TOOL
+    seconds: float | None = Field(default=None, gt=0, description="default: the model's")
+    output_format: Literal["wav", "flac", "mp3", "opus", "aac"] | None = Field(default=None, description="default: wav")
+
+
+MakerTool = VideoTool | SoundTool
+MAKERS: dict[str, type[VideoTool] | type[SoundTool]] = {VIDEO_TOOL: VideoTool, SOUND_TOOL: SoundTool}

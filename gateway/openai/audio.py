@@ -18,10 +18,11 @@ from gateway.openai.diffusion import DiffusionRequest, require_info, told_of
 from gateway.openai.forms import page, read_json
 from gateway.pipeline.dit import Pieces, generate
 from gateway.pipeline.stage import Stage
-from quartet.v1 import dit_pb2
+from quartet.v1 import dit_pb2, server_info_pb2
 
 router = APIRouter(tags=["audio"])
 
+TASKS = (dit_pb2.DIT_TASK_TEXT_TO_AUDIO,)
 MEDIA_TYPES = {
     "wav": "audio/wav",
     "flac": "audio/flac",
@@ -38,6 +39,15 @@ class AudioRequest(DiffusionRequest):
     n: Annotated[int, Field(ge=1, le=1)] | None = Field(default=None, description="the response is one file")
     response_format: Literal["wav", "flac", "mp3", "opus", "aac"] = "wav"
 
+    def audio_start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
+        """The stage's start message. Raises ApiError: 400 naming the member that the model cannot follow."""
+        start = self.start(info)
+        if self.seconds is not None:
+            if self.seconds > info.max_audio_s:
+                raise invalid("seconds", f"must be at most {info.max_audio_s:g}")
+            start.audio_s = self.seconds
+        return start
+
 
 _OPENAPI = page(AudioRequest, "application/json", "the file", answered=MEDIA_TYPES.values())
 
@@ -48,23 +58,18 @@ async def generate_audio(http: Request, gateway: Annotated[Gateway, Depends(admi
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, AudioRequest, limit_s)
     stage = gateway.stage_for("audio", request.model)
-    info = require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_AUDIO,), "sound")
-    start = request.start(info)
-    if request.seconds is not None:
-        if request.seconds > info.max_audio_s:
-            raise invalid("seconds", f"must be at most {info.max_audio_s:g}")
-        start.audio_s = request.seconds
+    start = request.audio_start(require_info(stage, TASKS, "sound"))
     start.request_id = http.state.request_id
     with told_of(stage):
-        pieces, seed = await while_connected(http.receive, _make(stage, start, limit_s))
-    file, audio_s = await asyncio.to_thread(_file, pieces, request.response_format)
+        pieces, seed = await while_connected(http.receive, make(stage, start, limit_s))
+    file, audio_s = await asyncio.to_thread(file_of, pieces, request.response_format)
     metrics.AUDIO_SECONDS.inc(audio_s)
     http.state.log |= {"audio_s": round(audio_s, 3), "seed": seed}
     headers = {"x-quartet-seed": str(seed), "x-quartet-sample-rate-hz": str(pieces.sample_rate_hz)}
     return Response(file, media_type=MEDIA_TYPES[request.response_format], headers=headers)
 
 
-async def _make(stage: Stage, start: dit_pb2.DitStart, timeout_s: float) -> tuple[Pieces, int]:
+async def make(stage: Stage, start: dit_pb2.DitStart, timeout_s: float) -> tuple[Pieces, int]:
     """The sound, complete, and its seed. Raises StageError."""
     pieces, seed = Pieces(), 0
     async with aclosing(generate(stage, start, (), timeout_s)) as responses:
@@ -79,7 +84,7 @@ async def _make(stage: Stage, start: dit_pb2.DitStart, timeout_s: float) -> tupl
     return pieces, seed
 
 
-def _file(pieces: Pieces, file_format: str) -> tuple[bytes, float]:
+def file_of(pieces: Pieces, file_format: str) -> tuple[bytes, float]:
     """The file in 16 bit, and its length in seconds. Blocking."""
     samples = pieces.array()  # (samples, channels) float32
     pcm16 = np.rint(np.clip(samples, -1.0, 1.0) * 32767).astype("<i2")

@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from copy import deepcopy
 from typing import Annotated, Any, Self
@@ -28,7 +29,7 @@ from services.common.rpc.errors import StageError
 
 router = APIRouter(tags=["videos"])
 
-_TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
+TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
 _POLL_AFTER = {"openai-poll-after-ms": "1000"}  # OpenAI's clients wait so long before they ask again
 _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 
@@ -127,8 +128,40 @@ def _openapi() -> dict[str, Any]:
 async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Takes a video on. Its state is at /v1/videos/{id}, and then its file at /v1/videos/{id}/content."""
     request, picture = await _read(http, gateway)
-    stage = gateway.stage_for("video", request.model)
-    info = require_info(stage, _TASKS, "videos")
+    gateway.stage_for("video", request.model)
+    place: ExitStack = http.state.place.pop_all()  # the video counts among its key's requests until it ends
+    try:
+        video = await take_on(gateway, request, picture, owner_of(http), place.close, http.state.log)
+    except BaseException:
+        place.close()
+        raise
+    return Json(video_object(video), headers=_POLL_AFTER)
+
+
+async def take_on(
+    gateway: Gateway,
+    request: VideoRequest,
+    picture: MediaFile | None,
+    owner: str | None,
+    on_end: Callable[[], object],
+    log: dict[str, Any],
+) -> Video:
+    """A new job, which no crash can lose.
+
+    Args:
+        gateway: the gateway.
+        request: what is to be made.
+        picture: the first frame; loaded here.
+        owner: whose it is.
+        on_end: called when it has ended, however; not if this raises.
+        log: fields of the request's log line.
+
+    Raises:
+        ApiError: 400 naming the member that the model cannot follow; 429, too many wait; 503, it does not serve.
+    """
+    stage, jobs = gateway.stage_for("video", request.model), gateway.videos
+    assert jobs is not None, "there are jobs where a stage makes videos"
+    info = require_info(stage, TASKS, "videos")
     start = request.video_start(info)
     if picture is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in info.tasks:
         raise invalid("input_reference", "required: this model animates a picture", "missing_required_parameter")
@@ -149,17 +182,15 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
         frames=start.num_frames,
         frames_per_second=info.frames_per_second,
         seed=str(request.seed) if request.seed is not None else None,
-        owner=owner_of(http),
+        owner=owner,
     )
     start.request_id = video.id
-    http.state.log |= {"video": video.id, "frames": video.frames}
-    place: ExitStack = http.state.place.pop_all()  # the video counts among its key's requests until it ends
+    log |= {"video": video.id, "frames": video.frames}
     try:
-        await _jobs(http).submit(video, stage, start, picture and picture.content, on_end=place.close)
+        await jobs.submit(video, stage, start, picture and picture.content, on_end=on_end)
     except StageError as error:
-        place.close()
         raise from_error("gateway", error) from None
-    return Json(video_object(video), headers=_POLL_AFTER)
+    return video
 
 
 @router.get("/v1/videos")
@@ -216,8 +247,8 @@ async def download_video(http: Request, video_id: str) -> Response:
 
 
 def _jobs(http: Request) -> VideoJobs:
-    jobs: VideoJobs | None = http.app.state.videos
-    if jobs is None:
+    gateway: Gateway = http.app.state.gateway
+    if (jobs := gateway.videos) is None:
         raise ApiError(404, "this server makes no videos", None, "not_found")
     return jobs
 

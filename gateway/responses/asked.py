@@ -1,7 +1,7 @@
 """What a response is to be, and its object as OpenAI has it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ class Asked:
         request_id: names it in every stage.
         owner: whose it is; None where there are no keys.
         log: fields of the log line, filled in.
+        hold: a place of its API key's for what it starts and leaves running; returns what gives the place back.
         created_at: Unix seconds.
         arrived: `time.monotonic()` then.
     """
@@ -40,6 +41,7 @@ class Asked:
     request_id: str
     owner: str | None
     log: dict[str, Any]
+    hold: Callable[[], Callable[[], None]]
     created_at: int = field(default_factory=lambda: int(time.time()))
     arrived: float = field(default_factory=time.monotonic)
 

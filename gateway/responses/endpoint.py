@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gateway.errors import from_error, invalid
 from gateway.gateway import Gateway
 from gateway.json_writer import Json
-from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, named_sse, owner_of, while_connected
+from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, key_of, named_sse, owner_of, while_connected
 from gateway.openai.forms import page, read_json
 from gateway.responses.exchange import Exchange
 from gateway.responses.listing import Page, listed, read_query
@@ -42,7 +42,7 @@ async def create_response(http: Request, gateway: Annotated[Gateway, Depends(adm
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, ResponseRequest, limit_s)
     responses = responses_of(http)
-    exchange = await responses.ask(request, http.state.request_id, owner_of(http), http.state.log)
+    exchange = await responses.ask(request, http.state.request_id, key_of(http), http.state.log)
     if request.background:
         return await _in_background(http, gateway, responses, exchange)
     if request.stream:
@@ -94,7 +94,7 @@ async def count_input_tokens(http: Request, gateway: Annotated[Gateway, Depends(
 
 
 async def _count(http: Request, request: ResponseRequest) -> Response:
-    exchange = await responses_of(http).ask(request, http.state.request_id, owner_of(http), http.state.log)
+    exchange = await responses_of(http).ask(request, http.state.request_id, key_of(http), http.state.log)
     return Json({"object": "response.input_tokens", "input_tokens": await exchange.count()})
 
 

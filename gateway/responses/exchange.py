@@ -13,16 +13,18 @@ from gateway import metrics
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.gateway import Gateway
 from gateway.hosted_tools import image as image_tool
+from gateway.hosted_tools import makers
+from gateway.hosted_tools.schema import IMAGE_TOOL
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.chat_requests import to_jobs
-from gateway.openai.schema import ChatCompletionRequest
+from gateway.openai.schema import ChatCompletionRequest, Tool
 from gateway.pipeline.events import AudioDelta, Event, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
 from gateway.responses.asked import Asked, Status, usage_of
 from gateway.responses.messages import Messages, chat_request, in_items_terms, last_picture
-from gateway.responses.output import ImageOutput, OutputItem, Told
+from gateway.responses.output import ImageOutput, MadeOutput, OutputItem, Told
 from gateway.responses.parts import Item
-from gateway.responses.turn import ImageCall, Turn
+from gateway.responses.turn import HostedCall, Turn
 from services.common.rpc.errors import StageError
 
 log = structlog.get_logger()
@@ -163,18 +165,40 @@ class Exchange:
                 async for event in events:
                     yield event
             turn = self._turns[-1]
-            if not turn.images or turn.is_cut_short:
+            if not turn.hosted or turn.is_cut_short:
                 return
             self._context += [("output", output.item) for output in turn.outputs]
-            for call in turn.images.values():
-                async with aclosing(self._paint(call)) as events:
+            for call in turn.hosted.values():
+                made = self._paint(call) if call.name == IMAGE_TOOL else self._make(call)
+                async with aclosing(made) as events:
                     async for event in events:
                         yield event
                 self._context.append(("output", self._outputs[-1].item))
             if turn.calls_client:
                 return
 
-    async def _paint(self, call: ImageCall) -> AsyncGenerator[Told, None]:
+    async def _make(self, call: HostedCall) -> AsyncGenerator[Told, None]:
+        asked = self.asked
+        output = MadeOutput(len(self._outputs), call.name)
+        self._outputs.append(output)
+        making = makers.Making(
+            asked.tools.makers[call.name][0],
+            call.arguments,
+            last_picture([item for _, item in self._context]),
+            f"{asked.request_id}-{len(self._outputs)}",
+            asked.arrived + self._gateway.settings.request_timeout_s,
+            asked.owner,
+            asked.hold,
+            asked.log,
+        )
+        for event in output.open():
+            yield event
+        async with aclosing(making.events(self._gateway)) as steps:
+            async for step in steps:
+                for event in output.take(step):
+                    yield event
+
+    async def _paint(self, call: HostedCall) -> AsyncGenerator[Told, None]:
         asked = self.asked
         assert asked.tools.image is not None
         output = ImageOutput(len(self._outputs))
@@ -236,7 +260,7 @@ class Exchange:
             yield told
 
     def _in_own_terms(self, messages: Messages) -> AbstractContextManager[None]:
-        return in_items_terms(messages, [*self.asked.tools.places, self.asked.tools.image_place])
+        return in_items_terms(messages, self._offered()[1])
 
     async def _job(self, chat: ChatCompletionRequest, request_id: str) -> Job:
         (job,) = await to_jobs(self._gateway, chat, request_id, self.asked.owner)
@@ -264,13 +288,24 @@ class Exchange:
 
     def _chat(self, messages: Messages) -> ChatCompletionRequest:
         tools, request = self.asked.tools, self.asked.request
-        made = sum(len(turn.images) for turn in self._turns)
-        offered = list(tools.functions)
-        if tools.image is not None and made < (request.max_tool_calls or image_tool.MAX_CALLS):
-            offered.append(image_tool.function(tools.image))
+        offered, _ = self._offered()
         # what was to be called has been: from then on the model is free to say something
         choice = tools.choice if len(self._turns) == 1 or not offered else None
         return chat_request(request, messages.messages, offered, choice if offered else None)
+
+    def _offered(self) -> tuple[list[Tool], list[str]]:
+        """(the tools that the model may call now, where in the request each is)."""
+        tools = self.asked.tools
+        offered, places = list(tools.functions), list(tools.places)
+        made = sum(len(turn.hosted) for turn in self._turns)
+        if made < (self.asked.request.max_tool_calls or image_tool.MAX_CALLS):
+            if tools.image is not None:
+                offered.append(image_tool.function(tools.image))
+                places.append(tools.image_place)
+            for name, (_, place) in tools.makers.items():
+                offered.append(makers.function(name))
+                places.append(place)
+        return offered, places
 
     @property
     def _conversation_id(self) -> str:

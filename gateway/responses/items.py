@@ -66,6 +66,15 @@ class ImageCall(Part):
     status: str | None = None
 
 
+class MadeCall(Part):
+    """A video or a sound that was made here."""
+
+    prompt: str | None = None
+    video: dict[str, Any] | None = Field(default=None, description="as in /v1/videos; none if it failed")
+    result: str | None = Field(default=None, description="a sound's file in base64; none if it failed")
+    status: str | None = None
+
+
 class Reference(Part):
     """Names an item of an earlier response or conversation."""
 
@@ -78,6 +87,8 @@ _ITEMS: dict[str, tuple[type[Part], str]] = {
     "function_call_output": (FunctionCallOutput, "fco"),
     "reasoning": (Reasoning, "rs"),
     "image_generation_call": (ImageCall, "ig"),
+    "video_generation_call": (MadeCall, "mk"),
+    "sound_generation_call": (MadeCall, "mk"),
     "item_reference": (Reference, ""),
 }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import ApiError, invalid
+from gateway.hosted_tools import makers
 from gateway.hosted_tools.events import picture_url
 from gateway.hosted_tools.image import MADE, NOT_MADE
 from gateway.hosted_tools.schema import IMAGE_TOOL
@@ -54,6 +55,8 @@ class Messages:
                 self._assistant(place, self._thinks).reasoning_content = thought(item)
             case "image_generation_call":
                 self._picture(place, item)
+            case "video_generation_call" | "sound_generation_call":
+                self._made(place, item)
 
     def _add(self, place: str, message: Any) -> None:
         self.messages.append(message)
@@ -106,13 +109,24 @@ class Messages:
         """A picture that was made: the call that asked for it, and its result."""
         asked = json.dumps({"prompt": item.get("revised_prompt") or ""}, ensure_ascii=False)
         self._call(place, item["id"], IMAGE_TOOL, asked)
-        fault = item.get("error")
-        reason = fault.get("message") if isinstance(fault, dict) else "the reason is not known"
-        came = MADE if item.get("result") else f"{NOT_MADE}{reason}"
+        came = MADE if item.get("result") else f"{NOT_MADE}{_why_not(item)}"
         parts: list[Any] = [content.TextPart(type="text", text=came)]
         if item.get("result") and self.sees_images:
             parts.append(image_part(made_url(item)))
         self._output(place, item["id"], parts)
+
+    def _made(self, place: str, item: Item) -> None:
+        """A video or a sound that was made: the call that asked for it, and what the model heard of it."""
+        name = item["type"].removesuffix("_call")
+        self._call(place, item["id"], name, json.dumps({"prompt": item.get("prompt") or ""}, ensure_ascii=False))
+        is_made = item.get("video") or item.get("result")
+        came = makers.MADE[name] if is_made else f"{makers.NOT_MADE}{_why_not(item)}"
+        self._output(place, item["id"], [content.TextPart(type="text", text=came)])
+
+
+def _why_not(item: Item) -> str:
+    fault = item.get("error")
+    return str(fault.get("message")) if isinstance(fault, dict) else "the reason is not known"
 
 
 def made_url(item: Item) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.hosted_tools.events import Failed, Generating, Painted, PaintEvent
+from gateway.hosted_tools.events import Failed, Generating, Made, MakeEvent, Painted, PaintEvent
 from gateway.responses.items import new_id
 from gateway.responses.messages import sealed
 from gateway.responses.parts import Item
@@ -156,6 +156,33 @@ class ImageOutput(OutputItem):
             case Painted(image_base64, facts, preview):
                 members = {"partial_image_index": preview, "partial_image_b64": image_base64, **facts}
                 yield self.event("image_generation_call.partial_image", **members)
+            case Failed(error):
+                self.item["error"] = {"type": error.kind, "code": error.code, "message": error.message}
+                yield from self.close("failed")
+
+
+class MadeOutput(OutputItem):
+    """What video_generation or sound_generation makes. `tool`: its name."""
+
+    def __init__(self, index: int, tool: str) -> None:
+        self._type = f"{tool}_call"
+        super().__init__(index, {"id": new_id("mk"), "type": self._type, "status": "in_progress"})
+
+    def open(self) -> Iterator[Told]:
+        """It is asked for."""
+        yield from super().open()
+        yield self.event(f"{self._type}.in_progress")
+
+    def take(self, event: MakeEvent) -> Iterator[Told]:
+        """What is to be told of how far it is."""
+        match event:
+            case Generating():
+                self.item["status"] = "generating"
+                yield self.event(f"{self._type}.generating")
+            case Made(members):
+                self.item |= members
+                yield self.event(f"{self._type}.completed")
+                yield from self.close("completed")
             case Failed(error):
                 self.item["error"] = {"type": error.kind, "code": error.code, "message": error.message}
                 yield from self.close("failed")

@@ -3,15 +3,18 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 from typing import Any
 
 import structlog
 
+from gateway.api_keys import ApiKey
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
 from gateway.hosted_tools import image as image_tool
+from gateway.hosted_tools import makers
+from gateway.hosted_tools.schema import IMAGE_TOOL
 from gateway.responses.asked import Asked
 from gateway.responses.exchange import Exchange
 from gateway.responses.items import new_id, read_items
@@ -101,17 +104,24 @@ class Responses:
         await asyncio.gather(*tasks, self._telling_alive, return_exceptions=True)
         await self.store.close()
 
-    async def ask(self, request: ResponseRequest, request_id: str, owner: str | None, log_fields: dict) -> Exchange:
-        """The response that `request` asks for, not begun.
+    async def ask(
+        self, request: ResponseRequest, request_id: str, key: ApiKey | None, log_fields: dict[str, Any]
+    ) -> Exchange:
+        """The response that `request` asks for, not begun; `key` is what it came with.
 
         Raises:
             ApiError: 400 naming what is at fault; 404, there is no such earlier response or conversation.
         """
         self._check(request)
-        image = self.gateway.pipeline.config.outputs.image is not None
-        tools = read_tools(request.tools, request.tool_choice, image)
+        owner = key and key.name
+        runs = makers.available(self.gateway)
+        if self.gateway.pipeline.output("image") is not None:
+            runs.add(IMAGE_TOOL)
+        tools = read_tools(request.tools, request.tool_choice, runs)
         if tools.image is not None:
             image_tool.check(self.gateway, tools.image, tools.image_place)
+        for maker, place in tools.makers.values():
+            makers.check(self.gateway, maker, place)
         items = read_items(request.input)
         items = [await self._referred(item, f"input[{i}]", owner) for i, item in enumerate(items)]
         earlier = await self._earlier(request, owner)
@@ -119,7 +129,9 @@ class Responses:
             raise invalid("input", "required, but missing", "missing_required_parameter")
         response_id = new_id("resp")
         name = response_id if request.background else request_id
-        asked = Asked(request, tools, earlier, items, response_id, name, owner, log_fields)
+        asked = Asked(
+            request, tools, earlier, items, response_id, name, owner, log_fields, key.hold if key else _hold_nothing
+        )
         log_fields |= {"response_id": response_id, "stream": bool(request.stream)}
         return Exchange(self.gateway, asked, self._keep)
 
@@ -265,6 +277,10 @@ class Responses:
                     await self.store.touch(name)
                 except (StoreError, sqlite3.Error):
                     log.exception("responses cannot be stored")
+
+
+def _hold_nothing() -> Callable[[], None]:
+    return lambda: None
 
 
 def _is(thread_id: str, prefix: str) -> bool:

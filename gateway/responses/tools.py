@@ -1,13 +1,13 @@
-"""Tools of a response: functions, which clients call; image_generation, which runs here; others, which are left out."""
+"""Tools of a response: functions, which clients call; those that run here; others, which are left out."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field
 
 from gateway.errors import invalid
-from gateway.hosted_tools.schema import IMAGE_TOOL, ImageTool
+from gateway.hosted_tools.schema import IMAGE_TOOL, MAKERS, ImageTool, MakerTool
 from gateway.openai.schema import FunctionTool, NamedFunction, Tool, ToolChoice
 from gateway.responses.parts import Part, within
 
@@ -39,6 +39,7 @@ class Tools:
         places: where in the request each of `functions` is.
         image: the settings of image_generation, if it is there and this server makes pictures.
         image_place: where in the request that is.
+        makers: the settings of the tools that make videos and sounds, and where in the request each is, by name.
         choice: whether and which is to be called; None: as the model decides.
     """
 
@@ -47,37 +48,46 @@ class Tools:
     places: list[str] = field(default_factory=list)
     image: ImageTool | None = None
     image_place: str = ""
+    makers: dict[str, tuple[MakerTool, str]] = field(default_factory=dict)
     choice: ToolChoice | None = None
 
+    @property
+    def hosted(self) -> set[str]:
+        """Names of those that run here."""
+        return {*self.makers, *([IMAGE_TOOL] if self.image is not None else [])}
 
-def read_tools(given: Sequence[Any] | None, choice: Any, makes_images: bool) -> Tools:
-    """The tools that are of use here.
+
+def read_tools(given: Sequence[Any] | None, choice: Any, runs: Collection[str]) -> Tools:
+    """The tools that are of use here; `runs` are the names of those that can run here.
 
     Raises:
         ApiError: 400 naming the tool, or the choice, at fault.
     """
     tools = Tools()
     for i, tool in enumerate(given or ()):
-        _add(tools, tool, f"tools[{i}]", makes_images)
+        _add(tools, tool, f"tools[{i}]", runs)
     tools.choice = _choice(tools, choice)
     return tools
 
 
-def _add(tools: Tools, tool: Any, place: str, makes_images: bool) -> None:
+def _add(tools: Tools, tool: Any, place: str, runs: Collection[str]) -> None:
     if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
         raise invalid(place, "must be a tool, an object with a type", "invalid_type")
     if tool["type"] == "function":
         function: Function = within(Function, tool, place)
-        if function.name == IMAGE_TOOL:
-            raise invalid(f"{place}.name", f"{IMAGE_TOOL!r} is the name of a tool that runs here; take another")
+        if function.name in (IMAGE_TOOL, *MAKERS):
+            raise invalid(f"{place}.name", f"{function.name!r} is the name of a tool that runs here; take another")
         described = FunctionTool(name=function.name, description=function.description, parameters=function.parameters)
         tools.functions.append(Tool(type="function", function=described))
         tools.places.append(place)
         tools.public.append({"strict": True, "description": None, "parameters": None, **tool})
-    elif tool["type"] == IMAGE_TOOL and makes_images:
-        if tools.image is not None:
-            raise invalid(place, f"{IMAGE_TOOL} is there twice")
-        tools.image, tools.image_place = within(ImageTool, tool, place), place
+    elif tool["type"] in runs:
+        if tool["type"] in tools.hosted:
+            raise invalid(place, f"{tool['type']} is there twice")
+        if tool["type"] == IMAGE_TOOL:
+            tools.image, tools.image_place = within(ImageTool, tool, place), place
+        else:
+            tools.makers[tool["type"]] = within(MAKERS[tool["type"]], tool, place), place
         tools.public.append(tool)
 
 
@@ -95,10 +105,11 @@ def _choice(tools: Tools, choice: Any) -> ToolChoice | None:
     named: NamedTool = within(NamedTool, choice, "tool_choice")
     if named.type == "allowed_tools":
         return _allowed(tools, choice)
-    name = named.name if named.type == "function" else IMAGE_TOOL if named.type == IMAGE_TOOL else None
-    if name == IMAGE_TOOL and tools.image is None:
-        raise invalid("tool_choice", f"{IMAGE_TOOL} is not among the tools, or this server makes no images")
-    if name is None or (name != IMAGE_TOOL and name not in {tool.function.name for tool in tools.functions}):
+    runs_here = named.type in (IMAGE_TOOL, *MAKERS)
+    name = named.name if named.type == "function" else named.type if runs_here else None
+    if runs_here and name not in tools.hosted:
+        raise invalid("tool_choice", f"{name} is not among the tools, or this server does not make that")
+    if name is None or (not runs_here and name not in {tool.function.name for tool in tools.functions}):
         param = "tool_choice.name" if named.type == "function" else "tool_choice.type"
         raise invalid(param, f"{(named.name or named.type)[:64]!r} is not one of the tools that are of use here")
     return ToolChoice(type="function", function=NamedFunction(name=name))
@@ -113,10 +124,11 @@ def _allowed(tools: Tools, choice: dict[str, Any]) -> ToolChoice | None:
     kept = [(tool, at) for tool, at in zip(tools.functions, tools.places, strict=True) if tool.function.name in names]
     tools.functions, tools.places = [tool for tool, _ in kept], [place for _, place in kept]
     tools.image = tools.image if IMAGE_TOOL in names else None
+    tools.makers = {name: tool for name, tool in tools.makers.items() if name in names}
     mode = choice.get("mode", "auto")
     if mode not in ("auto", "required"):
         raise invalid("tool_choice.mode", "must be auto or required")
-    has_any = bool(tools.functions or tools.image)
+    has_any = bool(tools.functions or tools.hosted)
     if mode == "required" and not has_any:
         raise invalid("tool_choice.tools", "none of them is one of the tools that are of use here")
     return ToolChoice(type=mode) if has_any else None

@@ -6,7 +6,6 @@ from typing import Any
 
 import pybase64
 
-from gateway.hosted_tools.schema import IMAGE_TOOL
 from gateway.media.encode import encode_audio
 from gateway.openai.answer import WholeAnswer, logprobs
 from gateway.pipeline.events import AudioDelta, Event, Finished, TextDelta, TextEnd
@@ -16,9 +15,15 @@ from quartet.v1 import thinker_pb2
 
 
 @dataclass
-class ImageCall:
-    """A call of image_generation, which runs here and is told of when it does. `arguments`: their JSON so far."""
+class HostedCall:
+    """A call of a tool that runs here, and is told of when it does.
 
+    Attributes:
+        name: of the tool.
+        arguments: their JSON so far.
+    """
+
+    name: str
     arguments: str = ""
 
 
@@ -31,13 +36,13 @@ class Turn:
 
     Attributes:
         answer: what it adds up to.
-        images: the pictures that the model asks for.
+        hosted: the calls of tools that run here.
     """
 
     def __init__(self, asked: Asked, outputs: list[OutputItem]) -> None:
         self._asked, self._outputs, self._began = asked, outputs, len(outputs)
         self.answer = WholeAnswer(0, asked.id, 0)
-        self.images: dict[int, ImageCall] = {}
+        self.hosted: dict[int, HostedCall] = {}
         self._message: MessageOutput | None = None
         self._thought: ReasoningOutput | None = None
         self._calls: dict[int, CallOutput] = {}
@@ -73,7 +78,7 @@ class Turn:
                     pybase64.b64encode_as_string(pcm16) if self._asked.request.stream else ""
                 )
             case Finished():
-                if not self.outputs and not self.images:  # not a word: clients expect a message
+                if not self.outputs and not self.hosted:  # not a word: clients expect a message
                     yield from self._said()
 
     def close(self, audio_format: str) -> Iterator[Told]:
@@ -113,16 +118,16 @@ class Turn:
             yield from self._opened(self._message)
 
     def _call(self, delta: thinker_pb2.ToolCallDelta) -> Iterator[Told]:
-        if delta.name == IMAGE_TOOL and self._asked.tools.image is not None:
-            self.images[delta.index] = ImageCall()
+        if delta.name in self._asked.tools.hosted:
+            self.hosted[delta.index] = HostedCall(delta.name)
         elif delta.name:
             yield from self._thought.close("completed") if self._thought else ()
             if self._message is not None and "audio" not in (self._asked.request.modalities or ()):
                 yield from self._message.close("completed")
             call = self._calls[delta.index] = CallOutput(len(self._outputs), delta.name, delta.id)
             yield from self._opened(call)
-        if delta.index in self.images:
-            self.images[delta.index].arguments += delta.arguments_json
+        if delta.index in self.hosted:
+            self.hosted[delta.index].arguments += delta.arguments_json
         elif delta.arguments_json:
             yield from self._calls[delta.index].arguments(delta.arguments_json)
 

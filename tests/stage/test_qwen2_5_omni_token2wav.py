@@ -179,6 +179,7 @@ def collect(events: "queue.Queue[Event]") -> torch.Tensor:
     return torch.cat(pieces)
 
 
+@pytest.mark.long
 async def test_eight_streams_mixed_are_each_what_the_reference_makes_alone(reference, windowed):
     """By an engine of five slots, frames in random pieces; two more are cancelled on the way."""
     rng = random.Random(4)

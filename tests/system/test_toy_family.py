@@ -26,6 +26,7 @@ pytestmark = pytest.mark.e2e
 FRAMES = 30
 
 
+@pytest.mark.long
 def test_the_toy_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"  # what is installed is for this test alone, and no index is asked
     # the last of these is pip's way to say that what the build needs is here
