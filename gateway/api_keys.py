@@ -128,29 +128,28 @@ class ApiKey:
         Raises:
             ApiError: 429, a limit of the key is reached.
         """
-        self._take()
-        metrics.KEY_REQUESTS.labels(self.name).inc()
-        self._running_metric.inc()
-        with ExitStack() as place:
-            place.callback(self._give_back)
+        with self._place(self._check) as place:
+            metrics.KEY_REQUESTS.labels(self.name).inc()
             yield place
 
     def hold(self) -> Callable[[], None]:
         """Another place beside a request's, for what it started and leaves running; the request was let in for it. What
         is returned gives it back, once."""
+        return self._place().close
+
+    def _place(self, check: Callable[[sqlite3.Connection], None] = lambda database: None) -> ExitStack:
+        """Counts a request in, if `check` lets it; until it is closed."""
         with self._shared.change() as database:
+            check(database)
             database.execute(_ONE_MORE, (self.name, self._shared.worker))
         self._running_metric.inc()
-        with ExitStack() as place:
-            place.callback(self._give_back)
-            return place.pop_all().close
+        place = ExitStack()
+        place.callback(self._give_back)
+        return place
 
-    def _take(self) -> None:
-        """Counts a request in, if it may be made."""
-        with self._shared.change() as database:
-            self._check_concurrency(database)
-            self._check_rate(database)
-            database.execute(_ONE_MORE, (self.name, self._shared.worker))
+    def _check(self, database: sqlite3.Connection) -> None:
+        self._check_concurrency(database)
+        self._check_rate(database)
 
     def _give_back(self) -> None:
         with self._shared.change() as database:

@@ -165,17 +165,18 @@ async def test_openais_client_makes_secrets_that_open_sessions_in_the_keys_name(
         for method, path in (("GET", "/v1/models"), ("POST", f"{secrets.PATH}/client_secrets")):
             assert (await gateway.http.request(method, path, headers=headers, json={})).status_code == 401
 
-        write_keys(key_file, bob=BOB)
-        await until_refused(gateway, ALICE)
-        assert await refused(gateway, made.value) == 403
+        for kept in ({"alice": BOB}, {"bob": BOB}):  # replaced by one of its name; gone
+            write_keys(key_file, alice=ALICE)
+            await until_answered(gateway, ALICE, 200)
+            assert (await connected(gateway, made.value))["session"]["instructions"] == "Be brief."
+            write_keys(key_file, **kept)
+            await until_answered(gateway, ALICE, 401)
+            assert await refused(gateway, made.value) == 403
 
 
-async def until_refused(gateway: Running, api_key: str) -> None:
-    async def is_refused() -> bool:
-        headers = {"authorization": f"Bearer {api_key}"}
-        return (await gateway.http.get("/v1/models", headers=headers)).status_code == 401
-
-    while not await is_refused():
+async def until_answered(gateway: Running, api_key: str, status: int) -> None:
+    headers = {"authorization": f"Bearer {api_key}"}
+    while (await gateway.http.get("/v1/models", headers=headers)).status_code != status:
         pass
 
 
