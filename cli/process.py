@@ -2,26 +2,17 @@
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cli.reaper import Reaper, sweep_shared_memory, waits_for
+from services.common.engine.process import die_with_parent
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 TAIL_BYTES = 4096
 VMSTAT = Path("/proc/vmstat")
-
-
-def _die_with_parent() -> None:
-    """Runs in the child before exec: a supervisor that is killed takes its children along."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class ChildProcess:
@@ -60,7 +51,7 @@ class ChildProcess:
                 # A group, to be ended as one, but not a session: Linux shares the cores evenly between sessions
                 # (autogroup), and an event loop would wait up to half a second behind its own process's engine.
                 process_group=0,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self._reaper.watch(self.pid)
         self._group_is_left = True

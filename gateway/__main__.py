@@ -34,7 +34,6 @@ def main() -> None:
     """Reads settings and pipeline, then serves until SIGTERM or SIGINT; running requests are finished first."""
     settings, worker = GatewaySettings.load(), Worker.of_this_process()
     if worker is not None:
-        worker.end_with_supervisor()
         settings = settings.of_one(worker.count)
     logs.configure(settings.log_level, "gateway" if worker is None else f"gateway-{worker.number}")
     try:

@@ -1,15 +1,16 @@
 """Requests that one process cannot answer alone: what the first one keeps, and what all of them know a part of."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 
 import httpx
 import structlog
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import ApiError
+from gateway.openai.connection import ClientGone, while_connected
 from gateway.workers import together
 from gateway.workers.worker import Worker
 
@@ -59,7 +60,9 @@ class Forwarding:
             response = merge(answers) if answers else _unreachable().response()
             await response(scope, receive, send)
         elif not self._worker.is_first and path.startswith(_KEPT_BY_FIRST):
-            await _while_client_is_there(self._forward(scope, client := _Client(receive), send), client)
+            client = _Client(receive)
+            with suppress(ClientGone):
+                await while_connected(client.receive_after_body, self._forward(scope, client, send))
         else:
             await self._app(scope, receive, send)
 
@@ -92,7 +95,7 @@ class Forwarding:
             request = first.build_request(scope["method"], _target(scope), headers=headers, content=body)
             answer = await first.send(request, stream=True)
         except httpx.TransportError:
-            await _unreachable().response()(scope, client.receive, send)
+            await _unreachable().response()(scope, client.receive_after_body, send)
             return
         try:
             start = {"status": answer.status_code, "headers": _passed_on(answer.headers.raw)}
@@ -107,46 +110,26 @@ class Forwarding:
 
 
 class _Client:
-    """Who asked: what it sends, and whether it is still there."""
+    """What a client sends: the body first, and then, at some time, that it is gone."""
 
     def __init__(self, receive: Receive) -> None:
-        self.receive = receive
-        self._sent, self._gone = asyncio.Event(), asyncio.Event()
+        self._receive, self._is_read = receive, asyncio.Event()
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Its request's body, as it comes."""
+        """Its request's body, as it comes. Raises ClientGone."""
         more = True
         while more:
-            message = await self.receive()
+            message = await self._receive()
             if message["type"] == "http.disconnect":
-                self._gone.set()
-                raise httpx.WriteError("the client is gone")
+                raise ClientGone
             more = message.get("more_body", False)
             yield message.get("body", b"")
-        self._sent.set()
+        self._is_read.set()
 
-    async def gone(self) -> None:
-        """Returns when it has closed the connection."""
-        sent, gone = asyncio.ensure_future(self._sent.wait()), asyncio.ensure_future(self._gone.wait())
-        try:
-            await asyncio.wait((sent, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sent.cancel()
-            gone.cancel()
-        while not self._gone.is_set() and (await self.receive())["type"] != "http.disconnect":
-            pass
-
-
-async def _while_client_is_there(work: Coroutine[Any, Any, None], client: _Client) -> None:
-    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(client.gone())
-    try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-    finally:
-        working.cancel()
-        gone.cancel()
-        await asyncio.shield(asyncio.gather(working, gone, return_exceptions=True))
+    async def receive_after_body(self) -> Message:
+        """The next message, once the body has been read."""
+        await self._is_read.wait()
+        return await self._receive()
 
 
 def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:

@@ -15,6 +15,7 @@ import structlog
 
 from gateway.settings import GatewaySettings
 from gateway.workers.worker import Worker, reserve
+from services.common.engine.process import die_with_parent
 
 _POLL_S = 0.1
 _AGAIN_S = 1.0  # between two starts of one process
@@ -94,4 +95,4 @@ def _processes(workers: list[Worker]) -> Iterator[dict[Worker, subprocess.Popen[
 
 def _start(worker: Worker) -> subprocess.Popen[bytes]:
     command = [sys.executable, *sys.orig_argv[1:]]  # with Python's own flags, such as -P
-    return subprocess.Popen(command, env=worker.environment)
+    return subprocess.Popen(command, env=worker.environment, preexec_fn=die_with_parent)

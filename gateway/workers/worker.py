@@ -3,15 +3,11 @@
 import json
 import os
 import socket
-import sys
-from ctypes import CDLL
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from signal import SIGKILL
 
 # What the supervisor tells a process that it starts, in its environment.
 VARIABLE = "QUARTET_WORKER"
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -62,11 +58,6 @@ class Worker:
         local = socket.socket(socket.AF_UNIX)
         local.bind(str(own))
         return [_bound(host, self.port, shared=True), local]
-
-    def end_with_supervisor(self) -> None:
-        """A supervisor that is killed takes this process along (Linux)."""
-        if sys.platform == "linux":
-            CDLL(None).prctl(_PR_SET_PDEATHSIG, SIGKILL)
 
 
 def reserve(host: str, port: int) -> socket.socket:

@@ -8,6 +8,8 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import shutil
+import signal
+import sys
 import threading
 from itertools import chain
 from pathlib import Path
@@ -15,6 +17,9 @@ from pathlib import Path
 # of <malloc.h>
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _ENGINE_NICENESS = 5
+# of <sys/prctl.h>
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def keep_freed_memory() -> None:
@@ -66,6 +71,12 @@ def lower_engine_priority() -> None:
         thread = threading.get_native_id()
         os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, thread, _ENGINE_NICENESS)
+
+
+def die_with_parent() -> None:
+    """To be called in a child before exec (`preexec_fn`): a parent that is killed takes it along (Linux)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_with_parent(scratch_dir: Path | None = None) -> None:
