@@ -1,7 +1,6 @@
 """The tool image_generation: what the model is told of it, and what happens when it calls it."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,13 +11,14 @@ import numpy as np
 
 from gateway.errors import ApiError, invalid
 from gateway.gateway import Gateway
+from gateway.hosted_tools import calls
 from gateway.hosted_tools.events import Failed, Generating, Painted, PaintEvent
 from gateway.hosted_tools.schema import IMAGE_TOOL, ImageTool
 from gateway.media.check import MediaFile
 from gateway.openai.diffusion import ImageRequest
 from gateway.openai.forms import validated
 from gateway.openai.images import ImageGeneration, Picture, image_facts, load_pictures
-from gateway.openai.schema import FunctionTool, Tool
+from gateway.openai.schema import Tool
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2
 
@@ -26,30 +26,18 @@ MAX_CALLS = 8  # of tools that run here, for one request, unless it says otherwi
 MADE = "The picture was made, and the user sees it."
 NOT_MADE = "The picture could not be made: "
 
-_MAX_PROMPT_CHARACTERS = 1000  # that a model is to write: text encoders read some hundred tokens
 _MEMBERS = ("size", "output_format", "output_compression")
 
 
 def function(tool: ImageTool) -> Tool:
     """The tool as the model knows it: a function."""
-    parameters: dict[str, Any] = {
-        "prompt": {
-            "type": "string",
-            "maxLength": _MAX_PROMPT_CHARACTERS,
-            "description": "what the picture shows, or what is to be changed in the conversation's last picture",
-        }
-    }
+    more: dict[str, dict[str, Any]] = {}
     if tool.action in (None, "auto"):
         why = "edit: change the conversation's last picture; generate: make a new one"
-        parameters["action"] = {"type": "string", "enum": ["generate", "edit"], "description": why}
-    schema = {
-        "type": "object",
-        "properties": parameters,
-        "required": list(parameters),
-        "additionalProperties": False,
-    }
+        more["action"] = {"type": "string", "enum": ["generate", "edit"], "description": why}
     what = "Makes a picture, which the user sees. Call it when the user asks for a picture, or for a change of one."
-    return Tool(type="function", function=FunctionTool(name=IMAGE_TOOL, description=what, parameters=schema))
+    shown = "what the picture shows, or what is to be changed in the conversation's last picture"
+    return calls.function(IMAGE_TOOL, what, shown, **more)
 
 
 def check(gateway: Gateway, tool: ImageTool, place: str) -> None:
@@ -57,16 +45,12 @@ def check(gateway: Gateway, tool: ImageTool, place: str) -> None:
     stage = gateway.pipeline.output("image")
     if stage is None or not stage.serving or stage.info is None:
         return
-    try:
+    with calls.settings_at(place, {"model": "action"}):
         if tool.action == "edit":
             image_facts(stage, edits=True)
         if tool.input_image_mask is not None and not stage.info.dit.mask:
             raise invalid("input_image_mask", "this model takes none; leave it out")
         _request(tool, "a picture", shows=True).image_start(stage.info.dit)
-    except ApiError as error:
-        own = f"{place}.{'action' if error.param == 'model' else error.param}"
-        error.message, error.param = own + error.message.removeprefix(error.param or ""), own
-        raise
 
 
 def _request(tool: ImageTool, prompt: str, shows: bool) -> ImageRequest:
@@ -135,15 +119,7 @@ class Painting:
 
     def _asked(self) -> tuple[str, str | None]:
         """(prompt, action) of the call. Raises ApiError: the model wrote something else."""
-        try:
-            arguments = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            arguments = {}
-        prompt = arguments.get("prompt")
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise invalid("prompt", "the call has none")
+        prompt, arguments = calls.read(self.arguments)
         fixed = self.tool.action if self.tool.action != "auto" else None
         return prompt, fixed or arguments.get("action")
 

@@ -1,7 +1,6 @@
 """The tools video_generation and sound_generation, Quartet's own: what the model is told of them, and what they do."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
@@ -10,19 +9,19 @@ from typing import Any
 import pybase64
 
 from gateway import metrics
-from gateway.errors import ApiError, invalid
+from gateway.errors import ApiError
 from gateway.gateway import Gateway
+from gateway.hosted_tools import calls
 from gateway.hosted_tools.events import Failed, Generating, Made, MakeEvent
 from gateway.hosted_tools.schema import SOUND_TOOL, VIDEO_TOOL, MakerTool, SoundTool, VideoTool
 from gateway.media.check import MediaFile
 from gateway.openai import audio, videos
 from gateway.openai.diffusion import require_info, told_of
 from gateway.openai.forms import validated
-from gateway.openai.schema import FunctionTool, Tool
+from gateway.openai.schema import Tool
 from gateway.pipeline.kinds import Output
 from quartet.v1 import dit_pb2
 
-_MAX_PROMPT_CHARACTERS = 1000  # that a model is to write: text encoders read some hundred tokens
 _WHAT = {VIDEO_TOOL: "video", SOUND_TOOL: "sound"}
 _OUTPUTS: Mapping[str, Output] = {VIDEO_TOOL: "video", SOUND_TOOL: "audio"}
 # What the model hears of what was made.
@@ -41,10 +40,8 @@ def available(gateway: Gateway) -> set[str]:
 def function(name: str) -> Tool:
     """The tool as the model knows it: a function."""
     what = _WHAT[name]
-    asked = {"type": "string", "maxLength": _MAX_PROMPT_CHARACTERS, "description": f"what the {what} is of"}
-    schema = {"type": "object", "properties": {"prompt": asked}, "required": ["prompt"], "additionalProperties": False}
     told = f"Makes a {what}, which the user gets. Call it when the user asks for a {what}."
-    return Tool(type="function", function=FunctionTool(name=name, description=told, parameters=schema))
+    return calls.function(name, told, f"what the {what} is of")
 
 
 def check(gateway: Gateway, tool: MakerTool, place: str) -> None:
@@ -52,15 +49,11 @@ def check(gateway: Gateway, tool: MakerTool, place: str) -> None:
     stage = gateway.pipeline.output(_OUTPUTS[tool.type])
     if stage is None or not stage.serving or stage.info is None:
         return
-    try:
+    with calls.settings_at(place, {"model": "type"}):
         if isinstance(tool, VideoTool):
             _video_request(tool, "a video").video_start(require_info(stage, videos.TASKS, "videos"))
         else:
             _sound_request(tool, "a sound").audio_start(require_info(stage, audio.TASKS, "sound"))
-    except ApiError as error:
-        own = f"{place}.{'type' if error.param == 'model' else error.param}"
-        error.message, error.param = own + error.message.removeprefix(error.param or ""), own
-        raise
 
 
 def _video_request(tool: VideoTool, prompt: str) -> videos.VideoRequest:
@@ -100,7 +93,7 @@ class Making:
         """Makes it: last comes what was made, or Failed. Closing the generator cancels the stage's call; a video that
         was taken on is made all the same, and can be deleted."""
         try:
-            prompt = _prompt(self.arguments)
+            prompt, _ = calls.read(self.arguments)
             yield Generating()
             if isinstance(self.tool, VideoTool):
                 yield Made(await self._video(gateway, self.tool, prompt))
@@ -137,15 +130,3 @@ class Making:
         metrics.AUDIO_SECONDS.inc(audio_s)
         facts = {"output_format": request.response_format, "sample_rate_hz": pieces.sample_rate_hz, "seed": seed}
         return {"prompt": prompt, "result": pybase64.b64encode_as_string(file), "seconds": round(audio_s, 3), **facts}
-
-
-def _prompt(written: str) -> str:
-    """Of the call's arguments. Raises ApiError: the model wrote something else."""
-    try:
-        arguments = json.loads(written)
-    except (ValueError, RecursionError):
-        arguments = None
-    prompt = arguments.get("prompt") if isinstance(arguments, dict) else None
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise invalid("prompt", "the call has none")
-    return prompt

@@ -22,7 +22,7 @@ from gateway.pipeline.events import AudioDelta, Event, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
 from gateway.responses.asked import Asked, Status, usage_of
 from gateway.responses.messages import Messages, chat_request, in_items_terms, last_picture
-from gateway.responses.output import ImageOutput, MadeOutput, OutputItem, Told
+from gateway.responses.output import HostedOutput, OutputItem, Told
 from gateway.responses.parts import Item
 from gateway.responses.turn import HostedCall, Turn
 from services.common.rpc.errors import StageError
@@ -169,53 +169,31 @@ class Exchange:
                 return
             self._context += [("output", output.item) for output in turn.outputs]
             for call in turn.hosted.values():
-                made = self._paint(call) if call.name == IMAGE_TOOL else self._make(call)
-                async with aclosing(made) as events:
+                async with aclosing(self._hosted(call)) as events:
                     async for event in events:
                         yield event
                 self._context.append(("output", self._outputs[-1].item))
             if turn.calls_client:
                 return
 
-    async def _make(self, call: HostedCall) -> AsyncGenerator[Told, None]:
-        asked = self.asked
-        output = MadeOutput(len(self._outputs), call.name)
+    async def _hosted(self, call: HostedCall) -> AsyncGenerator[Told, None]:
+        """Runs a tool that the model calls."""
+        asked, picture = self.asked, last_picture([item for _, item in self._context])
+        output = HostedOutput(len(self._outputs), call.name)
         self._outputs.append(output)
-        making = makers.Making(
-            asked.tools.makers[call.name][0],
-            call.arguments,
-            last_picture([item for _, item in self._context]),
-            f"{asked.request_id}-{len(self._outputs)}",
-            asked.arrived + self._gateway.settings.request_timeout_s,
-            asked.owner,
-            asked.hold,
-            asked.log,
-        )
+        name = f"{asked.request_id}-{len(self._outputs)}"
+        deadline = asked.arrived + self._gateway.settings.request_timeout_s
+        if call.name == IMAGE_TOOL:
+            assert asked.tools.image is not None
+            shows = bool(asked.request.stream)
+            running = image_tool.Painting(asked.tools.image, call.arguments, picture, name, deadline, shows, asked.log)
+        else:
+            tool, _ = asked.tools.makers[call.name]
+            running = makers.Making(tool, call.arguments, picture, name, deadline, asked.owner, asked.hold, asked.log)
         for event in output.open():
             yield event
-        async with aclosing(making.events(self._gateway)) as steps:
+        async with aclosing(running.events(self._gateway)) as steps:
             async for step in steps:
-                for event in output.take(step):
-                    yield event
-
-    async def _paint(self, call: HostedCall) -> AsyncGenerator[Told, None]:
-        asked = self.asked
-        assert asked.tools.image is not None
-        output = ImageOutput(len(self._outputs))
-        self._outputs.append(output)
-        painting = image_tool.Painting(
-            asked.tools.image,
-            call.arguments,
-            last_picture([item for _, item in self._context]),
-            f"{asked.request_id}-{len(self._outputs)}",
-            asked.arrived + self._gateway.settings.request_timeout_s,
-            bool(asked.request.stream),
-            asked.log,
-        )
-        for event in output.open():
-            yield event
-        async with aclosing(painting.events(self._gateway)) as made:
-            async for step in made:
                 for event in output.take(step):
                     yield event
 

@@ -13,7 +13,7 @@ from gateway.errors import ApiError, invalid
 from gateway.hosted_tools import makers
 from gateway.hosted_tools.events import picture_url
 from gateway.hosted_tools.image import MADE, NOT_MADE
-from gateway.hosted_tools.schema import IMAGE_TOOL
+from gateway.hosted_tools.schema import IMAGE_TOOL, MAKERS
 from gateway.openai import content
 from gateway.openai.schema import (
     ChatCompletionRequest,
@@ -26,6 +26,10 @@ from gateway.openai.schema import (
 from gateway.pipeline.config import ThinkerSampling
 from gateway.responses.parts import Item, chat_parts, image_part
 from gateway.responses.schema import ResponseRequest, TextFormat
+
+# What the model hears of what a tool made, or could not.
+_CAME = {IMAGE_TOOL: MADE, **makers.MADE}
+_FAILED = {IMAGE_TOOL: NOT_MADE, **dict.fromkeys(MAKERS, makers.NOT_MADE)}
 
 
 @dataclass
@@ -53,10 +57,8 @@ class Messages:
                 self._output(place, item["call_id"], chat_parts(item["output"], f"{place}.output"))
             case "reasoning":
                 self._assistant(place, self._thinks).reasoning_content = thought(item)
-            case "image_generation_call":
-                self._picture(place, item)
-            case "video_generation_call" | "sound_generation_call":
-                self._made(place, item)
+            case "image_generation_call" | "video_generation_call" | "sound_generation_call":
+                self._hosted(place, item)
 
     def _add(self, place: str, message: Any) -> None:
         self.messages.append(message)
@@ -105,28 +107,18 @@ class Messages:
             raise invalid(f"{place}.call_id", f"no call {call_id[:64]!r} comes before it; send the function_call too")
         self._add(place, content.ToolMessage(role="tool", content=parts, tool_call_id=call_id))
 
-    def _picture(self, place: str, item: Item) -> None:
-        """A picture that was made: the call that asked for it, and its result."""
-        asked = json.dumps({"prompt": item.get("revised_prompt") or ""}, ensure_ascii=False)
-        self._call(place, item["id"], IMAGE_TOOL, asked)
-        came = MADE if item.get("result") else f"{NOT_MADE}{_why_not(item)}"
-        parts: list[Any] = [content.TextPart(type="text", text=came)]
-        if item.get("result") and self.sees_images:
+    def _hosted(self, place: str, item: Item) -> None:
+        """What a tool that runs here made: the call that asked for it, and what the model heard, or saw, of it."""
+        name = item["type"].removesuffix("_call")
+        prompt = (item.get("revised_prompt") if name == IMAGE_TOOL else item.get("prompt")) or ""
+        self._call(place, item["id"], name, json.dumps({"prompt": prompt}, ensure_ascii=False))
+        fault = item.get("error")
+        why_not = fault.get("message") if isinstance(fault, dict) else "the reason is not known"
+        is_made = item.get("result") or (name != IMAGE_TOOL and item.get("video"))
+        parts: list[Any] = [content.TextPart(type="text", text=_CAME[name] if is_made else f"{_FAILED[name]}{why_not}")]
+        if is_made and name == IMAGE_TOOL and self.sees_images:
             parts.append(image_part(made_url(item)))
         self._output(place, item["id"], parts)
-
-    def _made(self, place: str, item: Item) -> None:
-        """A video or a sound that was made: the call that asked for it, and what the model heard of it."""
-        name = item["type"].removesuffix("_call")
-        self._call(place, item["id"], name, json.dumps({"prompt": item.get("prompt") or ""}, ensure_ascii=False))
-        is_made = item.get("video") or item.get("result")
-        came = makers.MADE[name] if is_made else f"{makers.NOT_MADE}{_why_not(item)}"
-        self._output(place, item["id"], [content.TextPart(type="text", text=came)])
-
-
-def _why_not(item: Item) -> str:
-    fault = item.get("error")
-    return str(fault.get("message")) if isinstance(fault, dict) else "the reason is not known"
 
 
 def made_url(item: Item) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.hosted_tools.events import Failed, Generating, Made, MakeEvent, Painted, PaintEvent
+from gateway.hosted_tools.schema import IMAGE_TOOL
 from gateway.responses.items import new_id
 from gateway.responses.messages import sealed
 from gateway.responses.parts import Item
@@ -132,57 +133,37 @@ class CallOutput(OutputItem):
         yield self.event("function_call_arguments.done", arguments=arguments, name=name)
 
 
-class ImageOutput(OutputItem):
-    """A picture that image_generation makes."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index, {"id": new_id("ig"), "type": "image_generation_call", "status": "in_progress"})
-
-    def open(self) -> Iterator[Told]:
-        """It is asked for."""
-        yield from super().open()
-        yield self.event("image_generation_call.in_progress")
-
-    def take(self, event: PaintEvent) -> Iterator[Told]:
-        """What is to be told of how far it is."""
-        match event:
-            case Generating():
-                self.item["status"] = "generating"
-                yield self.event("image_generation_call.generating")
-            case Painted(image_base64, facts, None):
-                self.item |= {"result": image_base64, **facts}
-                yield self.event("image_generation_call.completed")
-                yield from self.close("completed")
-            case Painted(image_base64, facts, preview):
-                members = {"partial_image_index": preview, "partial_image_b64": image_base64, **facts}
-                yield self.event("image_generation_call.partial_image", **members)
-            case Failed(error):
-                self.item["error"] = {"type": error.kind, "code": error.code, "message": error.message}
-                yield from self.close("failed")
-
-
-class MadeOutput(OutputItem):
-    """What video_generation or sound_generation makes. `tool`: its name."""
+class HostedOutput(OutputItem):
+    """What a tool that runs here makes. `tool`: its name."""
 
     def __init__(self, index: int, tool: str) -> None:
         self._type = f"{tool}_call"
-        super().__init__(index, {"id": new_id("mk"), "type": self._type, "status": "in_progress"})
+        prefix = "ig" if tool == IMAGE_TOOL else "mk"
+        super().__init__(index, {"id": new_id(prefix), "type": self._type, "status": "in_progress"})
 
     def open(self) -> Iterator[Told]:
         """It is asked for."""
         yield from super().open()
         yield self.event(f"{self._type}.in_progress")
 
-    def take(self, event: MakeEvent) -> Iterator[Told]:
+    def take(self, event: PaintEvent | MakeEvent) -> Iterator[Told]:
         """What is to be told of how far it is."""
         match event:
             case Generating():
                 self.item["status"] = "generating"
                 yield self.event(f"{self._type}.generating")
+            case Painted(image_base64, facts, None):
+                yield from self._made({"result": image_base64, **facts})
             case Made(members):
-                self.item |= members
-                yield self.event(f"{self._type}.completed")
-                yield from self.close("completed")
+                yield from self._made(members)
+            case Painted(image_base64, facts, preview):
+                members = {"partial_image_index": preview, "partial_image_b64": image_base64, **facts}
+                yield self.event(f"{self._type}.partial_image", **members)
             case Failed(error):
                 self.item["error"] = {"type": error.kind, "code": error.code, "message": error.message}
                 yield from self.close("failed")
+
+    def _made(self, members: dict[str, Any]) -> Iterator[Told]:
+        self.item |= members
+        yield self.event(f"{self._type}.completed")
+        yield from self.close("completed")
