@@ -118,12 +118,10 @@ class Completions:
             async for _ in events:
                 pass
         answers = self._exchange.answers
-        choices = [
-            self._choice(
-                answer, echoes[answer.index] + answer.text, answer.finish_reason, self._tokens(self._entries(answer), 0)
-            )
-            for answer in answers
-        ]
+        choices = []
+        for answer in answers:
+            text, tokens = echoes[answer.index] + answer.text, self._tokens(self._entries(answer, 0), 0)
+            choices.append(self._choice(answer, text, answer.finish_reason, tokens))
         return Json(self._head | {"choices": choices, "usage": self._usage()})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -138,14 +136,14 @@ class Completions:
                     continue
                 written = new.delta.text if isinstance(new, TextDelta) else ""
                 text, echoes[answer.index] = echoes[answer.index] + written, ""
-                entries = self._entries(answer)
-                if not (text or new is None or len(entries) > told[answer.index]):
+                entries = self._entries(answer, told[answer.index])
+                if not (text or new is None or entries):
                     continue
                 if options.include_usage and options.continuous_usage_stats:
                     head["usage"] = self._usage()
                 offset = before[answer.index] + len(answer.text) - len(text)
-                tokens = self._tokens(entries[told[answer.index] :], offset)
-                told[answer.index] = len(entries)
+                tokens = self._tokens(entries, offset)
+                told[answer.index] += len(entries)
                 choice = self._choice(answer, text, answer.finish_reason if new is None else None, tokens)
                 yield sse(head | {"choices": [choice]})
         if options.include_usage:
@@ -166,10 +164,11 @@ class Completions:
     ) -> dict[str, Any]:
         return {"index": answer.index, "text": text, "logprobs": tokens, "finish_reason": finish_reason}
 
-    def _entries(self, answer: WholeAnswer) -> list[dict[str, Any]]:
-        """The tokens with their log-probabilities, in the form that chats have; those of an echoed prompt before."""
-        first = self._exchange.answers[answer.index - answer.index % (self._request.n or 1)]
-        return [*logprobs(first.prompt_tokens), *answer.tokens]
+    def _entries(self, answer: WholeAnswer, begin: int) -> list[dict[str, Any]]:
+        """The tokens from the `begin`th on with their log-probabilities, in the form of chats; an echoed
+        prompt's come before the answer's."""
+        prompt = self._exchange.answers[answer.index - answer.index % (self._request.n or 1)].prompt_tokens
+        return [*logprobs(prompt[begin:]), *answer.tokens[max(0, begin - len(prompt)) :]]
 
     def _tokens(self, entries: Sequence[dict[str, Any]], offset: int) -> dict[str, Any] | None:
         """Log-probabilities in the form that completions have: lists. `offset`: where the first of the tokens begins in
