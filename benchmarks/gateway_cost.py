@@ -208,28 +208,20 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quartet-bench-")))
         addresses = stack.enter_context(scripted_stages(flags, others))
-        sides = []
-        for name, sources, more in (("now", None, flags.flag), (flags.against, True, [])):
-            if name is None:
-                continue
-            if sources is not None:
-                sources = stack.enter_context(revision(name, scratch / "revision"))
+
+        def side(name: str, sources: Path | None, more: list[str]) -> Side:
             log = scratch / f"{name.replace('/', '-')}.log"
             settings = ["--max-running-requests=100000", "--health-timeout-s=30", *more]
             process = stack.enter_context(gateway(addresses, PIPELINE, log, *settings, sources=sources))
-            _pin(process.pid, own)
-            sides.append(Side(name, process))
+            Groups({name: process.pid}).pin(own)
+            return Side(name, process)
+
+        sides = [side("now", None, flags.flag)]
+        if flags.against is not None:
+            sources = stack.enter_context(revision(flags.against, scratch / "revision"))
+            sides.append(side(flags.against, sources, []))
         asyncio.run(measure(sides, flags))
     console.print(report(sides))
-
-
-def _pin(leader: int, cores: set[int]) -> None:
-    """Keeps the processes of a group, and all their threads, on `cores`."""
-    for pid in [int(directory.name) for directory in Path("/proc").iterdir() if directory.name.isdigit()]:
-        with contextlib.suppress(OSError):
-            if os.getpgid(pid) == leader:
-                for thread in Path(f"/proc/{pid}/task").iterdir():
-                    os.sched_setaffinity(int(thread.name), cores)
 
 
 if __name__ == "__main__":

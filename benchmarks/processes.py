@@ -41,6 +41,13 @@ class Groups:
             name: sum(_proportional_bytes(pid) for pid, _ in processes) for name, processes in self._groups().items()
         }
 
+    def pin(self, cores: set[int]) -> None:
+        """Keeps them, with all threads that they have now, on `cores`."""
+        for pid in [pid for processes in self._groups().values() for pid, _ in processes]:
+            with contextlib.suppress(OSError):  # it may end while we look
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    os.sched_setaffinity(int(thread.name), cores)
+
     def _groups(self) -> dict[str, list[tuple[int, list[str]]]]:
         """By name, (pid, fields of its stat) of every process in the group."""
         names = {pid: name for name, pid in self._leaders.items()}
