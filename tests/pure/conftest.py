@@ -90,3 +90,16 @@ async def sound_gateway(module_sound_gateway: Client) -> AsyncIterator[Client]:
     """Before a dit that makes sound."""
     yield module_sound_gateway
     await module_sound_gateway.reset()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_painter() -> AsyncIterator[Running]:
+    async with running(SPEECH.with_name("qwen3-omni-dit.yaml"), hosted_tools=["image_generation"]) as gateway:
+        yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def painter(module_painter: Running) -> AsyncIterator[Running]:
+    """Before stages that speak and one that makes pictures, with the tool in chats and sessions."""
+    yield module_painter
+    await module_painter.reset()

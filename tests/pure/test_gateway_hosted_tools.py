@@ -2,11 +2,9 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from services.common.rpc.errors import InternalError
 from tests.support.gateway_stack import SPEECH, Running, running
@@ -21,19 +19,6 @@ USER = {"role": "user", "content": "draw a cat"}
 ASK: dict[str, Any] = {"model": "scripted", "messages": [USER], "tools": [TOOL]}
 DRAW = ("image_generation", '{"prompt": "a cat", "action": "generate"}')
 CHANGE = ("image_generation", '{"prompt": "a blue cat", "action": "edit"}')
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def module_painter() -> AsyncIterator[Running]:
-    async with running(PIPELINE, hosted_tools=["image_generation"]) as gateway:
-        yield gateway
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def painter(module_painter: Running) -> AsyncIterator[Running]:
-    """Before stages that speak and one that makes pictures, with the tool in chats."""
-    yield module_painter
-    await module_painter.reset()
 
 
 async def answered(gateway: Running, body: dict[str, Any]) -> dict[str, Any]:
