@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pybase64
 
 from gateway.hosted_tools.events import Failed, NextTurn, Painted, PaintEvent
-from gateway.media.encode import encode_audio
+from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
 from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, PromptRead, PromptTokens, TextDelta
 from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
 
@@ -105,6 +105,11 @@ class Answer:
         """Samples a second of the audio, which the answer must have."""
         assert self.finished.code2wav is not None
         return self.finished.code2wav.sample_rate_hz
+
+    @property
+    def audio_s(self) -> float:
+        """How long its audio plays, in seconds; 0 without."""
+        return self.audio_bytes / BYTES_PER_SAMPLE / self.sample_rate_hz if self.audio_bytes else 0.0
 
     @property
     def finish_reason(self) -> str:

@@ -15,7 +15,6 @@ from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
 from gateway.hosted_tools.chat import PaintingChat, wants_pictures
 from gateway.json_writer import Json
-from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer, AnswerEvent, StreamedAnswer, WholeAnswer, choice, chunk, usage
 from gateway.openai.chat_requests import last_words, refuse_members, to_jobs
 from gateway.openai.connection import DONE, LAST_WORD_S, EventStream, admitted, owner_of, sse, while_connected
@@ -170,8 +169,7 @@ class AnswerExchange(_Exchange):
         for answer in answers:
             if answer.audio_bytes:
                 self._gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
-                audio_s = answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz
-                metrics.spoken(audio_s, self._elapsed_s())
+                metrics.spoken(answer.audio_s, self._elapsed_s())
         tokens = usage(answers)
         details = tokens["completion_tokens_details"]
         metrics.PROMPT_TOKENS.inc(tokens["prompt_tokens"])

@@ -12,7 +12,6 @@ from starlette.datastructures import State
 from gateway import metrics
 from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
-from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import WholeAnswer, usage
 from gateway.openai.chat_requests import refuse_large, sampling_of
 from gateway.openai.raw_speech import RawSpeech
@@ -172,8 +171,7 @@ class RawExchange:
             self._log["frames"] = details["audio_tokens"]
         for answer in self.answers:
             if answer.audio_bytes:
-                audio_s = answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz
-                metrics.spoken(audio_s, time.monotonic() - self._arrived)
+                metrics.spoken(answer.audio_s, time.monotonic() - self._arrived)
 
 
 async def ask_tokenizer(gateway: Gateway, model: str | None, method: str, message: Any, field: str) -> Any:

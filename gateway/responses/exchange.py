@@ -15,7 +15,6 @@ from gateway.gateway import Gateway
 from gateway.hosted_tools import image as image_tool
 from gateway.hosted_tools import makers
 from gateway.hosted_tools.schema import IMAGE_TOOL
-from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.chat_requests import to_jobs
 from gateway.openai.schema import ChatCompletionRequest, Tool
 from gateway.pipeline.events import AudioDelta, Event, PromptRead, TextDelta
@@ -132,8 +131,7 @@ class Exchange:
         answers = [turn.answer for turn in self._turns]
         for answer in answers:
             if answer.audio_bytes:
-                elapsed_s = time.monotonic() - self.asked.arrived
-                metrics.spoken(answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz, elapsed_s)
+                metrics.spoken(answer.audio_s, time.monotonic() - self.asked.arrived)
         tokens = usage_of(answers)
         details = tokens["output_tokens_details"]
         metrics.PROMPT_TOKENS.inc(tokens["input_tokens"])
