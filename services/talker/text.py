@@ -27,10 +27,12 @@ class TextTokenizer:
             self._backend: Any = tokenizers.from_pretrained(folder, config=any_model).backend_tokenizer
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} has no tokenizer: {error}") from None
-        self._backend.encode_special_tokens = True  # what a text says is no control token
+        # What a text says is no control token, nor one that is added without being called special, as `<think>` is.
+        self._backend.add_special_tokens(list(self._backend.get_added_tokens_decoder().values()))
+        self._backend.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, in which a control token is text as any other."""
+        """Ids of `text`, in which an added token is text as any other."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 

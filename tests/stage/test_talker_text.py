@@ -95,6 +95,12 @@ async def test_ids_do_not_depend_on_how_the_text_is_cut(
     assert typed.is_empty == (not text.strip())
 
 
+@pytest.mark.parametrize("token", ["<think>", "</tool_call>", "<|im_end|>", "<tts_pad>", "<|audio_pad|>"])
+async def test_an_added_token_is_text_as_any_other(tokenizer: TextTokenizer, token: str) -> None:
+    assert len(tokenizer.encode(token)) > 1
+    assert tokenizer.encode(f"a{token}b") == [id for part in ("a", token, "b") for id in tokenizer.encode(part)]
+
+
 async def test_a_word_without_end_is_not_held_for_ever(tokenizer: TextTokenizer) -> None:
     typed, early = GrowingText(tokenizer), 0
     for _ in range(2000):
