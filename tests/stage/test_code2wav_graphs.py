@@ -56,7 +56,7 @@ def test_half_precision_differs_by_its_rounding_however_frames_are_split(tiny_ch
 
 
 CAPTURED = [
-    ("cpu", "float32", 1e-5),
+    ("cpu", "float32", 1e-4),  # 1.1e-5 on one CPU, below 1e-5 on others: a padded batch is summed in another order
     *(pytest.param("cuda", *case, marks=pytest.mark.gpu) for case in [("float32", 1e-4), *NOISE.items()]),
 ]
 
