@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
 from tests.support.clock import until
+from tests.support.memory import counted, in_use
 from tests.support.realtime_chaos import chaos
 from tests.support.realtime_client import kinds, sound_of
 from tests.support.realtime_stack import (
@@ -38,7 +39,7 @@ from tests.support.stack import Stack
 pytestmark = pytest.mark.e2e
 PLACES = 64  # sessions that a gateway of these tests has
 MOST_BYTES = 32 * 2**20  # of a message
-MORE_MIB = 8.0  # that a gateway may grow by with as many sessions as before, beyond how far its memory goes up and down
+MORE_BLOCKS, MORE_BYTES = 40, 8 * 1024  # of memory in use, for each session that has ended
 SMALL = ("--max-realtime-sessions", str(PLACES))
 MANUAL = {"audio": {"input": {"turn_detection": None}}}
 # What is said, in whose voice; a pause of thought between the parts.
@@ -60,7 +61,7 @@ def greedy(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
 @pytest.fixture(scope="module")
 def endless(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway whose answers take minutes, unless they are ended."""
-    with gateway_of(stack, tmp_path_factory.mktemp("endless"), ENDLESS, *SMALL) as started:
+    with counted(), gateway_of(stack, tmp_path_factory.mktemp("endless"), ENDLESS, *SMALL) as started:
         yield started
 
 
@@ -172,21 +173,20 @@ async def test_sessions_that_end_anyhow_leave_nothing(stack: Stack, endless: Gat
 
 @pytest.mark.long
 async def test_600_sessions_that_end_anyhow_leave_nothing(stack: Stack, endless: GatewayProcess):
-    def memory_mib() -> float:
-        return psutil.Process(endless.pid).memory_info().rss / 2**20
-
-    def files() -> int:
-        return psutil.Process(endless.pid).num_fds()
-
-    mib, open_files = [], []
+    used, open_files = [], []
     for seed in range(8):
         await chaos(endless, stack.key, sounds(), 75, seed)
         await nothing_left(stack, [endless])
-        mib.append(memory_mib())
-        open_files.append(files())
-    print("gateway after each 75 sessions, MiB:", *(f"{size:.1f}" for size in mib), "; files:", *open_files)
-    # The allocator gives pages back when it likes: one size is 30 MiB off another. What leaks raises the least, too.
-    assert min(mib[4:]) < max(mib[:4]) + MORE_MIB
+        used.append(await in_use(endless.pid))
+        open_files.append(psutil.Process(endless.pid).num_fds())
+    print("gateway after each 75 sessions:", *used, "; files:", *open_files)
+    # A little is kept of the last requests, for traces. A session that stays has hundreds of objects, and sound.
+    more_blocks, more_bytes = (
+        used[7].blocks - used[3].blocks,
+        used[7].malloc_bytes - used[3].malloc_bytes,
+    )
+    assert more_blocks < 300 * MORE_BLOCKS
+    assert more_bytes < 300 * MORE_BYTES
     assert open_files[-1] <= open_files[0] + 4
     async with conversation(endless, stack.key) as client:  # it works as before
         await client.say("Tell me a story.")
