@@ -4,7 +4,7 @@ import base64
 import mimetypes
 import time
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ class Answer:
     /v1/models says of the model."""
 
     facts: dict[str, Any]
+    text: str = ""
     pcm: bytes = b""
     ttft_ms: float | None = None
     ttfa_ms: float | None = None
@@ -46,6 +47,7 @@ def ask(
     options: dict[str, Any],
     on_text: Callable[[str], None],
     on_thought: Callable[[str], None] = lambda _: None,
+    before: Sequence[dict[str, Any]] = (),
 ) -> Answer:
     """Asks the server of `client` and calls `on_text` with each piece of text as it comes, `on_thought` with those of
     what the model thinks before.
@@ -53,6 +55,7 @@ def ask(
     Args:
         content: content parts of the one user message.
         options: further members of the request's body.
+        before: messages of the conversation so far.
 
     Raises:
         ApiError: the server refused, or broke off.
@@ -62,7 +65,8 @@ def ask(
         raise ApiError("no model is served yet: its thinker is not ready")
     model = models[0]
     answer = Answer(model["quartet"])
-    body = {"model": model["id"], "messages": [{"role": "user", "content": content}], "stream": True, **options}
+    body = {"model": model["id"], "messages": [*before, {"role": "user", "content": content}], "stream": True}
+    body |= options
     sent_s = time.perf_counter()
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         for chunk in events(response):
@@ -93,6 +97,7 @@ def _add(
             on_thought(thought)
         if text := choice["delta"].get("content"):
             answer.ttft_ms = answer.ttft_ms or now_ms
+            answer.text += text
             on_text(text)
         if data := (choice["delta"].get("audio") or {}).get("data"):
             answer.ttfa_ms = answer.ttfa_ms or now_ms

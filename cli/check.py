@@ -17,6 +17,7 @@ from gateway.settings import GatewaySettings
 from gateway.strict import YamlError
 from services.common.rpc import tls
 from services.common.rpc.settings import Settings
+from services.demo_models import OMNI, resolve
 from services.families import family_of, read_config
 
 HOST_BYTES = 2 * GIB  # without GPUs: the processes themselves, and the thinker's KV cache
@@ -46,10 +47,12 @@ def check_model(flag: str, model: str, kind: str) -> None:
     Raises:
         UsageError: it is neither, or the directory has no checkpoint for such a stage.
     """
-    folder = Path(model)
+    folder = Path(resolve(model))
     if not folder.is_dir():
         if not _HUB_ID.fullmatch(model):
-            raise UsageError(f"{flag} {model}: there is no such directory, and a hub id is NAMESPACE/NAME")
+            raise UsageError(
+                f"{flag} {model}: there is no such directory, and a hub id is NAMESPACE/NAME; with Quartet comes {OMNI}"
+            )
     elif kind in DIFFUSION:
         if not is_diffusion(model):
             raise UsageError(f"{flag} {model}: has no model_index.json: it is no checkpoint of diffusers")
@@ -122,7 +125,7 @@ def _check_port(host: str, port: int) -> None:
 
 def _check_memory(models: Iterable[str]) -> None:
     """Of checkpoints that are directories: those on the hub have not been fetched."""
-    files = (file for model in models for file in Path(model).rglob("*.safetensors"))
+    files = (file for model in models for file in Path(resolve(model)).rglob("*.safetensors"))
     needed = HOST_BYTES + sum(file.stat().st_size for file in files)
     if needed > memory_bytes():
         raise StartError(too_large(needed, memory_bytes()))

@@ -1,8 +1,10 @@
-"""`quartet demo`: small models, the whole system, a spoken question about a picture, a picture, where the time went."""
+"""`quartet demo`: the models that come with Quartet are asked aloud, about a picture, in writing, and to paint."""
 
 import io
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -13,16 +15,18 @@ from rich.table import Table
 from cli.chat import Answer, ask, part, write_wav
 from cli.generation import Image as MadeImage
 from cli.generation import make_images
-from cli.http import connect
-from cli.plan import OMNI_DIT_PIPELINE, Options
+from cli.http import check, connect
+from cli.plan import demo_options
 from cli.terminal import CommandError, bar
-from cli.tiny import make_checkpoint
 from cli.up import running
 
 ASSETS = Path(__file__).parent / "assets"
 PHASES = ("queue_ms", "prefill_ms", "first_output_ms", "decode_ms", "total_ms")
-PICTURE_PROMPT = "a red ball on a blue table"
-PICTURE_SIDE, PICTURE_STEPS = 128, 8  # pixels
+PICTURE_PROMPT = "a yellow star on a blue ground"
+PICTURE_COLOURS = ((240, 210, 30), (31, 80, 200))  # what the painter calls yellow and blue
+PICTURE_STEPS = 8
+_NEAR = 60  # of red, green and blue, 0 to 255: as far as a pixel may be from its colour
+VOICE = "ada"
 
 console = Console()
 
@@ -31,63 +35,121 @@ class DemoError(CommandError):
     """The demo ran, but what came out is not what it must be."""
 
 
+@dataclass(frozen=True)
+class Question:
+    """One of the demo's questions, and what the answer must be.
+
+    Attributes:
+        shown: how it is told to the user.
+        content: of the message.
+        answer: the right one.
+        follows: whether it goes on with the conversation of the one before.
+    """
+
+    shown: str
+    content: list[dict[str, Any]]
+    answer: str
+    follows: bool = False
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def questions() -> list[Question]:
+    """What is asked, in order; the first one is a recording."""
+    picture = part("image", ASSETS / "shapes.png")
+    return [
+        Question(f"aloud, {ASSETS / 'sum.wav'}", [part("audio", ASSETS / "sum.wav")], "Seven plus five is twelve."),
+        Question("And minus four?", [_text("And minus four?")], "Twelve minus four is eight.", follows=True),
+        Question(
+            f"What do you see? ({ASSETS / 'shapes.png'})",
+            [picture, _text("What do you see?")],
+            "I see two blue circles and a yellow star.",
+        ),
+        Question(
+            "What is the capital of Italy?",
+            [_text("What is the capital of Italy?")],
+            "The capital of Italy is Rome.",
+        ),
+    ]
+
+
 def run(seed: int, port: int, out: Path, picture_file: Path) -> None:
-    """Runs the demo and writes the speech to `out`, the picture to `picture_file`.
+    """Runs the demo; writes the last answer's speech to `out`, the painted picture to `picture_file`.
 
     Raises:
         StartError, ApiError: the system did not start, or did not answer.
-        DemoError: the speech is silent or of the wrong length, or the picture is empty or of the wrong size.
+        DemoError: an answer is wrong, the speech is silent or of the wrong length, or the picture is not what was
+            asked for.
     """
     with tempfile.TemporaryDirectory(prefix="quartet-demo-") as scratch:
-        with console.status("making small random checkpoints"):
-            omni = make_checkpoint(Path(scratch) / "quartet-tiny", seed, "tiny")
-            diffusion = make_checkpoint(Path(scratch) / "z-image-tiny", seed, "tiny", "z-image")
-        console.print(f"made small random checkpoints: Qwen3-Omni and Z-Image (seed {seed})")
-        options = Options(
-            str(omni),
-            port=port,
-            pipeline=OMNI_DIT_PIPELINE,
-            run_directory=Path(scratch) / "run",
-            stage_arguments={"gateway": [f"--jobs-dir={scratch}/jobs"]},
-            dit_model=str(diffusion),
+        options = demo_options(
+            port=port, run_directory=Path(scratch) / "run", stage_arguments={"gateway": [f"--jobs-dir={scratch}/jobs"]}
         )
         with running(options) as stack, connect(stack.url) as client:
-            answer = _ask(client, seed)
+            console.print(f"heard in {ASSETS / 'sum.wav'}: [bold]{_heard(client)}[/bold]\n")
+            answers = _converse(client, seed)
             picture = _make_picture(client, seed)
-    write_wav(answer, out)
+    write_wav(answers[-1], out)
     picture_file.write_bytes(picture.content)
-    _check_speech(answer)
+    for question, answer in zip(questions(), answers, strict=True):
+        _check_speech(answer)
+        if answer.text != question.answer:
+            raise DemoError(f"{question.shown}: {answer.text!r} is wrong; {question.answer!r} is right")
     _check_picture(picture)
+    answer = answers[-1]
     console.print(_table(answer, picture))
     console.print(
-        f"wrote {out}: {answer.audio_s:.2f} s of speech at {answer.facts['sample_rate_hz']} Hz, {answer.frames} frames"
+        f"wrote {out}: {answer.text!r}, {answer.audio_s:.2f} s of speech at {answer.facts['sample_rate_hz']} Hz, "
+        f"{answer.frames} frames"
     )
-    console.print(f"wrote {picture_file}: {picture.size}, {picture.num_inference_steps} steps")
+    console.print(f"wrote {picture_file}: {PICTURE_PROMPT}, {picture.size}, {picture.num_inference_steps} steps")
+    console.print(
+        "\ntalk to it: [bold]quartet up[/bold] in one terminal; in another [bold]quartet talk[/bold], "
+        '[bold]quartet chat "What is nine minus three?" --out answer.wav[/bold] or '
+        f"[bold]quartet image {PICTURE_PROMPT!r} --out star.png[/bold]"
+    )
 
 
-def _ask(client: httpx.Client, seed: int) -> Answer:
-    console.print("\n[bold]a picture and a spoken question[/bold] (a random model answers in babble):")
-    content = [part("image", ASSETS / "picture.png"), part("audio", ASSETS / "question.wav")]
+def _heard(client: httpx.Client) -> str:
+    """What the recording says, as the model writes it down."""
+    file = ASSETS / "sum.wav"
+    files = {"file": (file.name, file.read_bytes(), "audio/wav")}
+    model = check(client.get("/v1/models")).json()["data"][0]["id"]
+    return check(client.post("/v1/audio/transcriptions", files=files, data={"model": model})).json()["text"]
+
+
+def _converse(client: httpx.Client, seed: int) -> list[Answer]:
     settings = {
         "modalities": ["text", "audio"],
-        "audio": {"format": "pcm16"},
-        "max_tokens": 32,
-        "seed": seed,
-        "quartet": {"talker": {"max_frames": 64, "seed": seed}},
+        "audio": {"format": "pcm16", "voice": VOICE},
+        "temperature": 0,
+        "max_tokens": 64,
+        "quartet": {"talker": {"max_frames": 200, "seed": seed}},
     }
-    answer = ask(client, content, settings, on_text=lambda text: console.out(text, end="", highlight=False))
-    console.print("\n")
-    return answer
+    answers: list[Answer] = []
+    before: list[dict[str, Any]] = []
+    for question in questions():
+        before = before if question.follows else []
+        console.print(f"[bold]{question.shown}[/bold]")
+        answer = ask(
+            client,
+            question.content,
+            settings,
+            on_text=lambda text: console.out(text, end="", highlight=False),
+            before=before,
+        )
+        console.print(f"   [dim]{answer.audio_s:.1f} s of speech, the first after {answer.ttfa_ms or 0:.0f} ms[/dim]\n")
+        before = [*before, {"role": "user", "content": question.content}]
+        before.append({"role": "assistant", "content": answer.text})
+        answers.append(answer)
+    return answers
 
 
 def _make_picture(client: httpx.Client, seed: int) -> MadeImage:
-    console.print(f"[bold]a picture of {PICTURE_PROMPT!r}[/bold] (a random model paints noise)\n")
-    body = {
-        "prompt": PICTURE_PROMPT,
-        "size": f"{PICTURE_SIDE}x{PICTURE_SIDE}",
-        "num_inference_steps": PICTURE_STEPS,
-        "seed": seed,
-    }
+    console.print(f"[bold]paints {PICTURE_PROMPT}[/bold]\n")
+    body = {"prompt": PICTURE_PROMPT, "num_inference_steps": PICTURE_STEPS, "seed": seed}
     with bar("waiting") as report:
         (picture,) = make_images(client, body, (), report)
     return picture
@@ -103,18 +165,22 @@ def _check_speech(answer: Answer) -> None:
 
 
 def _check_picture(picture: MadeImage) -> None:
+    """The star's colour is in its middle part and the ground's at its edges."""
     try:
-        pixels = np.asarray(Image.open(io.BytesIO(picture.content)).convert("RGB"))
+        pixels = np.asarray(Image.open(io.BytesIO(picture.content)).convert("RGB")).astype(int)
     except OSError as error:
         raise DemoError(f"the picture's file is broken: {error}") from None
-    if pixels.shape != (PICTURE_SIDE, PICTURE_SIDE, 3):
-        raise DemoError(f"{PICTURE_SIDE} x {PICTURE_SIDE} pixels were asked for; it has {pixels.shape}")
-    if pixels.std() < 1:
-        raise DemoError("the picture is all of one colour")
+    star, ground = (np.abs(pixels - colour).max(axis=2) < _NEAR for colour in PICTURE_COLOURS)
+    edges = np.concatenate((ground[0], ground[-1], ground[:, 0], ground[:, -1]))
+    if edges.mean() < 0.9 or not 0.02 < star.mean() < 0.6:
+        raise DemoError(
+            f"the picture is not {PICTURE_PROMPT}: {star.mean():.0%} of it is yellow, "
+            f"{edges.mean():.0%} of its edges are blue"
+        )
 
 
 def _table(answer: Answer, picture: MadeImage) -> Table:
-    table = Table(title="where the time went (ms)", title_justify="left")
+    table = Table(title="where the time of the last answer and of the picture went (ms)", title_justify="left")
     table.add_column("stage")
     for phase in PHASES:
         table.add_column(phase.removesuffix("_ms").replace("_", " "), justify="right")

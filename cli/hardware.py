@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.terminal import CommandError
+from services.demo_models import resolve
 
 StageFlags = Annotated[list[str] | None, typer.Option(help="--flag=value for that process; may be repeated")]
 
@@ -73,6 +74,7 @@ def doctor(
     except ModuleNotFoundError as error:  # where only a gateway is installed
         raise CommandError(f"{error.name} is not installed; stages have it: pip install 'quartet[talker]'") from None
 
+    model = None if model is None else resolve(model)
     default = list(Stage) if model is None else stages_of(model)
     flags = {str(kind): ctx.params[f"{kind}_arg"] or () for kind in Stage}
     report = examine(Machine.read(), [str(kind) for kind in stage or default], model, flags)

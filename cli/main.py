@@ -58,7 +58,10 @@ def tiny(
 @app.command()
 def up(
     ctx: typer.Context,
-    model: Annotated[str, typer.Option(help="checkpoint directory or hub id")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="checkpoint directory or hub id; default: the small models that come with Quartet"),
+    ] = None,
     host: Annotated[str, typer.Option(help="address of the HTTP API")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port of the HTTP API")] = 8000,
     pipeline: Annotated[
@@ -89,14 +92,23 @@ def up(
     ] = None,
 ) -> None:
     """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
-    from cli.plan import GATEWAY, Options, Tls, pipeline_for
+    from cli.plan import GATEWAY, Options, Tls, demo_options, pipeline_for
     from cli.up import serve
     from gateway.pipeline.kinds import KINDS
 
-    arguments = {kind: ctx.params[f"{kind}_arg"] or [] for kind in (*KINDS, GATEWAY)}
-    secrets = Tls(tls_cert, tls_key, tls_ca, tls_server_name), api_keys_file
-    pipeline = pipeline or pipeline_for(model)
-    asyncio.run(serve(Options(model, host, port, pipeline, run_dir, arguments, dit_model, *secrets)))
+    others: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "run_directory": run_dir,
+        "stage_arguments": {kind: ctx.params[f"{kind}_arg"] or [] for kind in (*KINDS, GATEWAY)},
+        "tls": Tls(tls_cert, tls_key, tls_ca, tls_server_name),
+        "api_keys_file": api_keys_file,
+    }
+    if model is None:
+        options = demo_options(pipeline, dit_model, **others)
+    else:
+        options = Options(model, pipeline=pipeline or pipeline_for(model), dit_model=dit_model, **others)
+    asyncio.run(serve(options))
 
 
 @app.command()
@@ -164,12 +176,12 @@ def top(
 
 @app.command()
 def demo(
-    seed: Annotated[int, typer.Option(help="seed of the model and of its answer")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of what is drawn by chance: speech and picture")] = 0,
     port: Annotated[int, typer.Option(help="port of the HTTP API while it runs")] = 8000,
     out: Annotated[Path, typer.Option(help="WAV file for the spoken answer")] = Path("demo.wav"),
     picture: Annotated[Path, typer.Option(help="PNG file for the picture made")] = Path("demo.png"),
 ) -> None:
-    """Everything once, on small random models: a picture and a spoken question in, text, speech and a picture out."""
+    """Everything once, on the models that come with Quartet: asked aloud, in writing, about a picture; it paints."""
     from cli.demo import run
 
     run(seed, port, out, picture)

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cli.terminal import CommandError
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
 from gateway.strict import YamlError
+from services.demo_models import OMNI, PAINTER, PAINTER_SIZE, resolve
 from services.families import family_of, read_config
 
 PIPELINE = SHIPPED / "qwen3-omni.yaml"
@@ -54,8 +56,8 @@ class Options:
     """What to start.
 
     Attributes:
-        model: every stage's checkpoint, a directory or hub id; where a diffusion model's stages stand beside others,
-            theirs is `dit_model`.
+        model: every stage's checkpoint, a directory, a hub id, or the name of one that comes with Quartet; where a
+            diffusion model's stages stand beside others, theirs is `dit_model`.
         host, port: of the HTTP API.
         pipeline: a file, or the name of a shipped one.
         run_directory: gets the logs and state.json; None: a temporary one, which goes when the system has stopped.
@@ -85,6 +87,26 @@ class Options:
         return [*own, *keys, *self.tls.flags, *self.stage_arguments.get(GATEWAY, ())]
 
 
+def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **others: Any) -> Options:
+    """What is started where no model is named: those that come with Quartet.
+
+    Args:
+        pipeline: that of both of them by default, or what is asked for of them.
+        dit_model: instead of the painter.
+        others: of `Options`.
+    """
+    options = Options(OMNI, pipeline=pipeline or OMNI_DIT_PIPELINE, **others)
+    try:
+        kinds = {stage.kind for stage in load_pipeline(options.pipeline).stages.values()}
+    except YamlError as error:
+        raise StartError(f"--pipeline: {error}") from None
+    if not kinds - DIFFUSION:
+        options.model = dit_model or PAINTER
+    elif kinds & DIFFUSION:
+        options.dit_model = dit_model or PAINTER
+    return options
+
+
 @dataclass(frozen=True)
 class PlannedStage:
     """A stage to start: its name in the pipeline, its kind ("thinker", "dit", ...), its checkpoint, further flags."""
@@ -96,8 +118,8 @@ class PlannedStage:
 
 
 def is_diffusion(model: str) -> bool:
-    """Whether `model` is the directory of a diffusers checkpoint."""
-    return (Path(model) / "model_index.json").is_file()
+    """Whether `model` is the directory of a diffusers checkpoint, or comes with Quartet and is one."""
+    return (Path(resolve(model)) / "model_index.json").is_file()
 
 
 def pipeline_for(model: str) -> Path:
@@ -118,8 +140,9 @@ def _folder_of_config(model: str) -> Path:
         OSError, ValueError: the hub has none, or is not reached.
         ImportError: the hub's client is not installed.
     """
-    if Path(model).is_dir():
-        return Path(model)
+    folder = Path(resolve(model))
+    if folder.is_dir():
+        return folder
     from huggingface_hub import hf_hub_download
 
     return Path(hf_hub_download(model, "config.json")).parent
@@ -150,7 +173,8 @@ def stages_to_start(options: Options) -> list[PlannedStage]:
         model = options.dit_model or options.model if stage.kind in DIFFUSION else options.model
         reads_encoder = stage.kind == "dit" and stage.source is not None
         encoders = ["--encoders", "stream"] if reads_encoder else []
-        flags = [*options.tls.flags, *encoders, *options.stage_arguments.get(stage.kind, ())]
+        size = ["--default-size", PAINTER_SIZE] if stage.kind == "dit" and model == PAINTER else []
+        flags = [*options.tls.flags, *encoders, *size, *options.stage_arguments.get(stage.kind, ())]
         planned[stage.kind] = PlannedStage(name, stage.kind, model, flags)
     return list(planned.values())
 

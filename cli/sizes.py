@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.terminal import CommandError
+from services.demo_models import resolve
 from services.families import Sizes, families, family_of, read_config
 
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -40,7 +41,7 @@ def read_sizes(model: str) -> Sizes:
     Raises:
         BudgetError: no such checkpoint, or its family has no budget.
     """
-    folder = Path(model)
+    folder = Path(resolve(model))
     try:
         config, tensors = (read_config(folder), tensor_bytes(folder)) if folder.is_dir() else _hub(model)
         family = family_of(config)

@@ -18,9 +18,12 @@ ROOT = Path(__file__).parent.parent
 project, author = "Quartet", "the Quartet developers"
 release = version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**.md", "deploy/**.md", "examples/*.md", "benchmarks/*.md", "tests/clients/*.md"]
+include_patterns = [
+    *("*.md", "docs/**.md", "deploy/**.md"),
+    *(f"{folder}/*.md" for folder in ("examples", "benchmarks", "tests/clients", "training")),
+]
 # Hidden folders, what is built, and whatever else lies in a checkout are not even looked into.
-_PLACES = {"docs", "deploy", "examples", "benchmarks", "tests"}
+_PLACES = {"docs", "deploy", "examples", "benchmarks", "tests", "training"}
 exclude_patterns = [
     ".*",
     "docs/_build",

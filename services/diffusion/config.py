@@ -1,10 +1,11 @@
 """Settings of every process that has a diffusers pipeline: limits and defaults of requests."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.common.rpc.settings import StageSettings
+from services.demo_models import PAINTER, PAINTER_SIZE, resolve
 
 Size = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$")]
 
@@ -44,3 +45,10 @@ class PipelineSettings(StageSettings):
     )
     min_image_side: int = Field(default=4, ge=1, description="least width and height of a picture that comes in")
     threads: int = Field(default=0, ge=0, description="CPU threads of a step; 0: torch's default, one per core")
+
+    @model_validator(mode="after")
+    def _keeps_to_the_painters_size(self) -> Self:
+        """Its pipeline's own default is eight times as wide: the painter has learnt one size."""
+        if self.model == resolve(PAINTER):
+            self.default_size = self.default_size or PAINTER_SIZE
+        return self

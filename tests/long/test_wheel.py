@@ -70,7 +70,7 @@ def _run(quartet: Path, directory: Path, *arguments: str) -> subprocess.Complete
 def test_the_wheel_has_all_data_and_says_that_it_is_typed(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     packages = ("services", "gateway", "cli")
-    data = (".yaml", ".jinja", ".png", ".wav", ".html", ".css", ".js", ".svg")
+    data = (".yaml", ".json", ".jinja", ".safetensors", ".png", ".wav", ".html", ".css", ".js", ".svg")
     there = {str(file.relative_to(ROOT)) for name in packages for file in (ROOT / name).rglob("*")}
     assert {name for name in there if name.endswith(data)} <= names
     assert {f"{name}/py.typed" for name in (*packages, "quartet")} <= names

@@ -12,10 +12,11 @@ FAMILY = re.compile(
 )
 PLACES = (
     "services/families/",
+    "services/demo_models/",
     "services/diffusion/families.py",
     "gateway/pipelines/",
     "gateway/settings.py",
-)  # the last two: a pipeline file names its model, and the settings' help names a pipeline file
+)  # checkpoints name their classes; a pipeline file names its model, and the settings' help names a pipeline file
 
 
 def names_in(folder: Path, excepted: tuple[str, ...]) -> Iterator[str]:

@@ -19,7 +19,8 @@ Imports = Mapping[str, frozenset[str]]
 STAGE = ("services.common", "services.families")
 PLAN: dict[str, tuple[str, ...]] = {
     "services.common.telemetry": (),
-    "services.common.rpc": ("services.common.telemetry",),
+    "services.demo_models": (),
+    "services.common.rpc": ("services.common.telemetry", "services.demo_models"),  # settings know models by name
     "services.common.engine": ("services.common.telemetry", "services.common.rpc.errors"),
     "services.common.stream": ("services.common.telemetry", "services.common.rpc"),
     "services.common": ("services.common",),
@@ -28,7 +29,7 @@ PLAN: dict[str, tuple[str, ...]] = {
     "services.thinker": STAGE,
     "services.talker": STAGE,
     "services.code2wav": STAGE,
-    "services.diffusion": STAGE,
+    "services.diffusion": (*STAGE, "services.demo_models"),  # settings know the size that the painter has learnt
     "services.dit": (*STAGE, "services.diffusion"),
     "services.encoder": (*STAGE, "services.diffusion"),
     "gateway": ("services.common",),

@@ -18,6 +18,7 @@ from quartet.v1 import (
     thinker_pb2_grpc,
 )
 from services.common.stream.tensors import to_message, to_torch
+from tests.support.reference import ReferenceAnswer
 from tests.support.streaming import CHANNELS
 
 MEDIA_KINDS = {
@@ -114,3 +115,14 @@ async def converse(
     spoken.codes = codes
     spoken.samples = await decode(addresses["code2wav"], codes) if len(codes) else np.zeros(0, np.float32)
     return spoken
+
+
+def compare(answer: ReferenceAnswer, spoken: Spoken) -> None:
+    """Asserts that a conversation came to the reference's tokens and codes, and to its samples within 1e-4."""
+    assert spoken.token_ids[: len(answer.token_ids)] == answer.token_ids
+    assert len(spoken.token_ids) - len(answer.token_ids) in (0, 1)  # the end-of-sequence token
+    assert spoken.codes is not None
+    assert spoken.samples is not None
+    assert spoken.codes.tolist() == answer.codes.tolist()
+    assert spoken.samples.shape == answer.waveform.shape
+    assert np.allclose(spoken.samples, answer.waveform, rtol=0, atol=1e-4)

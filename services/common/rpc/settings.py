@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 import pydantic_settings
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from services.demo_models import is_shipped, resolve
+
 Transport = Literal["inline", "shared_memory", "ucx"]
 
 
@@ -134,7 +136,7 @@ class StageSettings(TlsSettings):
 
     changes_outputs: ClassVar[tuple[str, ...]] = ()
 
-    model: str = Field(description="checkpoint directory or hub id")
+    model: str = Field(description="checkpoint directory, hub id, or the name of a model that comes with Quartet")
     served_model_name: str | None = Field(default=None, description="name of the model in ServerInfo; default: --model")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=0, ge=0, le=65535, description="port to listen on; 0 takes a free one")
@@ -170,6 +172,14 @@ class StageSettings(TlsSettings):
         default=1024, ge=1, description="memory that a profile may take while it is recorded; then it ends"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+
+    @model_validator(mode="after")
+    def _finds_the_model(self) -> Self:
+        """A model that comes with Quartet is served by its name, whose directory is elsewhere on each machine."""
+        if is_shipped(self.model):
+            self.served_model_name = self.served_model_name or self.model
+            self.model = resolve(self.model)
+        return self
 
     @field_validator("transports")
     @classmethod

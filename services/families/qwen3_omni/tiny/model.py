@@ -56,7 +56,7 @@ def write_model(
 ) -> None:
     """Writes config and weights, in float32 and from torch's global generator, into the directory `out`. Special ids
     are those of `tokenizer`. A model that `thinks` is its thinker alone."""
-    config = _model_config(sizes, tokenizer)
+    config = model_config(sizes, tokenizer)
     config.enable_audio_output = not thinks
     model: Any = transformers.Qwen3OmniMoeForConditionalGeneration(config)
     randomize(model.float().eval())
@@ -65,13 +65,14 @@ def write_model(
         _end_thoughts(model, tokenizer)
     else:
         _set_loudness(model)
-    model.generation_config = _generation_config(tokenizer)
+    model.generation_config = generation_config(tokenizer)
     model.save_pretrained(out)
     if thinks:
         _forget_speech(out / "config.json")
 
 
-def _model_config(sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.Qwen3OmniMoeConfig:
+def model_config(sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.Qwen3OmniMoeConfig:
+    """The config of a model of these sizes, with the special ids of `tokenizer`."""
     media = _ids(tokenizer, MEDIA_IDS) | {"position_id_per_seconds": POSITIONS_PER_SECOND, "seconds_per_chunk": 2}
     thinker = {
         "text_config": {"vocab_size": padded_vocabulary(len(tokenizer)), **_moe(sizes.thinker)},
@@ -98,7 +99,7 @@ def _model_config(sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBas
     )
 
 
-def _generation_config(tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.GenerationConfig:
+def generation_config(tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.GenerationConfig:
     """The published sampling defaults."""
     return transformers.GenerationConfig(
         do_sample=True,

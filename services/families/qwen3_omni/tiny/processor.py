@@ -4,7 +4,7 @@ The tokenizer is a small byte-level BPE with the published special tokens in the
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,12 @@ def make_tokenizer(
         show_progress=False,
     )
     byte_level.train_from_iterator([CORPUS, *(f"{word}\n" * 200 for word in (*ROLES, *words))], trainer)
-    model = json.loads(byte_level.to_str())["model"]
+    return qwen_tokenizer(byte_level, special_tokens)
+
+
+def qwen_tokenizer(trained: Tokenizer, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> transformers.Qwen2Tokenizer:
+    """Tokenizer of the published class with the vocabulary of a byte-level BPE, and `special_tokens` after it."""
+    model = json.loads(trained.to_str())["model"]
     merges_of_pairs: Any = [tuple(pair) for pair in model["merges"]]
     tokenizer: Any = transformers.Qwen2Tokenizer(vocab=model["vocab"], merges=merges_of_pairs)
     for token in special_tokens:
@@ -79,16 +84,25 @@ def make_tokenizer(
     return tokenizer
 
 
-def save_processor(out: Path, tokenizer: transformers.Qwen2Tokenizer, thinks: bool = False) -> None:
-    """Writes everything that `Qwen3OmniMoeProcessor.from_pretrained(out)` reads; if the model `thinks`, with a chat
-    template that opens thoughts."""
+def save_processor(
+    out: Path,
+    tokenizer: transformers.Qwen2Tokenizer,
+    thinks: bool = False,
+    pixels: Mapping[str, int] = PIXELS,
+) -> None:
+    """Writes everything that `Qwen3OmniMoeProcessor.from_pretrained(out)` reads.
+
+    Args:
+        thinks: whether the chat template opens thoughts.
+        pixels: fewest and most of a picture, which is scaled to lie between.
+    """
     for name, token in NAMED_TOKENS.items():
         setattr(tokenizer, name, token)
     template = ("{%- set thinks = true -%}\n" if thinks else "") + CHAT_TEMPLATE.read_text()
     tokenizer.chat_template = template
     processor: Any = transformers.Qwen3OmniMoeProcessor(
-        image_processor=transformers.Qwen2VLImageProcessor(size=PIXELS, **PATCH),
-        video_processor=transformers.Qwen2VLVideoProcessor(size=PIXELS, **PATCH),
+        image_processor=transformers.Qwen2VLImageProcessor(size=dict(pixels), **PATCH),
+        video_processor=transformers.Qwen2VLVideoProcessor(size=dict(pixels), **PATCH),
         feature_extractor=transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=AUDIO_S),
         tokenizer=tokenizer,
         chat_template=template,

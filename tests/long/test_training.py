@@ -1,0 +1,43 @@
+"""Each part of the training begins, stops and goes on: two steps, then one more."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.__main__ import PARTS
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+# Those that read what others wrote come after them.
+ORDER = ("code2wav", "talker", "hearing", "seeing", "thinker", "painter_vae", "painter")
+# Few of all: sounds and pictures of the bank, dialogues a step.
+BRIEF = """
+import sys
+from pathlib import Path
+from training import loop, units, codec
+loop.OUT = Path(sys.argv[2])
+units.FILE = loop.OUT / "units.npz"
+codec.Codes.file = loop.OUT / "codes.pt"
+import training.thinker as thinker
+import training.hearing, training.seeing, training.painter, training.talker
+thinker.BANK_SOUNDS, thinker.BANK_PICTURES, thinker.GROUPS = 9, 50, 2
+for module in (codec, training.hearing, training.seeing, training.painter, training.talker, thinker):
+    module.BATCH = 3
+    module.STEPS = int(sys.argv[3])
+training.painter.VAE_STEPS = int(sys.argv[3])
+import importlib
+from training.__main__ import PARTS
+name, function = PARTS[sys.argv[1]]
+getattr(importlib.import_module(name), function)()
+"""
+
+
+def test_every_part_begins_and_goes_on(tmp_path: Path) -> None:
+    assert set(ORDER) == set(PARTS)
+    for part in ORDER:
+        for steps in (2, 3):
+            command = [sys.executable, "-c", BRIEF, part, str(tmp_path), str(steps)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            assert done.returncode == 0, (part, done.stderr[-2000:])
+            assert f"{part}: step {steps}/{steps}" in done.stdout

@@ -1,0 +1,73 @@
+"""Trains, exports and scores the models that come with Quartet; README.md says in which order."""
+
+import importlib
+import warnings
+
+import typer
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+# What can be trained: the module and its function.
+PARTS = {
+    "code2wav": ("training.codec", "train"),
+    "talker": ("training.talker", "train"),
+    "hearing": ("training.hearing", "train"),
+    "seeing": ("training.seeing", "train"),
+    "thinker": ("training.thinker", "train"),
+    "painter_vae": ("training.painter", "train_vae"),
+    "painter": ("training.painter", "train"),
+}
+
+
+@app.command()
+def train(part: str) -> None:
+    """Train a part; ctrl-C stops it, and the same command goes on."""
+    if part not in PARTS:
+        raise typer.BadParameter(f"{part!r} is none of {', '.join(PARTS)}", param_hint="PART")
+    from training.loop import Stopped
+
+    module, function = PARTS[part]
+    try:
+        getattr(importlib.import_module(module), function)()
+    except Stopped:
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def tokenizer() -> None:
+    """Make the tokenizer anew, when the world has new words; talker, hearing, seeing and thinker must be, too."""
+    from services.demo_models import OMNI, resolve
+    from training.shape import make_tokenizer
+
+    make_tokenizer().save_pretrained(resolve(OMNI))
+
+
+@app.command()
+def restore() -> None:
+    """Take what ships as trained, for each part of the Qwen3-Omni that has no state here: then train one part anew."""
+    from training import export
+
+    export.restore()
+
+
+@app.command()
+def export() -> None:
+    """Write both checkpoints to services/demo_models, where they replace what is there; model cards stay."""
+    from training import export
+
+    export.omni()
+    export.painter()
+
+
+@app.command()
+def evaluate(count: int = 300) -> None:
+    """Score both checkpoints: COUNT held-out questions of each sort, speech, paintings."""
+    from training import evaluate
+
+    evaluate.answers(count)
+    evaluate.speech()
+    evaluate.paintings()
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", category=UserWarning)
+    app()

@@ -1,0 +1,125 @@
+"""Speech of espeak-ng, by its C library: samples and when each word begins."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import soxr
+
+_SYNCHRONOUS, _UTF8, _SSML, _PHONEMES = 2, 1, 0x10, 0x100
+_RATE, _PITCH, _RANGE = 1, 3, 4
+_WORD_EVENT, _LAST_EVENT = 1, 0
+
+
+class _Event(ctypes.Structure):
+    """espeak_EVENT of speak_lib.h."""
+
+    _fields_: Sequence[Any] = [
+        ("type", ctypes.c_int),
+        ("unique_identifier", ctypes.c_uint),
+        ("text_position", ctypes.c_int),
+        ("length", ctypes.c_int),
+        ("audio_position", ctypes.c_int),
+        ("sample", ctypes.c_int),
+        ("user_data", ctypes.c_void_p),
+        ("id", ctypes.c_char * 8),
+    ]
+
+
+_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A voice of espeak-ng and how it speaks.
+
+    Attributes:
+        name: of a language and a variant, as `espeak-ng -v` takes it.
+        rate: words a minute.
+        pitch, pitch_range: 0 to 100.
+    """
+
+    name: str
+    rate: int = 160
+    pitch: int = 50
+    pitch_range: int = 50
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """What was said: `samples` (samples,) float32 at `rate_hz`, and where words begin, as (character of the text,
+    sample), ascending."""
+
+    samples: np.ndarray
+    rate_hz: int
+    words: tuple[tuple[int, int], ...]
+
+
+class _Espeak:
+    def __init__(self) -> None:
+        try:
+            import espeakng_loader
+        except ModuleNotFoundError:
+            raise RuntimeError("espeak-ng is not installed: pip install -e '.[training]'") from None
+        self._library = ctypes.CDLL(espeakng_loader.get_library_path())
+        data = espeakng_loader.get_data_path().encode()
+        self.rate_hz: int = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, 0)
+        self._pieces: list[np.ndarray] = []
+        self._words: list[tuple[int, int]] = []
+        self._callback = _Callback(self._take)  # kept: the library has its address
+        self._library.espeak_SetSynthCallback(self._callback)
+        self._voice: Voice | None = None
+
+    def _take(self, samples: Any, count: int, events: Any) -> int:
+        if count:
+            self._pieces.append(np.ctypeslib.as_array(samples, (count,)).astype(np.float32) / 32768)
+        index = 0
+        while events[index].type != _LAST_EVENT:
+            if events[index].type == _WORD_EVENT:
+                self._words.append((events[index].text_position - 1, events[index].sample))
+            index += 1
+        return 0
+
+    def say(self, text: str, voice: Voice, ssml: bool) -> Spoken:
+        if voice != self._voice:
+            if self._library.espeak_SetVoiceByName(voice.name.encode()):
+                raise ValueError(f"espeak-ng has no voice {voice.name}")
+            for parameter, value in ((_RATE, voice.rate), (_PITCH, voice.pitch), (_RANGE, voice.pitch_range)):
+                self._library.espeak_SetParameter(parameter, value, 0)
+            self._voice = voice
+        self._pieces, self._words = [], []
+        data = text.encode()
+        flags = _UTF8 | _PHONEMES | (_SSML if ssml else 0)
+        self._library.espeak_Synth(data, len(data) + 1, 0, 1, 0, flags, None, None)
+        samples = np.concatenate(self._pieces) if self._pieces else np.zeros(0, np.float32)
+        return Spoken(samples, self.rate_hz, tuple(self._words))
+
+
+@cache
+def _espeak() -> _Espeak:
+    return _Espeak()  # the library has one state a process
+
+
+def say(text: str, voice: Voice, rate_hz: int | None = None, ssml: bool = False) -> Spoken:
+    """What espeak-ng makes of `text`; words in `[[...]]` are its phonemes.
+
+    Args:
+        text: in English.
+        voice: of it.
+        rate_hz: samples a second; None: espeak-ng's own, 22,050.
+        ssml: whether `text` is SSML.
+
+    Raises:
+        RuntimeError: espeak-ng is not installed.
+        ValueError: it has no such voice.
+    """
+    spoken = _espeak().say(text, voice, ssml)
+    if rate_hz in (None, spoken.rate_hz):
+        return spoken
+    assert rate_hz is not None
+    samples = soxr.resample(spoken.samples, spoken.rate_hz, rate_hz).astype(np.float32)
+    scale = rate_hz / spoken.rate_hz
+    return Spoken(samples, rate_hz, tuple((at, int(sample * scale)) for at, sample in spoken.words))

@@ -1,0 +1,195 @@
+"""Scores of the checkpoints, by the reference implementations and on what was never trained on."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.espeak import say
+from training.export import MODELS, OMNI, PAINTER
+from training.hearing import draw_voice, sound_of
+from training.judges import Listener, find_shape, held_out_answers, mel_cepstral_distance
+from training.units import RATE_HZ as SPEECH_HZ
+from training.units import VOICES
+from training.world import KINDS, Dialogue, draw_dialogue, nonsense, seeing, weather
+
+COUNT = 300
+_BATCH = 20
+
+
+class Omni:
+    """The reference's model and processor."""
+
+    def __init__(self, folder: Path = MODELS / OMNI) -> None:
+        import transformers
+
+        model: Any = transformers.Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        self.model: Any = model.eval()
+        self.processor: Any = transformers.Qwen3OmniMoeProcessor.from_pretrained(folder)
+
+    def answers(self, asked: Sequence[list[dict[str, Any]]], images: list[Any], sounds: list[np.ndarray]) -> list[str]:
+        """Greedy answers to conversations, in one batch; their media in order."""
+        texts = [self.processor.apply_chat_template(each, add_generation_prompt=True, tokenize=False) for each in asked]
+        inputs = self.processor(
+            text=texts,
+            images=images or None,
+            audio=sounds or None,
+            padding=True,
+            padding_side="left",
+            return_tensors="pt",
+        )
+        eos = self.processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
+        with torch.inference_mode():
+            made = self.model.thinker.generate(**inputs, do_sample=False, max_new_tokens=64, eos_token_id=eos)
+        said = made[:, inputs["input_ids"].shape[1] :]
+        return [text.strip() for text in self.processor.batch_decode(said, skip_special_tokens=True)]
+
+    def speech(self, answer: str, voice: str) -> np.ndarray:
+        """What the talker makes of `answer`, drawing nothing by chance: (samples,) float32."""
+        tokens = self.processor.tokenizer
+        asked = self.processor.apply_chat_template(
+            [{"role": "user", "content": "Well?"}], add_generation_prompt=True, tokenize=False
+        )
+        prompt = tokens(asked, return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            _, wave = Forced(self.model, tokens.encode(f"{answer}<|im_end|>")).generate(
+                input_ids=prompt, speaker=voice, talker_do_sample=False, talker_repetition_penalty=1.0
+            )
+        return wave.flatten().numpy()
+
+
+class Forced:
+    """The reference's model, whose thinker says given token ids."""
+
+    def __init__(self, model: Any, ids: list[int]) -> None:
+        self._model, self._ids = model, ids
+
+    def generate(self, **settings: Any) -> Any:
+        """As the reference's."""
+        from transformers import LogitsProcessor
+
+        ids, length = self._ids, settings["input_ids"].shape[1]
+
+        class Say(LogitsProcessor):
+            def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+                forced = torch.full_like(scores, -torch.inf)
+                forced[:, ids[input_ids.shape[1] - length]] = 0
+                return forced
+
+        return self._model.generate(
+            **settings,
+            thinker_max_new_tokens=len(ids),
+            thinker_eos_token_id=ids[-1],
+            thinker_logits_processor=[Say()],
+            thinker_do_sample=False,
+        )
+
+
+def conversation(dialogue: Dialogue, aloud: bool) -> list[dict[str, Any]]:
+    """Messages up to the question that is asked; `aloud`: user's turns are sounds."""
+    messages: list[dict[str, Any]] = []
+    for i, turn in enumerate(dialogue.turns):
+        content: list[dict[str, str]] = [{"type": "image"}] if i == 0 and dialogue.picture is not None else []
+        content.append({"type": "audio"} if aloud else {"type": "text", "text": turn.question})
+        messages += [{"role": "user", "content": content}, {"role": "assistant", "content": turn.answer}]
+    return messages[:-1]
+
+
+def exact(
+    omni: Omni,
+    title: str,
+    kinds: dict[Callable[[random.Random], Dialogue], float],
+    noise_db: float | None,
+    aloud: bool,
+    count: int,
+) -> None:
+    """Prints how many held-out questions are answered word for word."""
+    draw, right, asked = random.Random(f"evaluation {title}"), Counter[str](), Counter[str]()
+    wrong: list[str] = []
+    for begin in range(0, count, _BATCH):
+        dialogues = [draw_dialogue(draw, held_out=True, kinds=kinds) for _ in range(min(_BATCH, count - begin))]
+        voices = [draw_voice(draw, held_out=True) for _ in dialogues]
+        sounds = [
+            sound_of(turn.question, voice, draw, noise_db)[0]
+            for dialogue, voice in zip(dialogues, voices, strict=True)
+            for turn in dialogue.turns
+            if aloud
+        ]
+        images = [dialogue.picture.render() for dialogue in dialogues if dialogue.picture is not None]
+        answers = omni.answers([conversation(dialogue, aloud) for dialogue in dialogues], images, sounds)
+        for dialogue, answer in zip(dialogues, answers, strict=True):
+            asked[dialogue.kind] += 1
+            right[dialogue.kind] += answer == dialogue.turns[-1].answer
+            if answer != dialogue.turns[-1].answer:
+                wrong.append(f"    {dialogue.turns[-1].question!r} -> {answer!r}, right: {dialogue.turns[-1].answer!r}")
+    kinds_text = ", ".join(f"{kind} {right[kind]}/{asked[kind]}" for kind in sorted(asked))
+    print(f"{title}: {right.total()} of {count} right ({right.total() / count:.1%}): {kinds_text}", flush=True)
+    print("\n".join(wrong[:12]), flush=True)
+
+
+def answers(count: int = COUNT, folder: Path = MODELS / OMNI) -> None:
+    """Prints exact answers to held-out questions: typed, said, said in noise, and about pictures."""
+    omni = Omni(folder)
+    typed = {kind: share for kind, share in KINDS.items() if kind not in (seeing, weather)}
+    said = {kind: share for kind, share in typed.items() if kind is not nonsense}
+    exact(omni, "text", typed, None, False, count)
+    exact(omni, "voice", said, None, True, count)
+    exact(omni, "voice, noise at 10 dB", said, 10.0, True, count)
+    exact(omni, "pictures", {seeing: 1.0}, None, False, count)
+
+
+def speech(count: int = 40, folder: Path = MODELS / OMNI, samples: Path | None = None) -> None:
+    """Prints in how many held-out answers pocketsphinx finds the right one of 300, and the mel-cepstral distance to
+    espeak-ng's own recording; writes the first five sounds to the directory `samples`."""
+    import soundfile
+
+    omni, sentences = Omni(folder), held_out_answers(300)
+    listener = Listener(sentences)
+    from training.judges import plain
+
+    for voice, settings in VOICES.items():
+        ours = theirs = 0
+        distances: list[float] = []
+        for i, sentence in enumerate(sentences[:count]):
+            spoken = omni.speech(sentence, voice)
+            settings = type(settings)(settings.name, 160, settings.pitch, 50)
+            recording = say(sentence.replace("-", ". "), settings, SPEECH_HZ).samples
+            heard = listener.hear(spoken, SPEECH_HZ)
+            ours += heard == plain(sentence)
+            theirs += listener.hear(recording, SPEECH_HZ) == plain(sentence)
+            if heard != plain(sentence):
+                print(f"    {voice}: {sentence!r} heard as {heard!r}, {len(spoken) / SPEECH_HZ:.1f} s", flush=True)
+            if i < 20:
+                distances.append(mel_cepstral_distance(spoken, recording, SPEECH_HZ))
+            if samples is not None and i < 5:
+                soundfile.write(samples / f"{voice}-{i}.wav", spoken, SPEECH_HZ)
+        print(
+            f"{voice}: understood {ours} of {count}; espeak-ng's own {theirs}; "
+            f"mel-cepstral distance {np.mean(distances):.1f} dB",
+            flush=True,
+        )
+
+
+def paintings(count: int = 100, folder: Path = MODELS / PAINTER, steps: int = 8) -> None:
+    """Prints in how many paintings of held-out prompts the asked colour, shape and ground are found."""
+    import diffusers
+
+    from training.painter import draw_painting
+    from training.pictures import SIDE
+
+    pipeline: Any = diffusers.ZImagePipeline.from_pretrained(folder, torch_dtype=torch.float32)  # pyright: ignore[reportPrivateImportUsage]
+    pipeline.set_progress_bar_config(disable=True)
+    draw, right = random.Random("paintings"), 0
+    for seed in range(count):
+        asked = draw_painting(draw, held_out=True)
+        generator = torch.Generator().manual_seed(seed)
+        made = pipeline(asked.prompt, height=SIDE, width=SIDE, num_inference_steps=steps, generator=generator).images[0]
+        found = find_shape(made)
+        right += found == (asked.colour, asked.shape, asked.ground)
+        if found != (asked.colour, asked.shape, asked.ground):
+            print(f"    {asked.prompt!r}: {found}", flush=True)
+    print(f"paintings: {right} of {count} right", flush=True)
