@@ -37,7 +37,7 @@ $(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps $(QWEN_TTS)
 	@touch $(READY)
 
-demo: $(READY)  ## the main job on a small random model: no GPU, no hub, no docker
+demo: $(READY)  ## the main job on the small models that come with Quartet: no GPU, no hub, no docker
 	$(BIN)/quartet demo
 
 test: $(READY)  ## what every change has to pass, in 8 minutes; with a GPU, the gpu-marked tests too

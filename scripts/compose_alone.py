@@ -6,38 +6,43 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+from compose_load import QUESTIONS
 from compose_system import STAGES, System, docker
 from google.protobuf import json_format
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-TOKENS, FRAMES = 6, 5
+FRAMES = 5
 SAMPLES_PER_FRAME = 1920
-PROMPT = """
+QUESTION, ANSWER = next(iter(QUESTIONS.items()))
+TOKENS = f"""
+from services.demo_models import OMNI, resolve
 from transformers import AutoTokenizer
-messages = [{"role": "user", "content": "Hello"}]
-tokenizer = AutoTokenizer.from_pretrained("/models/quartet-tiny")
-print(list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)))
+messages = [{{"role": "user", "content": "{QUESTION}"}}]
+tokenizer = AutoTokenizer.from_pretrained(resolve(OMNI))
+prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+print([list(prompt), tokenizer("{ANSWER}").input_ids])
 """
 
 
 def alone(system: System) -> Iterator[str]:
     """The thinker answers; the talker speaks tokens, and code2wav decodes its frames, that the requests carry."""
-    messages = [{"role": "user", "content": [{"text": "Hello"}]}]
-    sampling = {"temperature": 0, "maxTokens": TOKENS, "ignoreEos": True}
+    messages = [{"role": "user", "content": [{"text": QUESTION}]}]
+    sampling = {"temperature": 0, "maxTokens": 64}
     start = {"requestId": "alone-1", "messages": messages, "sampling": sampling}
-    *_, summary = _call(system, "thinker", "Generate", {"start": start})
-    assert summary["summary"]["completionTokens"] == TOKENS, summary
-    yield f"thinker: {TOKENS} tokens"
+    answers = _call(system, "thinker", "Generate", {"start": start})
+    said = "".join(each.get("delta", {}).get("text", "") for each in answers)
+    assert said == ANSWER, said
+    yield f"thinker: {said}"
 
     (talker,) = system.containers("talker")
-    prompt = json.loads(docker("exec", talker["Id"], "python", "-c", PROMPT))
-    rows = {"name": "token_ids", "tensor": _tensor([*prompt, 5, 6, 7])}
+    prompt, answer = json.loads(docker("exec", talker["Id"], "python", "-c", TOKENS))
+    rows = {"name": "token_ids", "tensor": _tensor([*prompt, *answer])}
     inline = {"header": {"promptPositions": len(prompt)}, "rows": [rows]}
     sampling = {"temperature": 0, "maxFrames": FRAMES}
-    request = {"requestId": "alone-2", "inline": inline, "sampling": sampling}
-    _, *frames, _ = _call(system, "talker", "Speak", request)
+    start = {"requestId": "alone-2", "inline": inline, "sampling": sampling}
+    _, *frames, _ = _call(system, "talker", "Speak", {"start": start})
     assert len(frames) == FRAMES, frames
     codes = b"".join(base64.b64decode(frame["frames"]["tensor"]["inline"]) for frame in frames)
     yield f"talker: {FRAMES} frames of {len(codes) // 4 // FRAMES} codes"

@@ -6,11 +6,23 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import openai
 
-QUESTIONS = tuple(f"Say something kind, number {number}." for number in range(8))
-MAX_SAMPLE_DIFFERENCE = 4  # of 32768: the waveform is exact to 1e-4
+QUESTIONS = {
+    "What is seven plus five?": "Seven plus five is twelve.",
+    "What is nine minus three?": "Nine minus three is six.",
+    "What is the capital of Italy?": "The capital of Italy is Rome.",
+    "What is the capital of France?": "The capital of France is Paris.",
+    "Which day comes after Monday?": "Tuesday comes after Monday.",
+    "What month comes before March?": "February comes before March.",
+    "How many days are in a week?": "A week has seven days.",
+    "How do you spell cat?": "Cat is spelled C-A-T.",
+}
+ALOUD = Path(__file__).parent.parent / "cli/assets/sum.wav"  # the first of them
+MAX_SAMPLE_DIFFERENCE = 1024  # of 32768: the model is stored in bfloat16; other words are ten times as far off
 
 
 @dataclass(frozen=True)
@@ -34,26 +46,37 @@ class Answer:
         assert difference <= MAX_SAMPLE_DIFFERENCE, f"samples differ by {difference} from those alone"
 
 
-def speak(client: openai.OpenAI, question: str, length: int = 24, heard: Callable[[], object] = lambda: None) -> Answer:
+def speak(
+    client: openai.OpenAI,
+    question: str | Path,
+    length: int | None = None,
+    heard: Callable[[], object] = lambda: None,
+) -> Answer:
     """The streamed answer to `question`, sampled greedily: the same each time.
 
     Args:
-        length: tokens of the text, and most codec frames of the speech; a random model may stop before.
+        question: in words, or a recording.
+        length: tokens of the text and codec frames of the speech, whatever is said after the answer's end; None: the
+            answer.
         heard: called at each piece of speech.
 
     Raises:
         openai.APIError: the server refused or broke off.
         AssertionError: the stream ended without saying why, or the answer has no text or no speech.
     """
+    content: Any = question
+    if isinstance(question, Path):
+        data = base64.b64encode(question.read_bytes()).decode()
+        content = [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}]
     stream = client.chat.completions.create(
         model=client.models.list().data[0].id,
-        messages=[{"role": "user", "content": question}],
+        messages=[{"role": "user", "content": content}],
         modalities=["text", "audio"],
-        audio={"voice": "ethan", "format": "pcm16"},
+        audio={"voice": "ada", "format": "pcm16"},
         temperature=0,
-        max_tokens=length,
+        max_tokens=length or 64,
         stream=True,
-        extra_body={"ignore_eos": True, "quartet": {"talker": {"temperature": 0, "max_frames": length}}},
+        extra_body={"ignore_eos": length is not None, "quartet": {"talker": {"temperature": 0, "max_frames": length}}},
     )
     text, pcm, reason = "", b"", None
     for chunk in stream:
@@ -75,7 +98,7 @@ class Load:
     """Speaking requests, `clients` at a time, one after another, while the block runs: `with Load(...) as load`.
 
     Attributes:
-        expected: the questions, and their answers of `length`.
+        expected: the questions, and their answers of that `length`.
         answered: requests that were answered in full, as expected.
         failures: (start, end, error) of those that were not; times by time.monotonic().
     """
@@ -83,7 +106,7 @@ class Load:
     client: Callable[[], openai.OpenAI]
     expected: dict[str, Answer]
     clients: int = 8
-    length: int = 24
+    length: int | None = None
     answered: int = 0
     failures: list[tuple[float, float, Exception]] = field(default_factory=list)
 

@@ -15,7 +15,7 @@ SCRAPED_WITHIN_S = 60
 
 
 def dit(system: System) -> Iterator[str]:
-    """Pictures of its small model, beside speech."""
+    """A painting of its small model, beside speech."""
     system.profiles.append("dit")
     system.settings["QUARTET_PIPELINE"] = "./deploy/docker/pipelines/pipeline-dit.yaml"
     system.compose("build", "--quiet", "dit")
@@ -25,14 +25,24 @@ def dit(system: System) -> Iterator[str]:
     client = system.client()
     models = [model.id for model in client.models.list().data]
     begin = time.monotonic()
-    [made] = client.images.generate(model="quartet-tiny-dit", prompt="a red square", size="64x64").data or []
+    model, prompt = "quartet-demo-painter", "a yellow star on a blue ground"
+    how = {"num_inference_steps": 8, "seed": 0}
+    [made] = client.images.generate(model=model, prompt=prompt, extra_body=how).data or []
     assert made.b64_json
-    picture = Image.open(io.BytesIO(base64.b64decode(made.b64_json)))
-    picture.load()
-    assert picture.size == (64, 64), picture.size
-    yield f"{', '.join(models)}: {picture.format} of {picture.size} in {time.monotonic() - begin:.1f} s"
+    picture = Image.open(io.BytesIO(base64.b64decode(made.b64_json))).convert("RGB")
+    assert picture.size == (128, 128), picture.size
+    yellow, blue = (_share(picture, colour) for colour in ((240, 210, 30), (31, 80, 200)))
+    assert 0.02 < yellow < 0.6, f"{yellow:.0%} is yellow"
+    assert blue > 0.3, f"{blue:.0%} is blue"
+    yield f"{', '.join(models)}: {prompt}, {picture.size}, in {time.monotonic() - begin:.1f} s"
     question, expected = next(iter(system.expected.items()))
     speak(client, question).check(expected)
+
+
+def _share(picture: Image.Image, colour: tuple[int, int, int]) -> float:
+    """How much of the picture is near to `colour`."""
+    pixels = list(zip(*(band.tobytes() for band in picture.split()), strict=True))
+    return sum(max(abs(a - b) for a, b in zip(pixel, colour, strict=True)) < 60 for pixel in pixels) / len(pixels)
 
 
 def prometheus(system: System) -> Iterator[str]:

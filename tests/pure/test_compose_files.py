@@ -12,6 +12,7 @@ import yaml
 
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
+from services.demo_models import OMNI, PAINTER
 from tests.support.health_command import COMMAND
 from tests.support.k8s_objects import settings_classes
 
@@ -70,8 +71,8 @@ def test_containers_are_hardened(name):
 
 def test_plain_commands_see_the_whole_system():
     """`docker compose down` without --profile leaves out, without a word, whatever has a profile."""
-    assert {name for name, service in SERVICES.items() if "profiles" not in service} == {"model", *OURS[:-1]}
-    for name in ("model", *OURS[:-1]):
+    assert {name for name, service in SERVICES.items() if "profiles" not in service} == set(OURS[:-1])
+    for name in OURS[:-1]:
         needed = [other for other, how in SERVICES[name].get("depends_on", {}).items() if how.get("required", True)]
         assert not any("profiles" in SERVICES[other] for other in needed)
     example = (ROOT / ".env.example").read_text()
@@ -92,10 +93,6 @@ def test_a_speech_server_starts_without_the_thinker():
     source, target, _ = mount.split(":")
     assert any(mounted.endswith(f":{target}:ro") for mounted in SERVICES["gateway"]["volumes"])
     assert set(load_pipeline(ROOT / source).stages) == {"talker", "code2wav"}
-    # what made the thinker's image is away, and the small model is made in it
-    build = yaml.safe_load(COMPOSE)["x-build"] | {"target": "thinker"}
-    assert SPEECH["model"]["build"] == build
-    assert SERVICES["model"]["image"] == SERVICES["thinker"]["image"]
 
 
 def test_a_server_of_text_starts_the_thinker_alone():
@@ -119,17 +116,22 @@ def test_compose_leaves_stages_out(file, stages):
         pytest.skip("docker has no compose")
     done = subprocess.run([*command, "config", "--services"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) == {"model", "gateway", *stages}
+    assert set(done.stdout.split()) == {"gateway", *stages}
 
 
 def test_an_image_is_built_once():
     """Built by two services at a time, one of the two results keeps 3 GB and no name."""
     built = [service["image"] for service in SERVICES.values() if "build" in service]
     assert len(built) == len(set(built))
-    for name, service in SERVICES.items():
-        if "build" not in service and service["image"].startswith("quartet-"):
-            assert service["image"] in built
-            assert service["pull_policy"] == "never", f"{name}: its image is in no registry"
+    assert set(built) == {service["image"] for service in SERVICES.values() if service["image"].startswith("quartet-")}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_image_has_the_model_that_is_served_without_env(name):
+    served = re.findall(r":-([^}]+)", SERVICES[name]["environment"].get(f"QUARTET_{name.upper()}_MODEL", ""))
+    assert served == ([] if name == "gateway" else [PAINTER] if name == "dit" else [OMNI])
+    copied = r"^COPY --from=code /shipped/(\S+) /opt/quartet/code/services/demo_models/\1$"
+    assert re.findall(copied, image(name), re.MULTILINE) == served
 
 
 @pytest.mark.parametrize("name", OURS)

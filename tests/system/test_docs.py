@@ -19,7 +19,7 @@ from tests.support.stack import Stack
 
 pytestmark = pytest.mark.e2e
 MODEL = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
-NAMES = ("demo-model", "qwen3-omni", "quartet-tiny", MODEL)  # of the served model, in the documents
+NAMES = ("quartet-demo", "qwen3-omni", MODEL)  # of the served model, in the documents
 PYTHON = {block.where: block.text for block in blocks("python")}
 CHATS = {command.words: command for command in commands() if command.words[:2] == ("quartet", "chat")}
 
@@ -67,7 +67,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("where", PYTHON)
 def test_python_runs(stack: Stack, tiny_checkpoint: Path, tmp_path: Path, where: str) -> None:
     code = PYTHON[where].replace(URL, stack.url).replace(MODEL, str(tiny_checkpoint))
-    code = code.replace('"demo-model"', f'"{stack.model}"').replace('api_key="none"', f'api_key="{stack.key}"')
+    code = code.replace('"quartet-demo"', f'"{stack.model}"').replace('api_key="none"', f'api_key="{stack.key}"')
     code = code.replace(f'Omni("{tiny_checkpoint}"', f"Omni({stack.omni_arguments}")  # it would start others
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
