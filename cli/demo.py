@@ -22,7 +22,7 @@ from cli.up import running
 
 ASSETS = Path(__file__).parent / "assets"
 PHASES = ("queue_ms", "prefill_ms", "first_output_ms", "decode_ms", "total_ms")
-PICTURE_PROMPT = "a yellow star on a blue ground"
+PICTURE_PROMPT = "a yellow cross on a blue ground"
 PICTURE_COLOURS = ((240, 210, 30), (31, 80, 200))  # what the painter calls yellow and blue
 PICTURE_STEPS = 8
 _NEAR = 60  # of red, green and blue, 0 to 255: as far as a pixel may be from its colour
@@ -108,7 +108,7 @@ def run(seed: int, port: int, out: Path, picture_file: Path) -> None:
     console.print(
         "\ntalk to it: [bold]quartet up[/bold] in one terminal; in another [bold]quartet talk[/bold], "
         '[bold]quartet chat "What is nine minus three?" --out answer.wav[/bold] or '
-        f"[bold]quartet image {PICTURE_PROMPT!r} --out star.png[/bold]"
+        f"[bold]quartet image {PICTURE_PROMPT!r} --out cross.png[/bold]"
     )
 
 
@@ -165,16 +165,16 @@ def _check_speech(answer: Answer) -> None:
 
 
 def _check_picture(picture: MadeImage) -> None:
-    """The star's colour is in its middle part and the ground's at its edges."""
+    """The cross's colour is in its middle part and the ground's at its edges."""
     try:
         pixels = np.asarray(Image.open(io.BytesIO(picture.content)).convert("RGB")).astype(int)
     except OSError as error:
         raise DemoError(f"the picture's file is broken: {error}") from None
-    star, ground = (np.abs(pixels - colour).max(axis=2) < _NEAR for colour in PICTURE_COLOURS)
+    cross, ground = (np.abs(pixels - colour).max(axis=2) < _NEAR for colour in PICTURE_COLOURS)
     edges = np.concatenate((ground[0], ground[-1], ground[:, 0], ground[:, -1]))
-    if edges.mean() < 0.9 or not 0.02 < star.mean() < 0.6:
+    if edges.mean() < 0.9 or not 0.02 < cross.mean() < 0.6:
         raise DemoError(
-            f"the picture is not {PICTURE_PROMPT}: {star.mean():.0%} of it is yellow, "
+            f"the picture is not {PICTURE_PROMPT}: {cross.mean():.0%} of it is yellow, "
             f"{edges.mean():.0%} of its edges are blue"
         )
 

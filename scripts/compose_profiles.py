@@ -25,7 +25,7 @@ def dit(system: System) -> Iterator[str]:
     client = system.client()
     models = [model.id for model in client.models.list().data]
     begin = time.monotonic()
-    model, prompt = "quartet-demo-painter", "a yellow star on a blue ground"
+    model, prompt = "quartet-demo-painter", "a yellow cross on a blue ground"
     how = {"num_inference_steps": 8, "seed": 0}
     [made] = client.images.generate(model=model, prompt=prompt, extra_body=how).data or []
     assert made.b64_json
