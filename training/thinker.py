@@ -60,7 +60,7 @@ def _template() -> Any:
 
 
 def _typed(draw: random.Random, text: str) -> str:
-    """`text` as people type it: now and then without capitals or its last mark, or with figures."""
+    """`text` as people type it: now and then without capitals or its last mark, or with "What's"."""
     if draw.random() < 0.25:
         text = text[:1].lower() + text[1:] if draw.random() < 0.5 else text.lower()
     if draw.random() < 0.25:
