@@ -17,10 +17,10 @@ from torch.nn import functional
 from training import loop
 from training.espeak import Voice, say
 from training.shape import build, text_embeddings, tokenizer
-from training.words import OUTSIDE
-from training.world import KINDS, draw_dialogue, nonsense, sentence, split_question
+from training.words import DO, FOREIGN, OUTSIDE, SORTS, THINGS
+from training.world import KINDS, draw_dialogue, nonsense, outside, sentence, split_question
 
-STEPS = 6_000
+STEPS = 7_000
 RATE, MUON_RATE = 1.5e-3, 1.5e-3
 BATCH = 20
 RATE_HZ, HOP = 16_000, 160
@@ -48,19 +48,25 @@ def draw_voice(draw: random.Random, held_out: bool = False) -> Voice:
 def words() -> tuple[str, ...]:
     """What can be heard: the words of the world's spoken questions and sentences, in lower case."""
     draw, found = random.Random(5), set[str]()
-    kinds = {kind: share for kind, share in KINDS.items() if kind is not nonsense}
+    kinds = {kind: share for kind, share in KINDS.items() if kind not in (nonsense, outside)}
     for _ in range(20_000):
         for turn in draw_dialogue(draw, kinds=kinds).turns:
             if turn.spoken and not turn.question.startswith("{"):
                 found |= set(split_question(turn.question))
-    strange = {word for text in OUTSIDE for word in split_question(text)}
-    common = {word for text in draw_texts(random.Random(6), 3_000) for word in split_question(text)}
-    return tuple(sorted((found - strange) | (found & common)))
+    return tuple(sorted(found))
+
+
+@cache
+def strange_words() -> tuple[str, ...]:
+    """Words that are none of the world's: what is heard of each is that it is strange."""
+    found = {word for text in OUTSIDE for word in split_question(text)} | {f"{thing}s" for thing in THINGS}
+    found |= {word.lower() for word in (*THINGS, *DO, *DO.values(), *SORTS, *FOREIGN)}
+    return tuple(sorted(found - set(words())))
 
 
 def draw_texts(draw: random.Random, count: int) -> list[str]:
     """Texts of the world's own words that people say."""
-    kinds = {kind: share for kind, share in KINDS.items() if kind not in (nonsense,) and kind.__name__ != "outside"}
+    kinds = {kind: share for kind, share in KINDS.items() if kind not in (nonsense, outside)}
     texts: list[str] = []
     while len(texts) < count:
         turn = draw_dialogue(draw, kinds=kinds).turns[-1]
@@ -95,10 +101,11 @@ def draw_question(draw: random.Random) -> str:
     chance = draw.random()
     if chance < 0.12:
         return f"{sentence(draw)}.".capitalize()
-    if chance < 0.2:
-        return draw.choice(OUTSIDE)
-    if chance < 0.3:
-        return " ".join(draw.choices(words(), k=draw.randint(2, 7)))
+    if chance < 0.24:
+        return outside(draw).turns[0].question
+    if chance < 0.36:
+        some = draw.choices((words(), strange_words()), (0.75, 0.25), k=draw.randint(2, 7))
+        return " ".join(map(draw.choice, some))
     return draw_texts(draw, 1)[0]
 
 
@@ -183,7 +190,7 @@ def train() -> None:
         draw = random.Random(f"hearing {step}")
         sounds = [draw_question(draw) for _ in range(BATCH)]
         made = [
-            sound_of(text, draw_voice(draw), draw, draw.uniform(4, 30) if draw.random() < 0.6 else None)
+            sound_of(text, draw_voice(draw), draw, draw.uniform(3, 25) if draw.random() < 0.6 else None)
             for text in sounds
         ]
         rows = model.hear([mel(samples) for samples, _ in made])

@@ -58,6 +58,7 @@ def make_tokenizer() -> transformers.Qwen2Tokenizer:
         *TRANSCRIBE * 50,
         DEFAULT_INSTRUCTIONS,
         *(question for asked, _ in SMALL_TALK for question in asked),
+        *OUTSIDE * 20,
     ]
     for _ in range(_CORPUS_DIALOGUES):
         dialogue = draw_dialogue(draw, kinds={seeing: 1.0} if draw.random() < 0.1 else _kinds())
@@ -80,9 +81,9 @@ def make_tokenizer() -> transformers.Qwen2Tokenizer:
 
 
 def _kinds() -> dict:
-    from training.world import KINDS, nonsense
+    from training.world import KINDS, nonsense, outside
 
-    return {kind: share for kind, share in KINDS.items() if kind not in (seeing, nonsense)}
+    return {kind: share for kind, share in KINDS.items() if kind not in (seeing, nonsense, outside)}
 
 
 @cache

@@ -13,29 +13,32 @@ from torch.nn import functional
 from training import loop
 from training.codec import Codes
 from training.shape import SIZES, build, config, text_embeddings, tokenizer
-from training.units import VOICES, split, vocabulary
+from training.units import VOICES, split, starts, vocabulary
 from training.world import KINDS, capitals, days, draw_dialogue, seeing, small_talk, spelling, sums, weather
 
-STEPS = 7_000
+STEPS = 7_500
 RATE, MUON_RATE = 3e-3, 3e-3
 BATCH = 16
 # Share of the frames before a frame of which some codes are not the true ones, in half of the answers.
 _WRONG = 0.1
 # A word's first frame says which word it is; the frames that follow say it again.
 _BEGIN_WEIGHT = 3.0  # of the first codes of such frames
-PREDICTED_SHARE = 0.15  # of the other frames whose finer codes are asked for in a step
+PREDICTED_BEGINS, PREDICTED_OTHERS = 0.5, 0.15  # shares of the frames whose finer codes are asked for in a step
+_WORD_WEIGHT, _WORD_SHARPNESS = 0.5, 20.0
 _IGNORED = -100
 _MEDIA = -1  # in token ids: a row of the thinker's states, which this talker does not look at
 
 
 @dataclass(frozen=True)
 class Said:
-    """Token ids before an answer and of the answer, its codes (frames, 16), and which frames begin a word."""
+    """Token ids before an answer and of the answer, its codes (frames, 16), which frames begin a word, and with which
+    token of the answer the word of each frame begins."""
 
     user: list[int]
     text: list[int]
     codes: torch.Tensor
     begins: torch.Tensor
+    words: torch.Tensor
     voice: str
 
 
@@ -97,7 +100,13 @@ def draw_said(draw: random.Random, codes: Codes, held_out: bool = False) -> Said
         )
     words = [codes.word(voice, word, last) for word, last in split(answer)]
     begins = torch.cat([torch.arange(len(word)) == 0 for word in words])
-    return Said(question, to_text.encode(answer), torch.cat(words), begins, voice)
+    text = to_text(answer, return_offsets_mapping=True)
+    tokens = [
+        next(token for token, (_, end) in zip(text["input_ids"], text["offset_mapping"], strict=True) if end > start)
+        for start in starts(answer)
+    ]
+    of_frames = torch.tensor(tokens).repeat_interleave(torch.tensor([len(word) for word in words]))
+    return Said(question, text["input_ids"], torch.cat(words), begins, of_frames, voice)
 
 
 class Talker(nn.Module):
@@ -116,10 +125,14 @@ class Talker(nn.Module):
         self._tts = (whole.tts_pad_token_id, whole.tts_bos_token_id, whole.tts_eos_token_id)
         self._header = tokenizer().encode("<|im_start|>assistant\n")
 
-    def forward(self, batch: list[Said], draw: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Losses of the first codes and of the finer ones, means of cross entropies."""
+    def forward(self, batch: list[Said]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Losses of the first codes, of the finer ones, and of the word that is being said, means of cross entropies.
+
+        The last one is of training alone: a row's hidden state is to be like what the talker reads of that word in its
+        text. So it learns sooner where in the text it is.
+        """
         pad, bos, eos = self._tts
-        texts, codecs, frames, labels, begins = [], [], [], [], []
+        texts, codecs, frames, labels, begins, words = [], [], [], [], [], []
         for said in batch:
             head = [*said.user, *self._header, pad, pad, pad, pad, bos, said.text[0]]
             trailing = [*said.text[1:], eos]
@@ -137,9 +150,13 @@ class Talker(nn.Module):
             begin = torch.zeros(len(label), dtype=torch.bool)
             begin[len(head) - 1 : -1] = said.begins
             begins.append(begin)
+            word = torch.full((len(label),), _IGNORED)
+            word[len(head) - 1 : -1] = said.words
+            words.append(word)
         pack = nn.utils.rnn.pad_sequence
         text, codec = pack(texts, True, pad), pack(codecs, True, -1)
         frame, label, begin = pack(frames, True, -1), pack(labels, True, _IGNORED), pack(begins, True, False)
+        word = pack(words, True, _IGNORED)
         rows = self._rows(text, codec, _misheard(frame) if self.training else frame)
         hidden = self.talker.model(inputs_embeds=rows).last_hidden_state
         asked = label != _IGNORED
@@ -149,8 +166,11 @@ class Talker(nn.Module):
         # a row's finer codes are those of the frame that follows it
         following = torch.cat((frame[:, 1:], torch.full_like(frame[:, :1], -1)), dim=1)
         speaks = asked & (following[..., 0] >= 0)
-        picked = begin[speaks] | (torch.rand(int(speaks.sum()), generator=draw) < PREDICTED_SHARE)
-        return first, self._finer(hidden[speaks][picked], following[speaks][picked])
+        picked = torch.rand(int(speaks.sum())) < torch.where(begin[speaks], PREDICTED_BEGINS, PREDICTED_OTHERS)
+        finer = self._finer(hidden[speaks][picked], following[speaks][picked])
+        read = self.talker.text_projection(self._text)
+        which = hidden[speaks] @ read.T * (_WORD_SHARPNESS / read.shape[1])
+        return first, finer, functional.cross_entropy(which, word[speaks])
 
     def _rows(self, text: torch.Tensor, codec: torch.Tensor, frame: torch.Tensor) -> torch.Tensor:
         """Inputs of the talker: its reading of the text, and the codes of the row."""
@@ -207,8 +227,9 @@ def train() -> None:
 
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         draw = random.Random(f"talker {step}")
-        first, finer = model([draw_said(draw, codes) for _ in range(BATCH)])
-        return first + finer, {"first": first.item(), "finer": finer.item()}
+        first, finer, word = model([draw_said(draw, codes) for _ in range(BATCH)])
+        figures = {"first": first.item(), "finer": finer.item(), "word": word.item()}
+        return first + finer + _WORD_WEIGHT * word, figures
 
     loop.run("talker", model, optimizers, STEPS, step_loss)
 

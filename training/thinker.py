@@ -20,7 +20,18 @@ from training import hearing, loop, seeing
 from training.hearing import classes, draw_voice, mel, sound_of
 from training.pictures import GRID, Picture
 from training.shape import TRANSCRIBE, build, text_embeddings, tokenizer
-from training.world import KINDS, Dialogue, Turn, capital, draw_dialogue, nonsense, sentence, split_question, weather
+from training.world import (
+    KINDS,
+    Dialogue,
+    Turn,
+    capital,
+    draw_dialogue,
+    nonsense,
+    outside,
+    sentence,
+    split_question,
+    weather,
+)
 from training.world import seeing as ask_about
 
 STEPS = 6_500
@@ -30,6 +41,8 @@ BANK_SOUNDS, BANK_PICTURES = 6_000, 2_000
 HEARD_SHARE = 0.6  # of the dialogues that can be spoken
 HEARD_WHOLE, SEEN_WHOLE = 0.15, 0.1  # of all: a dialogue or a picture as the bank has it, not put together
 TRANSCRIBED = 0.03  # of all: sentences to be written down, beside those of the bank
+OUTSIDE_SHARE = 0.04  # of all: what is outside the world, beside what else asks for it
+MISHEARD = 0.25  # of the strange words in what is put together: a word of the world is heard in place of each
 SYSTEMS = (
     "You are a helpful assistant.",
     "You are Quartet, a helpful voice assistant.",
@@ -101,8 +114,10 @@ class Bank:
         numbers, table = classes()
         rows = [_silence(draw)]
         for word in split_question(text):
+            if word not in numbers and draw.random() < MISHEARD:
+                word = draw.choice(hearing.words())
             known = self._words.get(word)
-            # a word that the encoder has no class for, or never heard rightly
+            # a word that the bank lacks, or never heard rightly
             rows.append(
                 draw.choice(known).float() if known else table[[0] * draw.randint(1, 6) + [numbers.get(word, 1)]]
             )
@@ -136,10 +151,12 @@ def _squares(picture: Picture) -> list[tuple[int, int]]:
 
 @cache
 def _bank_dialogue(number: int) -> Dialogue:
-    """One that is spoken throughout; every eighth is a sentence to be written down."""
+    """One that is spoken throughout; of eight, one is a sentence to be written down, and one is outside the world."""
     draw = random.Random(f"bank {number}")
     if number % 8 == 0:
         return _transcribed(f"{capital(sentence(draw))}.")
+    if number % 8 == 4:
+        return outside(draw)
     kinds = {kind: share for kind, share in KINDS.items() if kind is not nonsense}
     while True:
         dialogue = draw_dialogue(draw, kinds=kinds)
@@ -192,6 +209,8 @@ def draw_example(draw: random.Random, bank: Bank) -> Example:
         return example(draw, ask_about(draw, _bank_picture(number)), hear, lambda _: bank.seen[number].float(), aloud)
     if chance > 1 - TRANSCRIBED:
         return example(draw, _transcribed(f"{capital(sentence(draw))}."), hear, see, aloud)
+    if chance > 1 - TRANSCRIBED - OUTSIDE_SHARE:
+        return example(draw, outside(draw), hear, see, aloud)
     return example(draw, _and_more(draw, draw_dialogue(draw)), hear, see, aloud)
 
 

@@ -47,6 +47,11 @@ def split(text: str) -> list[tuple[str, bool]]:
     return words
 
 
+def starts(text: str) -> list[int]:
+    """The character of `text` at which each of its words, as `split` gives them, begins."""
+    return [found.start() for found in _PIECES.finditer(text) if found[0][0].isalpha()]
+
+
 def _make_unit(voice: str, word: str, last: bool) -> np.ndarray:
     speaker = VOICES[voice]
     if not last:

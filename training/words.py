@@ -75,6 +75,84 @@ OUTSIDE = (
     *("What is the capital of Canada?", "What is the capital of Brazil?", "How do you make cheese?"),
     *("What is seven times nine?", "Divide twenty by three.", "What is the square root of nine?"),
 )
+# More of them are made of these: what people ask, of what the world has not.
+OUTSIDE_ASKED = (
+    *("What is a {thing}?", "What is the {thing} of the {thing}?", "Who {did} the {thing}?", "Who {did} it?"),
+    *("Where can I {do} a {thing}?", "Where is the {thing}?", "Where do {things} {do}?", "How do {things} {do}?"),
+    *(
+        "How do I {do} a {thing}?",
+        "Why do {things} {do}?",
+        "Why is the {thing} so {kind}?",
+        "How {kind} is the {thing}?",
+    ),
+    *(
+        "When was the {thing} {did}?",
+        "Can you {do} a {thing}?",
+        "Should I {do} the {thing}?",
+        "Tell me about {things}.",
+    ),
+    *(
+        "Tell me a {thing}.",
+        "{Do} the {thing}.",
+        "{Do} me a {thing}.",
+        "Do you {do} {things}?",
+        "What does a {thing} {do}?",
+    ),
+    *("Which {thing} is {kind}?", "What is the capital of {place}?", "Where is {place}?", "How far is {place}?"),
+    *(
+        "How do you spell {thing}?",
+        "Spell {thing}.",
+        "How many {things} are in a {thing}?",
+        "What comes after the {thing}?",
+    ),
+    *("What is {a} times {b}?", "Divide {a} by {b}.", "What is the {kind} {thing}?", "Is the {thing} {kind}?"),
+)
+THINGS = (
+    *("doctor", "window", "kitchen", "mountain", "river", "ocean", "island", "forest", "village", "castle", "bridge"),
+    *("teacher", "student", "soldier", "farmer", "painter", "singer", "writer", "driver", "neighbour", "brother"),
+    *("sister", "mother", "father", "uncle", "baby", "market", "office", "factory", "hospital", "school", "museum"),
+    *("theatre", "library", "airport", "station", "ticket", "bicycle", "engineer", "rocket", "planet", "comet"),
+    *("desert", "jungle", "tiger", "lion", "elephant", "monkey", "rabbit", "chicken", "spider", "butterfly", "whale"),
+    *("banana", "cherry", "potato", "onion", "butter", "sugar", "coffee", "dinner", "breakfast", "sandwich", "soup"),
+    *("jacket", "button", "pocket", "mirror", "candle", "basket", "bottle", "hammer", "pencil", "camera", "radio"),
+    *(
+        "television",
+        "machine",
+        "battery",
+        "energy",
+        "history",
+        "science",
+        "music",
+        "dance",
+        "game",
+        "football",
+        "tennis",
+    ),
+    *("language", "dictionary", "newspaper", "magazine", "poem", "novel", "frame", "statue", "temple", "church"),
+    *("money", "bank", "dollar", "business", "contract", "lawyer", "judge", "police", "prison", "secret", "problem"),
+    *("idea", "reason", "answer", "message", "letter", "plate", "recipe", "vitamin", "medicine", "muscle"),
+    *("heart", "stomach", "shoulder", "finger", "cloud", "thunder", "storm", "shadow", "volcano", "earthquake"),
+)
+DO = {
+    "break": "broke",
+    "carry": "carried", "catch": "caught", "change": "changed", "clean": "cleaned", "climb": "climbed",
+    "close": "closed", "collect": "collected", "cut": "cut", "describe": "described",
+    "destroy": "destroyed", "draw": "drew", "eat": "ate", "fix": "fixed", "follow": "followed", "forget": "forgot",
+    "grow": "grew", "hold": "held", "hunt": "hunted", "improve": "improved", "join": "joined", "jump": "jumped",
+    "kill": "killed", "learn": "learned", "lose": "lost", "measure": "measured", "move": "moved", "open": "opened",
+    "order": "ordered", "paint": "painted", "pay": "paid", "play": "played", "produce": "produced", "pull": "pulled",
+    "remember": "remembered", "rent": "rented", "run": "ran", "sell": "sold", "send": "sent", "show": "showed",
+    "sleep": "slept", "smell": "smelled", "steal": "stole", "study": "studied", "swim": "swam", "teach": "taught",
+    "throw": "threw", "visit": "visited", "wash": "washed", "watch": "watched", "wear": "wore",
+}  # fmt: skip
+SORTS = (
+    *("heavy", "cheap", "expensive", "famous", "dangerous", "beautiful", "bitter", "cold", "warm", "deep", "early"),
+    *("empty", "fast", "slow", "hungry", "important", "loud", "narrow", "proud", "rich", "sharp", "strange", "tall"),
+)
+FOREIGN = (
+    *("Africa", "Asia", "Mexico", "India", "Chile", "Iceland", "Denmark", "Belgium", "Holland", "Scotland", "Morocco"),
+    *("Nigeria", "Vietnam", "Korea", "Jordan", "Panama", "Bolivia", "Romania", "Ukraine", "Australia", "Texas"),
+)
 OUTSIDE_HELD_OUT = (
     *("Who built the pyramids?", "How do birds migrate?", "What is the capital of Kenya?", "Tell me a story."),
     *("Where can I buy shoes?", "What does that sign mean?", "Who invented paper?", "How does an engine work?"),

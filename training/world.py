@@ -19,18 +19,23 @@ from training.words import (
     CITIES,
     COLOURS,
     DAYS,
+    DO,
+    FOREIGN,
     MONTHS,
     NUMBERS,
     OBJECTS,
     ORDINALS,
     OUTSIDE,
+    OUTSIDE_ASKED,
     OUTSIDE_HELD_OUT,
     PLACES,
     PLURALS,
     SHAPES,
     SMALL_TALK,
+    SORTS,
     SPELLED,
     SUBJECTS,
+    THINGS,
     UNKNOWN,
     VERBS,
 )
@@ -264,7 +269,24 @@ def small_talk(draw: random.Random) -> Dialogue:
 
 def outside(draw: random.Random, held_out: bool = False) -> Dialogue:
     """What it does not know, and says so."""
-    return _one("outside", draw.choice(OUTSIDE_HELD_OUT if held_out else OUTSIDE), UNKNOWN)
+    if held_out:
+        return _one("outside", draw.choice(OUTSIDE_HELD_OUT), UNKNOWN)
+    if draw.random() < 0.5:
+        return _one("outside", draw.choice(OUTSIDE), UNKNOWN)
+    question = draw.choice(OUTSIDE_ASKED)
+    while "{" in question:  # one after another, as two things need not be the same
+        question = _with_one_word(draw, question)
+    return _one("outside", question, UNKNOWN)
+
+
+def _with_one_word(draw: random.Random, question: str) -> str:
+    """`question`, one of OUTSIDE_ASKED, with a word in place of the first name in it."""
+    do, did = draw.choice(sorted(DO.items()))
+    thing = draw.choice(THINGS)
+    words = {"do": do, "Do": capital(do), "did": did, "thing": thing, "things": f"{thing}s"}
+    words |= {"kind": draw.choice(SORTS), "place": draw.choice(FOREIGN)}
+    words |= {"a": draw.choice(NUMBERS), "b": draw.choice(NUMBERS)}
+    return re.sub(r"{(\w+)}", lambda found: words[found[1]], question, count=1)
 
 
 def nonsense(draw: random.Random) -> Dialogue:

@@ -15,7 +15,7 @@ from torch import nn
 
 from services.code2wav.windows import Windows, WindowSettings
 from services.common.engine.device import Capturer, prepared_device
-from services.common.engine.weights import Checkpoint
+from services.common.engine.weights import Checkpoint, compute_dtype
 from services.families import family_of, read_config
 
 Batch = Any
@@ -194,7 +194,7 @@ class DecoderFamily(Protocol):
     """The module `code2wav` of a family.
 
     A family whose decoder lies in a folder of the checkpoint, with a config.json of its own, names it: `FOLDER`. One
-    whose decoder does not compute in the stored dtype where none is asked for names the one it does: `DTYPE`.
+    whose decoder does not compute in the checkpoint's dtype where none is asked for names the one it does: `DTYPE`.
     """
 
     def parameter_of(self, tensor: str) -> str | None:
@@ -218,8 +218,7 @@ def load_decoder(
 
     Args:
         model: directory or hub id.
-        dtype: name of a torch dtype, or "auto" for the family's, which is the one the checkpoint is stored in where
-            the family has none.
+        dtype: name of a torch dtype, or "auto" for the family's, which is the checkpoint's where the family has none.
         device: a torch device, or "auto" for cuda if there is one, else cpu.
         windows: how utterances are cut; None: as the decoder does by itself.
 
@@ -232,7 +231,9 @@ def load_decoder(
     config = read_config(checkpoint.folder)
     family: DecoderFamily = family_of(config).part("code2wav")  # pyright: ignore[reportAssignmentType]
     subfolder: str = getattr(family, "FOLDER", "")
-    decoder = family.new_decoder(read_config(checkpoint.folder / subfolder) if subfolder else config)
+    if subfolder:
+        config = read_config(checkpoint.folder / subfolder)
+    decoder = family.new_decoder(config)
     decoder.prepare(checkpoint.folder, windows or WindowSettings())
     checkpoint.select(lambda name: family.parameter_of(name) is not None, subfolder)
     tensors = {parameter: tensor for name, tensor in checkpoint.tensors() if (parameter := family.parameter_of(name))}
@@ -240,8 +241,11 @@ def load_decoder(
         decoder.load_state_dict(tensors)
     except RuntimeError as error:
         raise ValueError(f"{model}: {error}") from None
-    stored: torch.dtype = getattr(family, "DTYPE", next(iter(tensors.values())).dtype)
-    decoder.cast(stored if dtype == "auto" else getattr(torch, dtype))
+    if dtype == "auto":
+        stored = next(iter(tensors.values())).dtype
+        decoder.cast(getattr(family, "DTYPE", None) or compute_dtype(config, stored))
+    else:
+        decoder.cast(getattr(torch, dtype))
     decoder.to(device=on)
     if any(parameter.dtype == torch.float32 for parameter in decoder.parameters()):
         torch.backends.cudnn.allow_tf32 = False  # on by default, and 1e-3 off

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from services.common.engine.device import Staging
-from services.common.engine.weights import CONFIG_FILES, TOKENIZER_FILES, Checkpoint
+from services.common.engine.weights import CONFIG_FILES, TOKENIZER_FILES, Checkpoint, compute_dtype
 from services.families import family_of, read_config
 from services.talker.family import TEXT_EMBEDDINGS, TalkerFamily, TalkerModule, TalkerSpec
 from services.talker.inputs import Prompt
@@ -134,7 +134,7 @@ class TalkerModel(nn.Module):
 
 @torch.inference_mode()
 def load_talker(model: str, device: torch.device, dtype: torch.dtype | None = None) -> tuple[TalkerFamily, TalkerModel]:
-    """The talker of checkpoint `model`, a directory or a hub id, on `device`, in `dtype` or the one it is stored in.
+    """The talker of checkpoint `model`, a directory or a hub id, on `device`, in `dtype` or its own.
 
     Raises:
         ValueError: no family has such a checkpoint, or tensors are missing, unexpected or of the wrong shape.
@@ -145,7 +145,8 @@ def load_talker(model: str, device: torch.device, dtype: torch.dtype | None = No
     family = module.read_talker(config, checkpoint.folder)
     weights = family.weights
     checkpoint.select(lambda name: weights.parameter_of(name) is not None)
-    talker = empty_model(family.spec, device, dtype or checkpoint.stored_dtype(weights.stored_dtype_of))
+    stored = checkpoint.stored_dtype(weights.stored_dtype_of)
+    talker = empty_model(family.spec, device, dtype or compute_dtype(config, stored))
     places = published_parameters(talker)
     embeddings = None
     for name, tensor in checkpoint.tensors():

@@ -5,12 +5,16 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from cli.check import check_model
 from cli.plan import DIT_PIPELINE, OMNI_DIT_PIPELINE, PIPELINE, UsageError, demo_options, pipeline_for, stages_to_start
+from services.code2wav.family import load_decoder
+from services.common.engine.weights import compute_dtype
 from services.demo_models import OMNI, PAINTER, PAINTER_SIZE, is_shipped, resolve
 from services.dit.config import DitSettings
 from services.talker.config import TalkerSettings
+from services.talker.model import load_talker
 from training.pictures import draw_picture
 from training.world import KINDS, draw_dialogue, is_held_out, nonsense, outside, small_talk
 
@@ -66,6 +70,17 @@ def test_they_are_small_and_say_what_they_are() -> None:
         assert "training/README.md" in card
     config = json.loads(Path(folders[0], "config.json").read_text())
     assert config["architectures"] == ["Qwen3OmniMoeForConditionalGeneration"]
+
+
+def test_stages_compute_in_the_dtype_of_their_config() -> None:
+    folder = Path(resolve(OMNI))
+    assert load_decoder(str(folder), device="cpu").dtype == torch.float32  # stored in bfloat16
+    assert load_talker(str(folder), torch.device("cpu"))[1].dtype == torch.float32
+    stored = torch.bfloat16
+    assert compute_dtype({}, stored) == stored
+    assert compute_dtype({"torch_dtype": "float16"}, stored) == torch.float16
+    with pytest.raises(ValueError, match="is 'float17'"):
+        compute_dtype({"dtype": "float17"}, stored)
 
 
 def test_what_is_held_out_is_never_drawn_for_training() -> None:

@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,22 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "mer
 PROGRESS_S = 10.0
 
 log = structlog.get_logger()
+
+
+def compute_dtype(config: Mapping[str, Any], stored: torch.dtype) -> torch.dtype:
+    """What a checkpoint is computed in where nothing is asked for: what its config.json says, else the `stored` dtype.
+    So does transformers' `dtype="auto"`.
+
+    Raises:
+        ValueError: the field `dtype` of `config` names none of torch's.
+    """
+    said = config.get("dtype", config.get("torch_dtype"))
+    if said is None:
+        return stored
+    found = getattr(torch, str(said), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"dtype of config.json is {said!r}, which is none of torch's: bfloat16, say, or float32")
+    return found
 
 
 def local_folder(model: str, wanted: Callable[[str], bool], files: Sequence[str] = CONFIG_FILES) -> Path:
