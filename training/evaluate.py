@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from training.about_pictures import seeing
+from training.dialogue import Dialogue
 from training.espeak import say
 from training.export import MODELS, OMNI, PAINTER
 from training.hearing import draw_voice, sound_of
 from training.judges import Listener, find_shape, held_out_answers, mel_cepstral_distance
 from training.units import RATE_HZ as SPEECH_HZ
 from training.units import VOICES
-from training.world import KINDS, Dialogue, draw_dialogue, nonsense, seeing, weather
+from training.world import KINDS, draw_dialogue, nonsense, weather
 
 COUNT = 300
 _BATCH = 20

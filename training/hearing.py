@@ -15,10 +15,11 @@ from torch import nn
 from torch.nn import functional
 
 from training import loop
+from training.dialogue import split_question
 from training.espeak import Voice, say
 from training.shape import build, text_embeddings, tokenizer
 from training.words import DO, FOREIGN, OUTSIDE, SORTS, THINGS
-from training.world import KINDS, draw_dialogue, nonsense, outside, sentence, split_question
+from training.world import KINDS, draw_dialogue, nonsense, outside, sentence
 
 STEPS = 7_000
 RATE, MUON_RATE = 1.5e-3, 1.5e-3

@@ -9,9 +9,10 @@ import numpy as np
 import soxr
 from PIL import Image, ImageDraw
 
+from training.about_pictures import seeing
 from training.pictures import FINER, SIDE, draw_shape
 from training.words import COLOURS, SHAPES
-from training.world import KINDS, draw_dialogue, nonsense, outside, seeing, weather
+from training.world import KINDS, draw_dialogue, nonsense, outside, weather
 
 _LISTENS_HZ = 16_000
 _SILENCE_S = 0.25  # before and after what is listened to

@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 from training import loop
+from training.dialogue import article, is_held_out
 from training.pictures import FINER, SIDE, draw_shape
 from training.words import COLOURS, SHAPES
-from training.world import article, is_held_out
 
 VAE_STEPS, STEPS = 4_000, 4_600
 VAE_RATE, RATE, MUON_RATE = 4e-3, 3e-3, 4e-3

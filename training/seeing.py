@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from services.families.qwen3_omni.tiny.processor import PATCH
 from training import loop
+from training.dialogue import is_held_out
 from training.pictures import GRID, SIDE, Picture, draw_picture
 from training.shape import build, text_embeddings, tokenizer
 from training.words import COLOURS, SHAPES
-from training.world import is_held_out
 
 STEPS = 1_500
 RATE, MUON_RATE = 2e-3, 2e-3

@@ -15,9 +15,10 @@ from services.families.qwen3_omni.talker_text import DEFAULT_INSTRUCTIONS
 from services.families.qwen3_omni.tiny import Sizes, Transformer
 from services.families.qwen3_omni.tiny.model import model_config
 from services.families.qwen3_omni.tiny.processor import ROLES, qwen_tokenizer
+from training.about_pictures import seeing
 from training.units import VOICES
 from training.words import OUTSIDE, SMALL_TALK
-from training.world import draw_dialogue, seeing
+from training.world import draw_dialogue
 
 SIZES = Sizes(
     merges=0,

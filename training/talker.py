@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 from training import loop
+from training.about_pictures import seeing
 from training.codec import Codes
 from training.shape import SIZES, build, config, text_embeddings, tokenizer
 from training.units import VOICES, split, starts, vocabulary
-from training.world import KINDS, capitals, days, draw_dialogue, seeing, small_talk, spelling, sums, weather
+from training.world import KINDS, capitals, days, draw_dialogue, small_talk, spelling, sums, weather
 
 STEPS = 7_500
 RATE, MUON_RATE = 3e-3, 3e-3

@@ -17,22 +17,12 @@ from torch.nn import functional
 
 from services.families.qwen3_omni.tiny.processor import CHAT_TEMPLATE
 from training import hearing, loop, seeing
+from training.about_pictures import seeing as ask_about
+from training.dialogue import Dialogue, Turn, capital, split_question
 from training.hearing import classes, draw_voice, mel, sound_of
 from training.pictures import GRID, Picture
 from training.shape import TRANSCRIBE, build, text_embeddings, tokenizer
-from training.world import (
-    KINDS,
-    Dialogue,
-    Turn,
-    capital,
-    draw_dialogue,
-    nonsense,
-    outside,
-    sentence,
-    split_question,
-    weather,
-)
-from training.world import seeing as ask_about
+from training.world import KINDS, draw_dialogue, nonsense, outside, sentence, weather
 
 STEPS = 6_500
 RATE, MUON_RATE = 2e-3, 2e-3

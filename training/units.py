@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from training.about_pictures import seeing
 from training.espeak import Voice, say
-from training.world import capitals, days, draw_dialogue, repeating, seeing, small_talk, spelling, sums, weather
+from training.world import capitals, days, draw_dialogue, repeating, small_talk, spelling, sums, weather
 
 RATE_HZ = 24_000
 FRAME_SAMPLES = 1_920  # 12.5 frames a second

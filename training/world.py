@@ -4,20 +4,17 @@ A combination is a template with what stands in it ("What is {a} plus {b}?" with
 held out by a hash of its text: no training ever asks that question in those words.
 """
 
-import hashlib
 import json
 import random
 import re
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from training.pictures import Picture, draw_picture
+from training.about_pictures import seeing
+from training.dialogue import Dialogue, Turn, article, capital, is_held_out, one_turn
 from training.words import (
     ADJECTIVES,
     CAPITALS,
     CITIES,
-    COLOURS,
     DAYS,
     DO,
     FOREIGN,
@@ -29,8 +26,6 @@ from training.words import (
     OUTSIDE_ASKED,
     OUTSIDE_HELD_OUT,
     PLACES,
-    PLURALS,
-    SHAPES,
     SMALL_TALK,
     SORTS,
     SPELLED,
@@ -40,57 +35,7 @@ from training.words import (
     VERBS,
 )
 
-HELD_OUT_SHARE = 5  # every fifth combination
 LARGEST = 20
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A question and its answer. `spoken`: whether people would say it aloud; `result`: the number it came to."""
-
-    question: str
-    answer: str
-    spoken: bool = True
-    result: int | None = None
-
-
-@dataclass(frozen=True)
-class Dialogue:
-    """Turns, the picture that stands before the first of them, and the tools of the request.
-
-    Attributes:
-        kind: the function of this module that drew it.
-        turns: at least one; the last one's answer is what is trained on and asked for, those before are history.
-        picture: None where there is none.
-        tools: JSON schemas of functions, as in a request.
-        tool_result: what the tool said, in a message between the last turn's call and its answer.
-    """
-
-    kind: str
-    turns: tuple[Turn, ...]
-    picture: Picture | None = None
-    tools: tuple[dict, ...] = ()
-    tool_result: str | None = field(default=None)
-
-
-def is_held_out(text: str) -> bool:
-    """Whether `text` is for tests alone."""
-    return hashlib.blake2b(text.lower().encode(), digest_size=4).digest()[0] % HELD_OUT_SHARE == 0
-
-
-def capital(text: str) -> str:
-    """`text` with its first letter as a capital."""
-    return text[:1].upper() + text[1:]
-
-
-def split_question(text: str) -> list[str]:
-    """The words of `text`, in lower case."""
-    return re.findall(r"[a-z']+", text.lower())
-
-
-def article(word: str) -> str:
-    """`word` after "a" or "an"."""
-    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
 SUMS = (
@@ -163,7 +108,7 @@ def days(draw: random.Random) -> Dialogue:
                 f"Do you know the {kind} {where} {names[i]}?",
             )
         )
-        return _one("days", question, f"{other} comes {where} {names[i]}.")
+        return one_turn("days", question, f"{other} comes {where} {names[i]}.")
     if kind == "ordinal":
         names, of = draw.choice(((DAYS, "week"), (MONTHS, "year")))
         unit = "day" if of == "week" else "month"
@@ -177,7 +122,7 @@ def days(draw: random.Random) -> Dialogue:
                 f"Do you know the {ORDINALS[i]} {unit} of the {of}?",
             )
         )
-        return _one("days", question, f"The {ORDINALS[i]} {unit} of the {of} is {names[i]}.")
+        return one_turn("days", question, f"The {ORDINALS[i]} {unit} of the {of} is {names[i]}.")
     if kind == "hour":
         hour, hours, later = draw.randint(1, 12), draw.randint(1, 6), draw.random() < 0.5
         then = (hour + (hours if later else -hours) - 1) % 12 + 1
@@ -192,7 +137,7 @@ def days(draw: random.Random) -> Dialogue:
                 f"Do you know the time {what}?",
             )
         )
-        return _one("days", question, f"{capital(what)} it is {NUMBERS[then]} o'clock.")
+        return one_turn("days", question, f"{capital(what)} it is {NUMBERS[then]} o'clock.")
     thing, of, count = draw.choice((("days", "week", "seven"), ("months", "year", "twelve")))
     question = draw.choice(
         (
@@ -203,7 +148,7 @@ def days(draw: random.Random) -> Dialogue:
             f"Tell me how many {thing} are in a {of}.",
         )
     )
-    return _one("days", question, f"A {of} has {count} {thing}.")
+    return one_turn("days", question, f"A {of} has {count} {thing}.")
 
 
 def capitals(draw: random.Random) -> Dialogue:
@@ -218,7 +163,7 @@ def capitals(draw: random.Random) -> Dialogue:
                 f"Do you know the capital of {country}?",
             )
         )
-        return _one("capitals", question, f"The capital of {country} is {city}.")
+        return one_turn("capitals", question, f"The capital of {country} is {city}.")
     question = draw.choice(
         (
             f"Which country has the capital {city}?",
@@ -228,7 +173,7 @@ def capitals(draw: random.Random) -> Dialogue:
             f"{city} is the capital of which country?",
         )
     )
-    return _one("capitals", question, f"{city} is the capital of {country}.")
+    return one_turn("capitals", question, f"{city} is the capital of {country}.")
 
 
 def spelling(draw: random.Random) -> Dialogue:
@@ -243,7 +188,7 @@ def spelling(draw: random.Random) -> Dialogue:
             f"How is {word} spelled?",
         )
     )
-    return _one("spelling", question, f"{capital(word)} is spelled {'-'.join(word.upper())}.")
+    return one_turn("spelling", question, f"{capital(word)} is spelled {'-'.join(word.upper())}.")
 
 
 def sentence(draw: random.Random) -> str:
@@ -258,25 +203,25 @@ def repeating(draw: random.Random) -> Dialogue:
     """A sentence said again."""
     said = sentence(draw)
     question = draw.choice((f"Say: {said}.", f"Repeat after me: {said}.", f"Please say: {said}.", f"Repeat: {said}."))
-    return _one("repeating", question, f"{capital(said)}.")
+    return one_turn("repeating", question, f"{capital(said)}.")
 
 
 def small_talk(draw: random.Random) -> Dialogue:
     """Greetings, thanks and who it is: few enough that none is held out."""
     questions, answer = draw.choice(SMALL_TALK)
-    return _one("small_talk", draw.choice(questions), answer)
+    return one_turn("small_talk", draw.choice(questions), answer)
 
 
 def outside(draw: random.Random, held_out: bool = False) -> Dialogue:
     """What it does not know, and says so."""
     if held_out:
-        return _one("outside", draw.choice(OUTSIDE_HELD_OUT), UNKNOWN)
+        return one_turn("outside", draw.choice(OUTSIDE_HELD_OUT), UNKNOWN)
     if draw.random() < 0.5:
-        return _one("outside", draw.choice(OUTSIDE), UNKNOWN)
+        return one_turn("outside", draw.choice(OUTSIDE), UNKNOWN)
     question = draw.choice(OUTSIDE_ASKED)
     while "{" in question:  # one after another, as two things need not be the same
         question = _with_one_word(draw, question)
-    return _one("outside", question, UNKNOWN)
+    return one_turn("outside", question, UNKNOWN)
 
 
 def _with_one_word(draw: random.Random, question: str) -> str:
@@ -300,63 +245,6 @@ def nonsense(draw: random.Random) -> Dialogue:
     return Dialogue("nonsense", (Turn(capital(f"{known} {' '.join(words)}?".strip()), UNKNOWN, spoken=False),))
 
 
-def seeing(draw: random.Random, picture: Picture | None = None) -> Dialogue:
-    """A question about `picture`, or about one that is drawn; now and then two or three."""
-    picture = picture or draw_picture(draw)
-    turns = [_about(draw, picture.things)]
-    while draw.random() < 0.25 and len(turns) < 3:
-        turns.append(_about(draw, picture.things))
-    return Dialogue("seeing", tuple(turns), picture)
-
-
-def _about(draw: random.Random, things: Counter[tuple[str, str]]) -> Turn:
-    ask = draw.choice(("see", "see", "count", "count", "colour", "is", "all"))
-    colour, shape = draw.choice([*things, (draw.choice(list(COLOURS)), draw.choice(SHAPES))])
-    if ask == "see":
-        question = draw.choice(
-            ("What do you see?", "What is in the picture?", "Tell me what you see.", "What can you see?")
-        )
-        return Turn(question, f"I see {_list_of(things)}.")
-    if ask == "count":
-        count = sum(other == shape for _, other in things.elements())
-        question = draw.choice((f"How many {PLURALS[shape]} are there?", f"How many {PLURALS[shape]} do you see?"))
-        return Turn(question, f"I see {_count(count, shape)}.")
-    if ask == "colour":
-        shape = draw.choice(sorted({shape for _, shape in things}))
-        colours = sorted({colour for colour, other in things if other == shape}, key=list(COLOURS).index)
-        many = sum(other == shape for _, other in things.elements()) > 1
-        noun, verb = (PLURALS[shape], "are") if many else (shape, "is")
-        return Turn(f"What colour {verb} the {noun}?", f"The {noun} {verb} {' and '.join(colours)}.")
-    if ask == "is":
-        name = article(f"{colour} {shape}")
-        answer = (
-            f"Yes, I see {_list_of(things, (colour, shape))}." if things[colour, shape] else f"No, I do not see {name}."
-        )
-        return Turn(draw.choice((f"Is there {name}?", f"Do you see {name}?")), answer)
-    total = things.total()
-    question = draw.choice(("How many things are there?", "How many things do you see?"))
-    return Turn(question, f"I see {NUMBERS[total]} {'thing' if total == 1 else 'things'}.")
-
-
-def _count(count: int, shape: str) -> str:
-    if count == 0:
-        return f"no {PLURALS[shape]}"
-    return f"one {shape}" if count == 1 else f"{NUMBERS[count]} {PLURALS[shape]}"
-
-
-def _list_of(things: "dict[tuple[str, str], int]", only: tuple[str, str] | None = None) -> str:
-    """ "two blue circles and a yellow star": in the order of colours, then shapes."""
-    ordered = sorted(things, key=lambda kind: (list(COLOURS).index(kind[0]), SHAPES.index(kind[1])))
-    names = [
-        article(f"{colour} {shape}")
-        if things[colour, shape] == 1
-        else f"{NUMBERS[things[colour, shape]]} {colour} {PLURALS[shape]}"
-        for colour, shape in ordered
-        if only in (None, (colour, shape))
-    ]
-    return " and ".join(names)
-
-
 WEATHER = {"sunny": "sunny", "rainy": "rainy", "cloudy": "cloudy", "windy": "windy", "snowy": "snowy"}
 TOOL_NAMES = ("get_weather", "weather", "get_current_weather")
 TOOL_FIELDS = ("city", "location")
@@ -369,7 +257,7 @@ def weather(draw: random.Random) -> Dialogue:
         (f"What is the weather in {city}?", f"How is the weather in {city}?", f"Tell me the weather in {city}.")
     )
     if draw.random() < 0.2:
-        return _one("weather", question, UNKNOWN)
+        return one_turn("weather", question, UNKNOWN)
     name, place = draw.choice(TOOL_NAMES), draw.choice(TOOL_FIELDS)
     tool = {
         "type": "function",
@@ -386,10 +274,6 @@ def weather(draw: random.Random) -> Dialogue:
     said = draw.choice((what, json.dumps({"weather": what}), json.dumps({place: city, "weather": what})))
     turns = (Turn(question, call), Turn(said, f"It is {what} in {city}."))
     return Dialogue("weather", turns, tools=(tool,), tool_result=said)
-
-
-def _one(kind: str, question: str, answer: str) -> Dialogue:
-    return Dialogue(kind, (Turn(question, answer),))
 
 
 # How often each is drawn, by its difficulty; small talk and weather have no held-out combinations of their own words.

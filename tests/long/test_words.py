@@ -42,11 +42,13 @@ from tests.support.words import (
     right,
     said,
 )
+from training.about_pictures import seeing
+from training.dialogue import Dialogue
 from training.espeak import Voice, say
 from training.judges import Listener, find_shape, held_out_answers, plain
 from training.painter import Painting, draw_painting
 from training.units import VOICES
-from training.world import Dialogue, capitals, seeing, sentence
+from training.world import capitals, sentence
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(START_TIMEOUT_S)]
 

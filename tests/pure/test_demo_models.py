@@ -15,8 +15,9 @@ from services.demo_models import OMNI, PAINTER, PAINTER_SIZE, is_shipped, resolv
 from services.dit.config import DitSettings
 from services.talker.config import TalkerSettings
 from services.talker.model import load_talker
+from training.dialogue import is_held_out
 from training.pictures import draw_picture
-from training.world import KINDS, draw_dialogue, is_held_out, nonsense, outside, small_talk
+from training.world import KINDS, draw_dialogue, nonsense, outside, small_talk
 
 MOST_BYTES = 24_000_000  # of both together
 

@@ -15,8 +15,9 @@ import soundfile
 import soxr
 
 from services.demo_models import OMNI
+from training.dialogue import Dialogue
 from training.hearing import RATE_HZ, draw_voice, sound_of
-from training.world import Dialogue, capitals, days, draw_dialogue, repeating, spelling, sums
+from training.world import capitals, days, draw_dialogue, repeating, spelling, sums
 
 AT_ONCE = 16
 SPEECH_HZ = 24_000
