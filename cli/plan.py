@@ -10,7 +10,7 @@ from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
 from gateway.strict import YamlError
-from services.demo_models import OMNI, PAINTER, PAINTER_SIZE, resolve
+from services.demo_models import OMNI, PAINTER, resolve
 from services.families import family_of, read_config
 
 PIPELINE = SHIPPED / "qwen3-omni.yaml"
@@ -173,8 +173,7 @@ def stages_to_start(options: Options) -> list[PlannedStage]:
         model = options.dit_model or options.model if stage.kind in DIFFUSION else options.model
         reads_encoder = stage.kind == "dit" and stage.source is not None
         encoders = ["--encoders", "stream"] if reads_encoder else []
-        size = ["--default-size", PAINTER_SIZE] if stage.kind == "dit" and model == PAINTER else []
-        flags = [*options.tls.flags, *encoders, *size, *options.stage_arguments.get(stage.kind, ())]
+        flags = [*options.tls.flags, *encoders, *options.stage_arguments.get(stage.kind, ())]
         planned[stage.kind] = PlannedStage(name, stage.kind, model, flags)
     return list(planned.values())
 

@@ -48,7 +48,6 @@ def test_a_directory_of_that_name_is_nearer(tmp_path: Path, monkeypatch: pytest.
 def test_without_a_model_both_are_started() -> None:
     stages = {stage.name: stage for stage in stages_to_start(demo_options())}
     assert {stage.model for stage in stages.values()} == {OMNI, PAINTER}
-    assert list(stages["dit"].flags) == ["--default-size", PAINTER_SIZE]
     assert demo_options(DIT_PIPELINE).model == PAINTER
     assert demo_options(PIPELINE).dit_model is None
     assert demo_options(PIPELINE, dit_model=None).model == OMNI
