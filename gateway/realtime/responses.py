@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from array import array
 from collections.abc import Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,19 +19,19 @@ from gateway.hosted_tools.schema import ImageTool
 from gateway.hosted_tools.turns import Turn, sum_of
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.openai.answer import Answer
-from gateway.pipeline.events import AudioDelta, Event, Finished, PromptRead, TextDelta, TextEnd
+from gateway.pipeline.events import AudioDelta, Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.run import run
 from gateway.profiling.answers import with_firsts
 from gateway.realtime.conversation import Conversation
-from gateway.realtime.drawing import PictureOutput, image_tool, last_picture
+from gateway.realtime.drawing import image_tool, last_picture
 from gateway.realtime.events import RealtimeError, new_id, server_event
-from gateway.realtime.items import Item, Sampled
+from gateway.realtime.items import Item
 from gateway.realtime.outbox import Outbox
-from gateway.realtime.output import CallOutput, MessageOutput, Output
+from gateway.realtime.outputs import Outputs
 from gateway.realtime.prompt import Prompt
 from gateway.realtime.telling import Telling
 from gateway.realtime.usage import usage
-from quartet.v1 import server_info_pb2, thinker_pb2
+from quartet.v1 import server_info_pb2
 from services.common.rpc.errors import ContextTooLong, StageError, TooManyMedia
 from services.common.telemetry.spans import Span
 
@@ -77,15 +76,12 @@ class Response:
         self.id, self.status = new_id("resp"), "in_progress"
         self._gateway, self._request = gateway, request
         self._details: dict[str, Any] | None = None
-        self._outputs: list[Output] = []
-        self._message: MessageOutput | None = None
-        self._calls: dict[int, CallOutput] = {}
         self._answer = Answer(0, self.id, 0)
         self._turns: list[Turn] = []
         self._tool = image_tool(request.prompt.session)
         self._paintings = 0
         self._telling = Telling(outbox, held)
-        self._token_ids, self._ids_reusable = array("i"), False
+        self._outputs = Outputs(self.id, request.prompt.session, request.conversation, self._telling)
         self._left_out: Sequence[Item] = ()
         self._task: asyncio.Task[None] | None = None
         self._made: asyncio.Task[None] | None = None
@@ -101,7 +97,7 @@ class Response:
     @property
     def played_at(self) -> float:
         """The `time.monotonic()` at which the client has played what it says, if it plays at once; 0: it is silent."""
-        return max((each.played_at for each in self._outputs if isinstance(each, MessageOutput)), default=0.0)
+        return self._outputs.played_at
 
     @property
     def head_start_s(self) -> float:
@@ -111,6 +107,11 @@ class Response:
     @property
     def _code2wav(self) -> server_info_pb2.Code2WavInfo | None:
         return self._gateway.pipeline.info("code2wav") if self._request.prompt.speaks(self._gateway) else None
+
+    @property
+    def _rate_hz(self) -> int | None:
+        """Samples a second of its sound; None: it has none."""
+        return None if self._code2wav is None else self._code2wav.sample_rate_hz
 
     def start(self) -> asyncio.Task[None]:
         """Begins; the task ends after response.done, or when it was dropped."""
@@ -152,13 +153,7 @@ class Response:
             await asyncio.shield(asyncio.gather(made, return_exceptions=True))
             self._judge(made)
             self._count()
-        self._keep_ids()
-        if self.status in ("cancelled", "failed"):
-            self._telling.drop_sound()
-            if self._message is not None:
-                self._message.cut()
-        for output in self._outputs:
-            await self._telling.tell(*output.close(self.status))
+        self._outputs.close(self.status)
         await self._telling.tell(self._done)
 
     def _done(self) -> dict[str, Any]:
@@ -181,19 +176,6 @@ class Response:
             self._settle("incomplete", reason="max_output_tokens")
         else:
             self._settle("completed")
-
-    def _keep_ids(self) -> None:
-        """Leaves the answer's ids with its items, if they say what all of its items do."""
-        items = [output.item for output in self._outputs]
-        is_whole = (
-            self.status in ("completed", "incomplete")
-            and not self._paintings
-            and not any(item.is_cut for item in items)
-        )
-        if is_whole and self._ids_reusable:
-            sampled = Sampled(self._token_ids, tuple(item.id for item in items))
-            for item in items:
-                item.sampled = sampled
 
     def _settle(self, status: str, **details: Any) -> None:
         self.status, self._details = status, {"type": status, **details}
@@ -228,10 +210,8 @@ class Response:
             turn = self._turns[-1]
             if not turn.pictures or self._tool is None or turn.is_cut_short:
                 return
-            if self._message is not None:
-                self._telling.add(self._message.close("completed"))
-                self._message = None
-            items += [output.item for output in self._outputs[began:]]
+            self._outputs.end_message()
+            items += self._outputs.items[began:]
             for arguments in turn.pictures.values():
                 items.append(await self._painted(self._tool, arguments, items))
             if turn.calls or self._paintings > image.MAX_CALLS:
@@ -243,8 +223,7 @@ class Response:
         """The item of a picture, which is told of; made only for an answer that the client knows of."""
         await self._telling.released()
         self._paintings += 1
-        output = PictureOutput(self.id, len(self._outputs))
-        self._open(output)
+        output = self._outputs.new_picture()
         await self._telling.tell()
         deadline = self._started + self._gateway.settings.request_timeout_s
         name = f"{self.id}-picture-{self._paintings}"
@@ -274,7 +253,8 @@ class Response:
                     self._answer.take(event)
                     if not isinstance(event, NextTurn):
                         self._observe(event)
-                        await self._take(event)
+                        self._outputs.take(event, self._rate_hz)
+                        await self._telling.tell()
         except (ContextTooLong, TooManyMedia):
             shorter = None if self._outputs else prompt.shortened()
             if shorter is None:
@@ -315,8 +295,8 @@ class Response:
         elapsed_s = now - self._started
         span = Span(self.id, "gateway", self._started, now, self.status)
         self._gateway.spans.add(with_firsts(span, self._log))
-        if self._answer.audio_bytes and self._code2wav is not None:
-            metrics.spoken(self._answer.audio_bytes / BYTES_PER_SAMPLE / self._code2wav.sample_rate_hz, elapsed_s)
+        if self._answer.audio_bytes and self._rate_hz is not None:
+            metrics.spoken(self._answer.audio_bytes / BYTES_PER_SAMPLE / self._rate_hz, elapsed_s)
         log.info(
             "realtime response",
             request_id=self.id,
@@ -330,45 +310,6 @@ class Response:
             **self._log,
         )
 
-    async def _take(self, event: Event) -> None:
-        match event:
-            case TextDelta(delta):
-                self._token_ids.extend(delta.token_ids)
-                if delta.text:
-                    self._telling.add(self._said().text(delta.text))
-                for call in delta.tool_calls:
-                    self._call(call)
-            case AudioDelta(pcm16):
-                self._telling.add(self._said().audio(pcm16))
-            case TextEnd(summary):
-                cut_short = summary.finish_reason == thinker_pb2.FINISH_REASON_LENGTH
-                self._ids_reusable = summary.token_ids_reusable and not (cut_short and self._calls)
-                for call in () if cut_short else self._calls.values():  # who runs it need not wait for the sound's end
-                    self._telling.add(call.close("completed"))
-        await self._telling.tell()
-
-    def _said(self) -> MessageOutput:
-        """The message of the answer, opened."""
-        if self._message is None:
-            rate_hz = self._code2wav.sample_rate_hz if self._code2wav is not None else None
-            self._message = MessageOutput(self.id, len(self._outputs), self._request.prompt.session, rate_hz)
-            self._open(self._message)
-        return self._message
-
-    def _call(self, delta: thinker_pb2.ToolCallDelta) -> None:
-        if delta.index not in self._calls:
-            # not the thinker's id: OpenAI's have at most 32 characters, and clients shorten longer ones
-            call = CallOutput(self.id, len(self._outputs), delta.name, new_id("call"))
-            self._calls[delta.index] = call
-            self._open(call)
-        if delta.arguments_json:
-            self._telling.add(self._calls[delta.index].arguments(delta.arguments_json))
-
-    def _open(self, output: Output) -> None:
-        self._outputs.append(output)
-        output.conversation = self._request.conversation
-        self._telling.add(output.open())
-
     def _public(self) -> dict[str, Any]:
         """OpenAI's form of it, as it is now."""
         session, request = self._request.prompt.session, self._request
@@ -379,7 +320,7 @@ class Response:
             "id": self.id,
             "status": self.status,
             "status_details": self._details,
-            "output": [output.item.public() for output in self._outputs] if self._details else [],
+            "output": [item.public() for item in self._outputs.items] if self._details else [],
             "conversation_id": None if request.conversation is None else request.conversation.id,
             "output_modalities": list(session.modalities),
             "max_output_tokens": "inf" if session.max_output_tokens is None else session.max_output_tokens,
