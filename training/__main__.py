@@ -2,6 +2,7 @@
 
 import importlib
 import warnings
+from pathlib import Path
 
 import typer
 
@@ -59,12 +60,12 @@ def export() -> None:
 
 
 @app.command()
-def evaluate(count: int = 300) -> None:
-    """Score both checkpoints: COUNT held-out questions of each sort, speech, paintings."""
+def evaluate(count: int = 300, samples: Path | None = None) -> None:
+    """Score both checkpoints: COUNT held-out questions of each sort, speech, paintings; five answers go to SAMPLES."""
     from training import evaluate
 
     evaluate.answers(count)
-    evaluate.speech()
+    evaluate.speech(samples=samples)
     evaluate.paintings()
 
 

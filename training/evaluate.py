@@ -14,12 +14,13 @@ from training.dialogue import Dialogue
 from training.espeak import say
 from training.export import MODELS, OMNI, PAINTER
 from training.hearing import draw_voice, sound_of
-from training.judges import Listener, find_shape, held_out_answers, mel_cepstral_distance
+from training.judges import Listener, find_shape, held_out_answers, mel_cepstral_distance, plain
 from training.units import RATE_HZ as SPEECH_HZ
 from training.units import VOICES
 from training.world import KINDS, draw_dialogue, nonsense, weather
 
 COUNT = 300
+SAMPLES = 5
 _BATCH = 20
 
 
@@ -146,14 +147,12 @@ def answers(count: int = COUNT, folder: Path = MODELS / OMNI) -> None:
 
 def speech(count: int = 40, folder: Path = MODELS / OMNI, samples: Path | None = None) -> None:
     """Prints in how many held-out answers pocketsphinx finds the right one of 300, and the mel-cepstral distance to
-    espeak-ng's own recording; writes the first five sounds to the directory `samples`."""
+    espeak-ng's own recording; writes the first SAMPLES sounds, in one voice and the other, to the folder `samples`."""
     import soundfile
 
     omni, sentences = Omni(folder), held_out_answers(300)
     listener = Listener(sentences)
-    from training.judges import plain
-
-    for voice, settings in VOICES.items():
+    for number, (voice, settings) in enumerate(VOICES.items()):
         ours = theirs = 0
         distances: list[float] = []
         for i, sentence in enumerate(sentences[:count]):
@@ -167,8 +166,9 @@ def speech(count: int = 40, folder: Path = MODELS / OMNI, samples: Path | None =
                 print(f"    {voice}: {sentence!r} heard as {heard!r}, {len(spoken) / SPEECH_HZ:.1f} s", flush=True)
             if i < 20:
                 distances.append(mel_cepstral_distance(spoken, recording, SPEECH_HZ))
-            if samples is not None and i < 5:
-                soundfile.write(samples / f"{voice}-{i}.wav", spoken, SPEECH_HZ)
+            if samples is not None and i < SAMPLES and i % len(VOICES) == number:
+                samples.mkdir(parents=True, exist_ok=True)
+                soundfile.write(samples / f"{i + 1}-{voice}.flac", spoken, SPEECH_HZ)
         print(
             f"{voice}: understood {ours} of {count}; espeak-ng's own {theirs}; "
             f"mel-cepstral distance {np.mean(distances):.1f} dB",
