@@ -41,8 +41,8 @@ class ThinkerSettings(StageSettings):
     kv_cache_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="size of the KV cache, without the hidden states kept beside it; default: 1 GiB on a CPU, what "
-        "gpu_memory_utilization leaves on a GPU",
+        description="size of the KV cache, without the hidden states kept beside it; default: on a CPU 1 GiB, "
+        "or 65,536 tokens if that is less; on a GPU what gpu_memory_utilization leaves",
     )
     tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs to split the model over")
     data_parallel_size: int = Field(

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from services.common.engine.device import Accelerator, Choice
+from services.families import Sizes, family_of, read_config
 from services.thinker import device
 from services.thinker.config import ThinkerSettings
 from services.thinker.family import ThinkerCheckpoint
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 EAGER = "eager"
 MIN_CAPABILITY = {"bfloat16": (8, 0), "float32": (7, 5), "float16": (7, 5)}
-KV_CACHE_BYTES_ON_CPU = 1024**3
+# Of a CPU's KV cache: vLLM fills it with zeros at the start, for seconds, and a small model cannot use so many tokens.
+MOST_KV_CACHE_BYTES_ON_CPU, MOST_KV_CACHE_TOKENS_ON_CPU = 1024**3, 65_536
 
 
 def choices(settings: ThinkerSettings, accelerator: Accelerator | None, dtype: str) -> list[Choice]:
@@ -138,7 +140,7 @@ def engine_args(
         max_num_seqs=settings.max_running_requests,
         max_num_batched_tokens=settings.max_batched_tokens,
         block_size=settings.block_size,
-        kv_cache_memory_bytes=settings.kv_cache_bytes or (KV_CACHE_BYTES_ON_CPU if on_cpu else None),
+        kv_cache_memory_bytes=settings.kv_cache_bytes or (_kv_cache_bytes(settings, checkpoint) if on_cpu else None),
         gpu_memory_utilization=settings.gpu_memory_utilization,
         tensor_parallel_size=settings.tensor_parallel_size,
         distributed_executor_backend=OneProcess if settings.tensor_parallel_size == 1 else Processes,
@@ -164,6 +166,17 @@ def engine_args(
         **checkpoint.engine_args(on_cpu),
         **_lora_args(settings, on_cpu),
     )
+
+
+def _kv_cache_bytes(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> int:
+    """Of a CPU, where no setting says how many."""
+    config = read_config(checkpoint.folder)
+    family = family_of(config)
+    if not family.has("budget"):
+        return MOST_KV_CACHE_BYTES_ON_CPU
+    sizes: Sizes = family.part("budget").sizes(config, ())
+    tokens = max(MOST_KV_CACHE_TOKENS_ON_CPU, settings.max_context_tokens or 0)
+    return min(MOST_KV_CACHE_BYTES_ON_CPU, tokens * sizes.kv_per_token)
 
 
 def _lora_args(settings: ThinkerSettings, on_cpu: bool) -> dict[str, Any]:

@@ -73,8 +73,8 @@ class RowStore:
         self.device = device
         self.num_slots = num_slots
         self._padding_slot = num_slots  # one row more takes the padding of a batch
-        self._by_name = {
-            kind.name: torch.zeros(num_slots + 1, kind.width, dtype=kind.torch_dtype(model_dtype), device=device)
+        self._by_name = {  # not filled: on a CPU, what is never written takes no memory, and its start no time
+            kind.name: torch.empty(num_slots + 1, kind.width, dtype=kind.torch_dtype(model_dtype), device=device)
             for kind in kinds
         }
 
