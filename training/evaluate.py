@@ -177,10 +177,11 @@ def speech(count: int = 40, folder: Path = MODELS / OMNI, samples: Path | None =
 
 
 def paintings(count: int = 100, folder: Path = MODELS / PAINTER, steps: int = 8) -> None:
-    """Prints in how many paintings of held-out prompts the asked colour, shape and ground are found."""
+    """Prints in how many paintings of held-out prompts the asked colour, shape and ground are found, and in how many of
+    half as many edits, to another colour."""
     import diffusers
 
-    from training.painter import draw_painting
+    from training.painter import draw_edit, draw_painting
     from training.pictures import SIDE
 
     pipeline: Any = diffusers.ZImagePipeline.from_pretrained(folder, torch_dtype=torch.float32)  # pyright: ignore[reportPrivateImportUsage]
@@ -195,3 +196,15 @@ def paintings(count: int = 100, folder: Path = MODELS / PAINTER, steps: int = 8)
         if found != (asked.colour, asked.shape, asked.ground):
             print(f"    {asked.prompt!r}: {found}", flush=True)
     print(f"paintings: {right} of {count} right", flush=True)
+    changes: Any = diffusers.ZImageImg2ImgPipeline(**pipeline.components)  # pyright: ignore[reportPrivateImportUsage]
+    changes.set_progress_bar_config(disable=True)
+    right = 0
+    for seed in range(count // 2):
+        given, wanted = draw_edit(draw)
+        generator = torch.Generator().manual_seed(seed)
+        made = changes(wanted.prompt, image=given.render(), num_inference_steps=steps, generator=generator).images[0]
+        found = find_shape(made)
+        right += found == (wanted.colour, wanted.shape, wanted.ground)
+        if found != (wanted.colour, wanted.shape, wanted.ground):
+            print(f"    {given.colour} to {wanted.prompt!r}: {found}", flush=True)
+    print(f"edits: {right} of {count // 2} right", flush=True)

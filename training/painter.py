@@ -87,6 +87,15 @@ def draw_painting(draw: random.Random, held_out: bool = False) -> Painting:
         return Painting(prompt, colour, shape, size, ground, x, y, radius)
 
 
+def draw_edit(draw: random.Random) -> tuple[Painting, Painting]:
+    """A painting of training, and one that is never trained on: the same shape on the same ground in another colour."""
+    wanted = draw_painting(draw, held_out=True)
+    while True:
+        given = draw_painting(draw)
+        if (given.shape, given.ground) == (wanted.shape, wanted.ground):
+            return given, wanted
+
+
 @cache
 def tokenizer() -> Any:
     """Of the prompts: a byte-level BPE in which their words are one token each."""

@@ -46,7 +46,7 @@ from training.about_pictures import seeing
 from training.dialogue import Dialogue
 from training.espeak import Voice, say
 from training.judges import Listener, find_shape, held_out_answers, plain
-from training.painter import Painting, draw_painting
+from training.painter import Painting, draw_edit, draw_painting
 from training.units import VOICES
 from training.world import capitals, sentence
 
@@ -175,6 +175,25 @@ async def test_what_is_asked_for_is_painted(client: httpx.AsyncClient) -> None:
     ).images[0]
     # Of 255, after encoding. Its guidance of 5 multiplies what a step that others share rounds otherwise.
     assert np.abs(np.asarray(pictures[0]) - theirs * 255).max() <= 0.5 + 2
+
+
+async def changed(client: httpx.AsyncClient, given: Painting, asked: Painting, seed: int) -> Image.Image:
+    file = io.BytesIO()
+    given.render().save(file, "PNG")
+    form = {"prompt": asked.prompt, "size": PAINTER_SIZE, "num_inference_steps": "8", "seed": str(seed)}
+    sent = await client.post(
+        "/v1/images/edits", data=form, files={"image": ("given.png", file.getvalue(), "image/png")}
+    )
+    answer = sent.raise_for_status().json()
+    return Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))).convert("RGB")
+
+
+async def test_an_edit_changes_what_is_asked_for(client: httpx.AsyncClient) -> None:
+    draw = random.Random("edited")
+    pairs = [draw_edit(draw) for _ in range(10)]
+    pictures = await asyncio.gather(*(changed(client, *pair, seed) for seed, pair in enumerate(pairs)))
+    right = [(asked.colour, asked.shape, asked.ground) for _, asked in pairs]
+    assert sum(find_shape(picture) == wanted for picture, wanted in zip(pictures, right, strict=True)) >= 8
 
 
 async def speech(client: httpx.AsyncClient, text: str, voice: str) -> np.ndarray | None:
