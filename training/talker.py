@@ -48,6 +48,8 @@ def _words(draw: random.Random) -> str:
     known = [word for word, last in vocabulary() if last]
     letters = [word for word in known if word.isupper()]
     words = [draw.choice(known) for _ in range(draw.randint(1, 8))]
+    while words[0].isupper():  # "A" is then a word: what follows it is not known yet when it is said
+        words[0] = draw.choice(known)
     words = [
         "-".join(draw.choices(letters, k=draw.randint(3, 6))) if word.isupper() else _cased(word) for word in words
     ]
