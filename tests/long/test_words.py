@@ -56,8 +56,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(START_TIMEO
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     both = ["--pipeline", str(OMNI_DIT_PIPELINE), "--dit-model", PAINTER]
-    # The weights are stored in bfloat16, which is what these two compute in by default; the references do not.
-    both += [f"--{stage}-arg=--dtype=float32" for stage in ("code2wav", "dit")]
+    # The painter is stored in bfloat16, and no config.json of it says what to compute in. The reference is asked for:
+    both += ["--dit-arg=--dtype=float32"]
     with running(Path(OMNI), tmp_path_factory.mktemp("words"), *both) as stack:
         assert stack.model == OMNI
         yield stack
@@ -71,17 +71,17 @@ async def client(served: Stack) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_what_is_typed_is_answered_rightly(client: httpx.AsyncClient) -> None:
-    assert await right(client, drawn(100, SPOKEN, "typed")) >= 95
+    assert await right(client, drawn(100, SPOKEN, "typed")) >= 94
 
 
-@pytest.mark.parametrize(("noise_db", "least"), [(None, 51), (10.0, 47)])
+@pytest.mark.parametrize(("noise_db", "least"), [(None, 53), (10.0, 47)])
 async def test_what_is_said_is_answered_rightly(client: httpx.AsyncClient, noise_db: float | None, least: int) -> None:
     aloud = random.Random(7)
     assert await right(client, drawn(60, SPOKEN, "said"), aloud=aloud, noise_db=noise_db) >= least
 
 
 async def test_what_is_seen_is_answered_rightly(client: httpx.AsyncClient) -> None:
-    assert await right(client, drawn(60, {seeing: 1.0}, "seen")) >= 50
+    assert await right(client, drawn(60, {seeing: 1.0}, "seen")) >= 52
 
 
 async def test_a_transcript_has_the_words(client: httpx.AsyncClient) -> None:
@@ -91,7 +91,7 @@ async def test_a_transcript_has_the_words(client: httpx.AsyncClient) -> None:
         files = {"file": ("a.wav", recording(f"{text}.", draw), "audio/wav")}
         answer = await client.post("/v1/audio/transcriptions", files=files, data={"model": OMNI})
         same += plain(answer.raise_for_status().json()["text"]) == plain(text)
-    assert same >= 14
+    assert same >= 17
 
 
 async def test_responses_are_right_too(client: httpx.AsyncClient) -> None:
@@ -221,7 +221,7 @@ async def test_speech_is_understood_as_often_as_that_of_espeak(client: httpx.Asy
     theirs = sum(
         listener.hear(sound, SPEECH_HZ) == plain(text) for text, sound in zip(sentences, recordings, strict=False)
     )
-    assert ours >= 0.6 * theirs  # the model card has 29 and 30 of 40; what is said is drawn anew each time
+    assert ours >= 0.9 * theirs
 
 
 async def test_no_wrong_word_when_the_talker_dies(served: Stack, client: httpx.AsyncClient) -> None:
