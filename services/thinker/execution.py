@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EAGER = "eager"
 MIN_CAPABILITY = {"bfloat16": (8, 0), "float32": (7, 5), "float16": (7, 5)}
-# Of a CPU's KV cache: vLLM fills it with zeros at the start, for seconds, and a small model cannot use so many tokens.
+# Of a CPU's KV cache: vLLM fills it with zeros at the start, and a small model cannot use so many tokens.
 MOST_KV_CACHE_BYTES_ON_CPU, MOST_KV_CACHE_TOKENS_ON_CPU = 1024**3, 65_536
 
 
