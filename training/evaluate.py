@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from training.about_pictures import seeing
 from training.dialogue import Dialogue
@@ -15,6 +16,8 @@ from training.espeak import say
 from training.export import MODELS, OMNI, PAINTER
 from training.hearing import draw_voice, sound_of
 from training.judges import Listener, find_shape, held_out_answers, mel_cepstral_distance, plain
+from training.painter import Painting, draw_edit, draw_painting
+from training.pictures import SIDE
 from training.units import RATE_HZ as SPEECH_HZ
 from training.units import VOICES
 from training.world import KINDS, draw_dialogue, nonsense, weather
@@ -181,9 +184,6 @@ def paintings(count: int = 100, folder: Path = MODELS / PAINTER, steps: int = 8)
     half as many edits, to another colour."""
     import diffusers
 
-    from training.painter import draw_edit, draw_painting
-    from training.pictures import SIDE
-
     pipeline: Any = diffusers.ZImagePipeline.from_pretrained(folder, torch_dtype=torch.float32)  # pyright: ignore[reportPrivateImportUsage]
     pipeline.set_progress_bar_config(disable=True)
     draw, right = random.Random("paintings"), 0
@@ -191,10 +191,7 @@ def paintings(count: int = 100, folder: Path = MODELS / PAINTER, steps: int = 8)
         asked = draw_painting(draw, held_out=True)
         generator = torch.Generator().manual_seed(seed)
         made = pipeline(asked.prompt, height=SIDE, width=SIDE, num_inference_steps=steps, generator=generator).images[0]
-        found = find_shape(made)
-        right += found == (asked.colour, asked.shape, asked.ground)
-        if found != (asked.colour, asked.shape, asked.ground):
-            print(f"    {asked.prompt!r}: {found}", flush=True)
+        right += _is_as_asked(made, asked)
     print(f"paintings: {right} of {count} right", flush=True)
     changes: Any = diffusers.ZImageImg2ImgPipeline(**pipeline.components)  # pyright: ignore[reportPrivateImportUsage]
     changes.set_progress_bar_config(disable=True)
@@ -203,8 +200,13 @@ def paintings(count: int = 100, folder: Path = MODELS / PAINTER, steps: int = 8)
         given, wanted = draw_edit(draw)
         generator = torch.Generator().manual_seed(seed)
         made = changes(wanted.prompt, image=given.render(), num_inference_steps=steps, generator=generator).images[0]
-        found = find_shape(made)
-        right += found == (wanted.colour, wanted.shape, wanted.ground)
-        if found != (wanted.colour, wanted.shape, wanted.ground):
-            print(f"    {given.colour} to {wanted.prompt!r}: {found}", flush=True)
+        right += _is_as_asked(made, wanted)
     print(f"edits: {right} of {count // 2} right", flush=True)
+
+
+def _is_as_asked(made: Image.Image, asked: Painting) -> bool:
+    found = find_shape(made)
+    if found == (asked.colour, asked.shape, asked.ground):
+        return True
+    print(f"    {asked.prompt!r}: {found}", flush=True)
+    return False

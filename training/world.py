@@ -37,7 +37,6 @@ from training.words import (
 
 LARGEST = 20
 
-
 SUMS = (
     "What is {a} plus {b}?",
     "How much is {a} plus {b}?",

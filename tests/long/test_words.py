@@ -151,10 +151,14 @@ def _as_reference(role: str, parts: list) -> dict:
     return {"role": role, "content": content}
 
 
+def picture_in(answer: httpx.Response) -> Image.Image:
+    data = answer.raise_for_status().json()["data"][0]["b64_json"]
+    return Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
+
+
 async def painted(client: httpx.AsyncClient, asked: Painting, seed: int) -> Image.Image:
     body = {"prompt": asked.prompt, "size": PAINTER_SIZE, "num_inference_steps": 8, "seed": seed}
-    answer = (await client.post("/v1/images/generations", json=body)).raise_for_status().json()
-    return Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))).convert("RGB")
+    return picture_in(await client.post("/v1/images/generations", json=body))
 
 
 async def test_what_is_asked_for_is_painted(client: httpx.AsyncClient) -> None:
@@ -181,11 +185,8 @@ async def changed(client: httpx.AsyncClient, given: Painting, asked: Painting, s
     file = io.BytesIO()
     given.render().save(file, "PNG")
     form = {"prompt": asked.prompt, "size": PAINTER_SIZE, "num_inference_steps": "8", "seed": str(seed)}
-    sent = await client.post(
-        "/v1/images/edits", data=form, files={"image": ("given.png", file.getvalue(), "image/png")}
-    )
-    answer = sent.raise_for_status().json()
-    return Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))).convert("RGB")
+    files = {"image": ("given.png", file.getvalue(), "image/png")}
+    return picture_in(await client.post("/v1/images/edits", data=form, files=files))
 
 
 async def test_an_edit_changes_what_is_asked_for(client: httpx.AsyncClient) -> None:
