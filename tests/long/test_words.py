@@ -65,7 +65,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def client(served: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    limits = httpx.Limits(max_connections=AT_ONCE)
+    # A connection for each: the recogniser holds up the event loop, meanwhile the gateway may close what is kept alive.
+    limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=served.url, timeout=HANG_GUARD_S, limits=limits) as opened:
         yield opened
 
