@@ -24,23 +24,22 @@ class TranslationRequest(Strict):
     """A sound to be written down in English."""
 
     model: str
+    language: str | None = Field(
+        default=None, description="of the sound: ISO 639-1 code or English name; default: the model finds it"
+    )
     prompt: str | None = Field(default=None, description="names and terms that may be said, and their spelling")
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
     max_completion_tokens: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=1024, description="of each piece, of at most 30 s: fast speech has some 200"
     )
+    stream: bool = False
+    stream_include_usage: bool = Field(default=False, description="a stream's events are vLLM's chunks as well")
+    stream_continuous_usage_stats: Any = Field(default=None, description="accepted; without effect")
 
 
 class TranscriptionRequest(TranslationRequest):
     """A sound to be written down."""
 
-    language: str | None = Field(
-        default=None, description="ISO 639-1 code or English name; default: the model finds it"
-    )
-    stream: bool = False
     timestamp_granularities: list[Literal["segment"]] | None = None
     chunking_strategy: Annotated[ServerVad, BeforeValidator(_as_strategy)] = ServerVad(type="server_vad")
-    # of benchmarks' clients: the last event has the usage anyhow
-    stream_include_usage: Any = None
-    stream_continuous_usage_stats: Any = None

@@ -1,5 +1,7 @@
 """`POST /v1/audio/transcriptions` and `/v1/audio/translations`: the thinker writes down what is said."""
 
+import time
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -34,24 +36,28 @@ def _page(model: type[Strict]) -> dict[str, Any]:
 async def transcribe(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Writes down what is said."""
     request, files = await read_form(http, TranscriptionRequest, gateway.settings.request_timeout_s, {"file"}, 1)
-    language = None if request.language is None else language_of(request.language)
-    if request.stream and request.response_format not in ("json", "text"):
-        raise invalid("stream", "only with response_format json or text")
+    language = _language(request)
     if request.timestamp_granularities and request.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "only with response_format verbose_json")
     work = _work(http, gateway, request, to_transcribe(language), _file(files), request.chunking_strategy)
-    if request.stream:
-        return EventStream(_events(work), gateway.settings.request_timeout_s + LAST_WORD_S)
-    return await while_connected(http.receive, _whole(work, "transcribe", language))
+    return await _told(http, gateway, work, "transcribe", language)
 
 
 @router.post("/v1/audio/translations", openapi_extra=_page(TranslationRequest), response_model=None)
 async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Writes down in English what is said."""
     request, files = await read_form(http, TranslationRequest, gateway.settings.request_timeout_s, {"file"}, 1)
-    asked = "Listen to the provided speech and produce a translation in English text."
+    heard = f"{language} speech" if (language := _language(request)) else "speech"
+    asked = f"Listen to the provided {heard} and produce a translation in English text."
     work = _work(http, gateway, request, asked, _file(files), ServerVad(type="server_vad"))
-    return await while_connected(http.receive, _whole(work, "translate", "English"))
+    return await _told(http, gateway, work, "translate", "English")
+
+
+def _language(request: TranslationRequest) -> str | None:
+    """The English name of the sound's. Raises ApiError: 400, of `stream` too."""
+    if request.stream and request.response_format not in ("json", "text"):
+        raise invalid("stream", "only with response_format json or text")
+    return None if request.language is None else language_of(request.language)
 
 
 def _work(
@@ -66,15 +72,40 @@ def _file(files: dict[str, list[bytes]]) -> bytes:
     return files["file"][0]
 
 
-async def _events(work: "Transcription") -> AsyncGenerator[bytes, None]:
-    """OpenAI's events. Raises ApiError."""
+async def _told(http: Request, gateway: Gateway, work: Transcription, task: str, language: str | None) -> Response:
+    """What is written down, as it is asked for. Raises ApiError."""
+    if work.request.stream:
+        return EventStream(_events(work), gateway.settings.request_timeout_s + LAST_WORD_S)
+    return await while_connected(http.receive, _whole(work, task, language))
+
+
+async def _events(work: Transcription) -> AsyncGenerator[bytes, None]:
+    """OpenAI's events. With `stream_include_usage` they are chunks of vLLM's transcriptions, too: its clients look for
+    `choices`, and in the last chunk, which has none, for `usage`. Raises ApiError."""
+    vllm = _head_of_chunks(work.request.model) if work.request.stream_include_usage else {}
     async with aclosing(work.deltas()) as deltas:
         async for delta in deltas:
-            yield sse({"type": "transcript.text.delta", "delta": delta})
-    yield sse({"type": "transcript.text.done", "text": joined(work.segments), "usage": work.usage})
+            event = {"type": "transcript.text.delta", "delta": delta, **vllm}
+            if vllm:
+                event["choices"] = [{"index": 0, "delta": {"content": delta}, "finish_reason": None}]
+            yield sse(event)
+    done = {"type": "transcript.text.done", "text": joined(work.segments), "usage": work.usage, **vllm}
+    if vllm:
+        counts = {"prompt_tokens": work.usage["input_tokens"], "completion_tokens": work.usage["output_tokens"]}
+        done |= {"choices": [], "usage": work.usage | counts}
+    yield sse(done)
 
 
-async def _whole(work: "Transcription", task: str, language: str | None) -> Response:
+def _head_of_chunks(model: str) -> dict[str, Any]:
+    return {
+        "id": f"trsc-{uuid.uuid4().hex}",
+        "object": "transcription.chunk",
+        "created": int(time.time()),
+        "model": model,
+    }
+
+
+async def _whole(work: Transcription, task: str, language: str | None) -> Response:
     """The response in one piece. Raises ApiError."""
     async with aclosing(work.deltas()) as deltas:
         async for _ in deltas:

@@ -126,9 +126,15 @@ async def test_subtitles_and_plain_text(gateway):
     assert plain.text == " ".join([SAID] * 3) + "\n"
 
 
-async def test_a_stream(gateway):
-    response = await post(gateway, stream="true", stream_include_usage="true", stream_continuous_usage_stats="true")
-    *deltas, done = [json.loads(line[6:]) for line in response.text.split("\n\n") if line]
+async def streamed(gateway, path: str = "/v1/audio/transcriptions", **fields) -> list[dict]:
+    response = await post(gateway, path, stream="true", **fields)
+    return [json.loads(line[6:]) for line in response.text.split("\n\n") if line]
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+async def test_a_stream(gateway, path):
+    *deltas, done = await streamed(gateway, path)
+    assert {tuple(event) for event in deltas} == {("type", "delta")}
     assert {event["type"] for event in deltas} == {"transcript.text.delta"}
     assert len(deltas) > 3
     assert "".join(event["delta"] for event in deltas) == done["text"] == " ".join([SAID] * 3)
@@ -136,11 +142,31 @@ async def test_a_stream(gateway):
     assert done["usage"]["total_tokens"] == 39
 
 
+async def test_a_stream_for_clients_of_vllm(gateway):
+    """The events are OpenAI's still: a client of either reads the same text."""
+    fields = {"stream_include_usage": "True", "stream_continuous_usage_stats": "True"}
+    *deltas, done = events = await streamed(gateway, **fields)
+    assert {(event["object"], event["model"], event["id"]) for event in events} == {
+        ("transcription.chunk", "scripted", done["id"])
+    }
+    contents = [event["choices"][0]["delta"]["content"] for event in deltas]
+    assert contents == [event["delta"] for event in deltas]
+    assert "".join(contents) == done["text"] == " ".join([SAID] * 3)
+    assert (done["choices"], done["type"]) == ([], "transcript.text.done")
+    usage = done["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (usage["input_tokens"], usage["output_tokens"])
+    assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"] == 39
+
+
 async def test_a_translation(gateway):
     body = (await post(gateway, "/v1/audio/translations", response_format="verbose_json")).json()
     assert (body["task"], body["language"], body["text"]) == ("translate", "english", " ".join([SAID] * 3))
     (_, text), *_ = (start.messages[0].content for start in gateway.scripts["thinker"].requests)
-    assert text.text.endswith("a translation in English text.")
+    assert text.text == "Listen to the provided speech and produce a translation in English text."
+    await gateway.reset()
+    await post(gateway, "/v1/audio/translations", language="de")
+    (_, text), *_ = (start.messages[0].content for start in gateway.scripts["thinker"].requests)
+    assert text.text == "Listen to the provided German speech and produce a translation in English text."
 
 
 async def test_openai_s_client(gateway):
@@ -210,7 +236,11 @@ BAD = {
         "chunking_strategy.silence_duration_ms",
     ),
     "format of a translation": ({"path": "/v1/audio/translations", "response_format": "ass"}, "response_format"),
-    "language of a translation": ({"path": "/v1/audio/translations", "language": "de"}, "language"),
+    "language of a translation": ({"path": "/v1/audio/translations", "language": "xx"}, "language"),
+    "stream of a translation": (
+        {"path": "/v1/audio/translations", "stream": "true", "response_format": "srt"},
+        "stream",
+    ),
 }
 
 
