@@ -1,7 +1,8 @@
 """Asks every endpoint of a gateway what its OpenAPI document allows and does not: no answer may be a 5xx.
 
-The gateway is before scripted stages, a thinker, a talker, code2wav and a dit. Whatever it was asked, it must still
-answer a chat at the end, with nothing under way. Needs schemathesis: pip install 'quartet[fuzz]'.
+The gateway is before scripted stages, a thinker, a talker, code2wav and a dit that makes pictures; or, with
+`--dit video` or `--dit sound`, before a dit that makes those. Whatever it was asked, it must still answer at the end,
+with nothing under way. Needs schemathesis: pip install 'quartet[fuzz]'.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import structlog
 
 from quartet.v1 import server_info_pb2
 from tests.support.gateway_stack import Running, running
+from tests.support.video_stack import MODEL, SOUND_INFO, VIDEO_INFO, Client, gateway_before, scripted_dit
 
 PIPELINE = Path("gateway/pipelines/qwen3-omni-dit.yaml")
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}]}
@@ -27,12 +29,13 @@ HOOKS = Path(__file__).with_name("fuzz_hooks.py")
 
 async def fuzz(flags: argparse.Namespace, directory: Path) -> int:
     """Exit status of schemathesis, or 1 where the gateway is not as before."""
-    keep = {
-        "jobs_dir": directory / "jobs",
-        "voices_dir": directory / "voices",
-        "responses_dir": directory / "responses",
-    }
     limits = {"request_timeout_s": 20.0, "anonymous_admin": True, "max_queued_videos": 1000}
+    if flags.dit != "pictures":
+        info = {"video": VIDEO_INFO, "sound": SOUND_INFO}[flags.dit]
+        async with scripted_dit(info) as stage, gateway_before(stage, directory / "jobs", **limits) as client:
+            status = await schemathesis(flags, client.url, MODEL)
+            return await makes_something(flags.dit, client) or status
+    keep = {name: directory / name for name in ("jobs_dir", "voices_dir", "responses_dir")}
     talker = server_info_pb2.TalkerInfo(
         speakers=["chelsie"],
         reads_text=True,
@@ -41,21 +44,26 @@ async def fuzz(flags: argparse.Namespace, directory: Path) -> int:
         voice_sample_rate_hz=24000,
     )
     async with running(PIPELINE, talker, **keep, **limits) as gateway:
-        command = [
-            "run",
-            f"{gateway.url}/openapi.json",
-            "--checks=not_a_server_error",
-            f"--max-examples={flags.examples}",
-            f"--seed={flags.seed}",
-            "--phases=examples,coverage,fuzzing",
-            "--continue-on-failure",
-            "--request-timeout=60",
-            *(f"--include-path={path}" for path in flags.path),
-        ]
-        environment = os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS)}
-        process = await asyncio.create_subprocess_exec(flags.schemathesis, *command, env=environment)
-        status = await process.wait()
+        status = await schemathesis(flags, gateway.url, "scripted-dit")
         return await is_well(gateway) or status
+
+
+async def schemathesis(flags: argparse.Namespace, url: str, dit_model: str) -> int:
+    """Its exit status. `dit_model`: the dit's name."""
+    command = [
+        "run",
+        f"{url}/openapi.json",
+        "--checks=not_a_server_error",
+        f"--max-examples={flags.examples}",
+        f"--seed={flags.seed}",
+        "--phases=examples,coverage,fuzzing",
+        "--continue-on-failure",
+        "--request-timeout=60",
+        *(f"--include-path={path}" for path in flags.path),
+    ]
+    environment = os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS), "FUZZ_DIT_MODEL": dit_model}
+    process = await asyncio.create_subprocess_exec(flags.schemathesis, *command, env=environment)
+    return await process.wait()
 
 
 async def is_well(gateway: Running) -> int:
@@ -67,12 +75,25 @@ async def is_well(gateway: Running) -> int:
     return 0 if answer.status_code == 200 and not running_calls else 1
 
 
+async def makes_something(dit: str, client: Client) -> int:
+    """0 if what waited has been made, another video or sound is, and then nothing is under way."""
+    path, body = (
+        ("/v1/videos", {"prompt": "a fox"}) if dit == "video" else ("/v1/audio/generations", {"prompt": "rain"})
+    )
+    answer = await client.http.post(path, json={"model": MODEL, **body})
+    if dit == "video" and answer.status_code == 200:
+        await client.reaches(answer.json()["id"], "completed")
+    print(f"{path} afterwards: {answer.status_code}; calls under way: {client.stage.running}")
+    return 0 if answer.status_code == 200 and not client.stage.running else 1
+
+
 def main() -> None:
     """Ends with schemathesis' exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=3000, help="generated requests for each operation")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--path", action="append", default=[], help="only this one; may be repeated")
+    parser.add_argument("--dit", choices=("pictures", "video", "sound"), default="pictures", help="what the dit makes")
     parser.add_argument("--schemathesis", default=shutil.which("schemathesis") or "schemathesis", help="the command")
     flags = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))

@@ -1,13 +1,102 @@
-"""What schemathesis is told beside the OpenAPI document: the models that are there. Another one is a 404 at once."""
+"""What schemathesis is told beside the OpenAPI document, so that requests get past the first check as well.
+
+Every other body is one that is right, with a few members of what was generated. A body that names a model names one
+that is there; an id, in a path or a body, is every other time one that an answer told. Ends with how many answers of
+each status each operation gave.
+"""
+
+import atexit
+import io
+import os
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import schemathesis  # pyright: ignore[reportMissingImports]  of the extra "fuzz"
+from PIL import Image
 
+_DIT_MODEL = os.environ["FUZZ_DIT_MODEL"]
 _OF_DIT = ("/v1/images", "/v1/videos", "/v1/audio/generations")
+_ID = re.compile(rb'"id": ?"((video|voice|resp|conv|[a-z]+)_[0-9A-Za-z_-]+)"')
+_PARAMETERS = {"video": "video_id", "voice": "voice", "resp": "response_id", "conv": "conversation_id"}
+_KEPT = 50  # ids of a kind, the newest
+_draw = random.Random(0)
+_told: dict[str, list[str]] = {}  # by path parameter
+_statuses: dict[str, Counter[int]] = {}  # by operation
+
+
+def _png() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(file, "png")
+    return file.getvalue()
+
+
+_SOUND = (Path(__file__).resolve().parents[1] / "cli/assets/question.wav").read_bytes()
+_MESSAGE = {"role": "user", "content": "Hello"}
+_RIGHT: dict[str, dict[str, Any]] = {  # by path
+    "/v1/chat/completions": {"model": "scripted", "messages": [_MESSAGE]},
+    "/v1/completions": {"model": "scripted", "prompt": "Hello"},
+    "/v1/responses": {"model": "scripted", "input": "Hello"},
+    "/v1/responses/input_tokens": {"model": "scripted", "input": "Hello"},
+    "/v1/conversations": {"items": [_MESSAGE]},
+    "/v1/conversations/{conversation_id}/items": {"items": [_MESSAGE]},
+    "/v1/audio/speech": {"model": "scripted", "input": "Hello", "voice": "chelsie"},
+    "/v1/audio/generations": {"model": _DIT_MODEL, "prompt": "rain"},
+    "/v1/audio/transcriptions": {"model": "scripted", "file": _SOUND},
+    "/v1/audio/translations": {"model": "scripted", "file": _SOUND},
+    "/v1/audio/voices": {"name": "anna", "consent": "given", "audio_sample": _SOUND},
+    "/v1/images/generations": {"model": _DIT_MODEL, "prompt": "a fox"},
+    "/v1/images/edits": {"model": _DIT_MODEL, "prompt": "a fox", "image": [_png()]},
+    "/v1/videos": {"model": _DIT_MODEL, "prompt": "a fox"},
+    "/inference/v1/generate": {"model": "scripted", "token_ids": [1, 2, 3], "sampling_params": {}},
+    "/tokenize": {"model": "scripted", "prompt": "Hello"},
+    "/detokenize": {"model": "scripted", "tokens": [1, 2, 3]},
+}
+
+
+@schemathesis.hook
+def after_call(context, case, response):
+    """Counts the answer, and remembers the ids that it tells."""
+    _statuses.setdefault(f"{case.method} {case.operation.path}", Counter())[response.status_code] += 1
+    for id_, prefix in _ID.findall(response.content):
+        ids = _told.setdefault(_PARAMETERS.get(prefix.decode(), "item_id"), [])
+        ids.append(id_.decode())
+        del ids[:-_KEPT]
+
+
+@schemathesis.hook
+def map_path_parameters(context, path_parameters):
+    """Has every other id be one of something that was made."""
+    return {name: _known(name) or value for name, value in (path_parameters or {}).items()}
 
 
 @schemathesis.hook
 def map_body(context, body):
-    """Has a body that names a model, name one that is there."""
-    if isinstance(body, dict) and isinstance(body.get("model"), str):
-        body["model"] = "scripted-dit" if context.operation.path.startswith(_OF_DIT) else "scripted"
+    """Makes every other body right but for a few members."""
+    if not isinstance(body, dict):
+        return body
+    right = _RIGHT.get(context.operation.path)
+    if right is not None and _draw.random() < 0.5:
+        strange = _draw.sample(sorted(body), min(len(body), _draw.randint(0, 3)))
+        optional = [name for name in strange if name not in right or _draw.random() < 0.3]
+        body = right | {name: body[name] for name in optional}
+    if isinstance(body.get("model"), str):
+        body["model"] = _DIT_MODEL if context.operation.path.startswith(_OF_DIT) else "scripted"
+    for member, name in (("previous_response_id", "response_id"), ("conversation", "conversation_id")):
+        if isinstance(body.get(member), str) and (known := _known(name)):
+            body[member] = known
     return body
+
+
+def _known(name: str) -> str | None:
+    ids = _told.get(name)
+    return _draw.choice(ids) if ids and _draw.random() < 0.5 else None
+
+
+@atexit.register
+def _report() -> None:
+    for operation, statuses in _statuses.items():
+        told = ", ".join(f"{count} of {status}" for status, count in sorted(statuses.items()))
+        print(f"{operation}: {told}", flush=True)

@@ -71,7 +71,8 @@ def frames_of(start: dit_pb2.DitStart) -> np.ndarray:
 
 def samples_of(start: dit_pb2.DitStart) -> np.ndarray:
     """What the stage makes of `start`: a tone on the left, another on the right, (samples, 2) float32."""
-    time_s = np.arange(int((start.audio_s or SOUND_INFO.default_audio_s) * RATE_HZ)) / RATE_HZ
+    samples = max(1, int((start.audio_s or SOUND_INFO.default_audio_s) * RATE_HZ))
+    time_s = np.arange(samples) / RATE_HZ
     left, right = np.sin(2 * np.pi * 440 * time_s), 0.5 * np.sin(2 * np.pi * 880 * time_s)
     return np.stack([left, right], axis=-1).astype(np.float32)
 
