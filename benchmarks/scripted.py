@@ -1,13 +1,16 @@
 """Stages that follow a timetable instead of a model: real gRPC servers, whose answers cost next to nothing.
 
 For measuring what a gateway costs: `python benchmarks/scripted.py` prints a line of JSON, the stages' addresses, and
-serves until its input ends. An answer has a token at a time and sound at a multiple of its playing time.
+serves until its input ends. An answer has a token at a time and sound at a multiple of its playing time. After its
+first token, and its first piece of sound, it gets the next in steps that all answers share, as an engine that batches
+has them.
 """
 
 import argparse
 import asyncio
 import itertools
 import json
+import math
 import sys
 from collections.abc import AsyncIterator, Sequence
 
@@ -54,7 +57,7 @@ class Timetable:
     async def text(self) -> AsyncIterator[thinker_pb2.GenerateResponse]:
         """What the thinker answers."""
         yield thinker_pb2.GenerateResponse(prompt=thinker_pb2.PromptInfo(prompt_tokens=10))
-        async for _ in _at([i * self._token_s for i in range(self._tokens)]):
+        async for _ in _at([i * self._token_s for i in range(self._tokens)], self._token_s):
             yield self._delta
         stop = thinker_pb2.FINISH_REASON_STOP
         count = {"prompt_tokens": 10, "completion_tokens": self._tokens}
@@ -70,7 +73,7 @@ class Timetable:
 
     async def sound(self) -> AsyncIterator[code2wav_pb2.DecodeResponse]:
         """What code2wav answers."""
-        async for i in _at(self._chunks_at_s):
+        async for i in _at(self._chunks_at_s, self._frame_s):
             yield self._chunks[i]
         facts = {"frames": self._frames, "samples": self._frames * SAMPLES_PER_FRAME, "sample_rate_hz": SAMPLE_RATE_HZ}
         yield code2wav_pb2.DecodeResponse(summary=code2wav_pb2.DecodeSummary(timings=_TIMINGS, **facts))
@@ -90,12 +93,14 @@ def _chunk(samples: np.ndarray) -> code2wav_pb2.DecodeResponse:
     return code2wav_pb2.DecodeResponse(audio=code2wav_pb2.AudioChunk(samples=tensor))
 
 
-async def _at(times_s: Sequence[float]) -> AsyncIterator[int]:
-    """The index of each time, when it is there, in seconds from now; what is late is not waited for."""
+async def _at(times_s: Sequence[float], step_s: float) -> AsyncIterator[int]:
+    """The index of each time, when it is there, in seconds from now; what is late is not waited for. All but the first
+    are put off to the next of the steps of `step_s` that all answers share."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     for i, time_s in enumerate(times_s):
-        if (wait_s := began + time_s - loop.time()) > 0:
+        due = began + time_s if i == 0 else math.ceil((began + time_s) / step_s) * step_s
+        if (wait_s := due - loop.time()) > 0:
             await asyncio.sleep(wait_s)
         yield i
 

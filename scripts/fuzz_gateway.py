@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -44,12 +45,14 @@ async def fuzz(flags: argparse.Namespace, directory: Path) -> int:
         voice_sample_rate_hz=24000,
     )
     async with running(PIPELINE, talker, **keep, **limits) as gateway:
-        status = await schemathesis(flags, gateway.url, "scripted-dit")
+        asked = {"model": "scripted", "input": "Hello"}
+        answers = [await gateway.http.post("/v1/responses", json=asked) for _ in range(50)]
+        status = await schemathesis(flags, gateway.url, "scripted-dit", [answer.json()["id"] for answer in answers])
         return await is_well(gateway) or status
 
 
-async def schemathesis(flags: argparse.Namespace, url: str, dit_model: str) -> int:
-    """Its exit status. `dit_model`: the dit's name."""
+async def schemathesis(flags: argparse.Namespace, url: str, dit_model: str, responses: Sequence[str] = ()) -> int:
+    """Its exit status. `dit_model`: the dit's name. `responses`: ids of some that are there."""
     command = [
         "run",
         f"{url}/openapi.json",
@@ -61,7 +64,8 @@ async def schemathesis(flags: argparse.Namespace, url: str, dit_model: str) -> i
         "--request-timeout=60",
         *(f"--include-path={path}" for path in flags.path),
     ]
-    environment = os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS), "FUZZ_DIT_MODEL": dit_model}
+    told = {"FUZZ_DIT_MODEL": dit_model, "FUZZ_RESPONSE_IDS": " ".join(responses)}
+    environment = os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS)} | told
     process = await asyncio.create_subprocess_exec(flags.schemathesis, *command, env=environment)
     return await process.wait()
 

@@ -23,7 +23,7 @@ _ID = re.compile(rb'"id": ?"((video|voice|resp|conv|[a-z]+)_[0-9A-Za-z_-]+)"')
 _PARAMETERS = {"video": "video_id", "voice": "voice", "resp": "response_id", "conv": "conversation_id"}
 _KEPT = 50  # ids of a kind, the newest
 _draw = random.Random(0)
-_told: dict[str, list[str]] = {}  # by path parameter
+_told: dict[str, list[str]] = {"response_id": os.environ["FUZZ_RESPONSE_IDS"].split()}  # by path parameter
 _statuses: dict[str, Counter[int]] = {}  # by operation
 
 
