@@ -179,8 +179,6 @@ def transcribe(
     from cli.http import check, files, written
     from cli.say import model_that
 
-    if translate and language:
-        raise typer.BadParameter("has no effect with --translate", param_hint="--language")
     path = f"/v1/audio/{'translations' if translate else 'transcriptions'}"
     fields = {"response_format": format, "language": language, "prompt": prompt}
     with asking("sending", url, api_key) as (client, report):
