@@ -81,10 +81,8 @@ async def is_well(gateway: Running) -> int:
 
 async def makes_something(dit: str, client: Client) -> int:
     """0 if what waited has been made, another video or sound is, and then nothing is under way."""
-    path, body = (
-        ("/v1/videos", {"prompt": "a fox"}) if dit == "video" else ("/v1/audio/generations", {"prompt": "rain"})
-    )
-    answer = await client.http.post(path, json={"model": MODEL, **body})
+    path = "/v1/videos" if dit == "video" else "/v1/audio/generations"
+    answer = await client.http.post(path, json={"model": MODEL, "prompt": "rain"})
     if dit == "video" and answer.status_code == 200:
         await client.reaches(answer.json()["id"], "completed")
     print(f"{path} afterwards: {answer.status_code}; calls under way: {client.stage.running}")

@@ -6,7 +6,6 @@ each status each operation gave.
 """
 
 import atexit
-import io
 import os
 import random
 import re
@@ -15,25 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import schemathesis  # pyright: ignore[reportMissingImports]  of the extra "fuzz"
-from PIL import Image
 
 _DIT_MODEL = os.environ["FUZZ_DIT_MODEL"]
 _OF_DIT = ("/v1/images", "/v1/videos", "/v1/audio/generations")
-_ID = re.compile(rb'"id": ?"((video|voice|resp|conv|[a-z]+)_[0-9A-Za-z_-]+)"')
+_ID = re.compile(rb'"id": ?"(([a-z]+)_[0-9A-Za-z_-]+)"')
 _PARAMETERS = {"video": "video_id", "voice": "voice", "resp": "response_id", "conv": "conversation_id"}
 _KEPT = 50  # ids of a kind, the newest
 _draw = random.Random(0)
 _told: dict[str, list[str]] = {"response_id": os.environ["FUZZ_RESPONSE_IDS"].split()}  # by path parameter
 _statuses: dict[str, Counter[int]] = {}  # by operation
-
-
-def _png() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (64, 64), "red").save(file, "png")
-    return file.getvalue()
-
-
-_SOUND = (Path(__file__).resolve().parents[1] / "cli/assets/question.wav").read_bytes()
+_ASSETS = Path(__file__).resolve().parents[1] / "cli/assets"
+_SOUND, _PICTURE = (_ASSETS / "question.wav").read_bytes(), (_ASSETS / "picture.png").read_bytes()
 _MESSAGE = {"role": "user", "content": "Hello"}
 _RIGHT: dict[str, dict[str, Any]] = {  # by path
     "/v1/chat/completions": {"model": "scripted", "messages": [_MESSAGE]},
@@ -48,7 +39,7 @@ _RIGHT: dict[str, dict[str, Any]] = {  # by path
     "/v1/audio/translations": {"model": "scripted", "file": _SOUND},
     "/v1/audio/voices": {"name": "anna", "consent": "given", "audio_sample": _SOUND},
     "/v1/images/generations": {"model": _DIT_MODEL, "prompt": "a fox"},
-    "/v1/images/edits": {"model": _DIT_MODEL, "prompt": "a fox", "image": [_png()]},
+    "/v1/images/edits": {"model": _DIT_MODEL, "prompt": "a fox", "image": [_PICTURE]},
     "/v1/videos": {"model": _DIT_MODEL, "prompt": "a fox"},
     "/inference/v1/generate": {"model": "scripted", "token_ids": [1, 2, 3], "sampling_params": {}},
     "/tokenize": {"model": "scripted", "prompt": "Hello"},
@@ -80,8 +71,7 @@ def map_body(context, body):
     right = _RIGHT.get(context.operation.path)
     if right is not None and _draw.random() < 0.5:
         strange = _draw.sample(sorted(body), min(len(body), _draw.randint(0, 3)))
-        optional = [name for name in strange if name not in right or _draw.random() < 0.3]
-        body = right | {name: body[name] for name in optional}
+        body = right | {name: body[name] for name in strange if name not in right or _draw.random() < 0.3}
     if isinstance(body.get("model"), str):
         body["model"] = _DIT_MODEL if context.operation.path.startswith(_OF_DIT) else "scripted"
     for member, name in (("previous_response_id", "response_id"), ("conversation", "conversation_id")):

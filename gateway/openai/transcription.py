@@ -36,6 +36,12 @@ def to_transcribe(language: str | None) -> str:
     return f"Transcribe the {language} audio into text." if language else "Transcribe the audio into text."
 
 
+def to_translate(language: str | None) -> str:
+    """The same, for an English text."""
+    heard = f"{language} speech" if language else "speech"
+    return f"Listen to the provided {heard} and produce a translation in English text."
+
+
 class Transcription:
     """One sound that is written down.
 

@@ -17,7 +17,7 @@ from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, sse, w
 from gateway.openai.forms import FILE, page, read_form
 from gateway.openai.languages import language_of
 from gateway.openai.transcript import joined, srt, vtt
-from gateway.openai.transcription import Transcription, to_transcribe
+from gateway.openai.transcription import Transcription, to_transcribe, to_translate
 from gateway.openai.transcription_requests import ServerVad, TranscriptionRequest, TranslationRequest
 from gateway.strict import Strict
 
@@ -47,22 +47,22 @@ async def transcribe(http: Request, gateway: Annotated[Gateway, Depends(admitted
 async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Writes down in English what is said."""
     request, files = await read_form(http, TranslationRequest, gateway.settings.request_timeout_s, {"file"}, 1)
-    heard = f"{language} speech" if (language := _language(request)) else "speech"
-    asked = f"Listen to the provided {heard} and produce a translation in English text."
+    asked = to_translate(_language(request))
     work = _work(http, gateway, request, asked, _file(files), ServerVad(type="server_vad"))
     return await _told(http, gateway, work, "translate", "English")
 
 
 def _language(request: TranslationRequest) -> str | None:
-    """The English name of the sound's. Raises ApiError: 400, of `stream` too."""
-    if request.stream and request.response_format not in ("json", "text"):
-        raise invalid("stream", "only with response_format json or text")
+    """The English name of the sound's. Raises ApiError."""
     return None if request.language is None else language_of(request.language)
 
 
 def _work(
     http: Request, gateway: Gateway, request: TranslationRequest, asked: str, content: bytes, vad: ServerVad
 ) -> Transcription:
+    """Raises ApiError."""
+    if request.stream and request.response_format not in ("json", "text"):
+        raise invalid("stream", "only with response_format json or text")
     return Transcription(gateway, request, asked, content, vad, http.state.request_id, http.state.log)
 
 
@@ -80,29 +80,30 @@ async def _told(http: Request, gateway: Gateway, work: Transcription, task: str,
 
 
 async def _events(work: Transcription) -> AsyncGenerator[bytes, None]:
-    """OpenAI's events. With `stream_include_usage` they are chunks of vLLM's transcriptions, too: its clients look for
-    `choices`, and in the last chunk, which has none, for `usage`. Raises ApiError."""
-    vllm = _head_of_chunks(work.request.model) if work.request.stream_include_usage else {}
+    """OpenAI's events; with `stream_include_usage` they are chunks of vLLM's transcriptions, too. Raises ApiError."""
+    head = {"id": f"trsc-{uuid.uuid4().hex}", "created": int(time.time()), "model": work.request.model}
+    chunked = work.request.stream_include_usage
+
+    def told(event: dict[str, Any]) -> bytes:
+        return sse(event | head | _chunk(event) if chunked else event)
+
     async with aclosing(work.deltas()) as deltas:
         async for delta in deltas:
-            event = {"type": "transcript.text.delta", "delta": delta, **vllm}
-            if vllm:
-                event["choices"] = [{"index": 0, "delta": {"content": delta}, "finish_reason": None}]
-            yield sse(event)
-    done = {"type": "transcript.text.done", "text": joined(work.segments), "usage": work.usage, **vllm}
-    if vllm:
-        counts = {"prompt_tokens": work.usage["input_tokens"], "completion_tokens": work.usage["output_tokens"]}
-        done |= {"choices": [], "usage": work.usage | counts}
-    yield sse(done)
+            yield told({"type": "transcript.text.delta", "delta": delta})
+    yield told({"type": "transcript.text.done", "text": joined(work.segments), "usage": work.usage})
 
 
-def _head_of_chunks(model: str) -> dict[str, Any]:
-    return {
-        "id": f"trsc-{uuid.uuid4().hex}",
-        "object": "transcription.chunk",
-        "created": int(time.time()),
-        "model": model,
-    }
+def _chunk(event: dict[str, Any]) -> dict[str, Any]:
+    """What makes an event a chunk of vLLM's: its clients look for `choices`, and in the last chunk, which has none, for
+    `usage`."""
+    chunk: dict[str, Any] = {"object": "transcription.chunk", "choices": []}
+    if "delta" in event:
+        chunk["choices"] = [{"index": 0, "delta": {"content": event["delta"]}, "finish_reason": None}]
+    else:
+        usage = event["usage"]
+        counts = {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage["output_tokens"]}
+        chunk["usage"] = usage | counts
+    return chunk
 
 
 async def _whole(work: Transcription, task: str, language: str | None) -> Response:
