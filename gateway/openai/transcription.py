@@ -1,34 +1,29 @@
 """Writes down what is said in a sound, by the thinker.
 
-The sound is cut at pauses, and each piece with speech in it is a request of its own to the thinker: several at a time,
-told in order. So an hour of sound needs no more memory than some pieces, and the times of segments are those of the
-cuts. Source of the prompts: the evaluation settings that the first family's authors publish.
+Each window of a sound, its speech between two pauses, is a request of its own to the thinker: several at a time, told
+in order. So an hour of sound needs no more memory than some windows, and the times of segments are those of the cuts.
+Source of the prompts: the evaluation settings that the first family's authors publish.
 """
 
 import asyncio
-import os
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 from gateway import metrics
 from gateway.errors import in_own_terms, invalid
 from gateway.gateway import Gateway, not_reached
-from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
+from gateway.media.encode import encode_audio
 from gateway.media.fetch import MediaError
-from gateway.media.speech_windows import RATE_HZ, Pauses, Window, decoded, windows
+from gateway.media.speech_windows import RATE_HZ, Window
+from gateway.openai.sounds import FileSound, LiveSound
 from gateway.openai.transcript import Segment
-from gateway.openai.transcription_requests import ServerVad, TranslationRequest
+from gateway.openai.transcription_requests import TranslationRequest
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
 from quartet.v1 import media_pb2, thinker_pb2
-from services.common.rpc.errors import DeadlineExceeded
 
 _PARALLEL_WINDOWS = 4  # of one request, in the thinker
-# Hours of silence take minutes of a thread: they must not take those that everything else is done in.
-_LISTENERS = ThreadPoolExecutor(os.cpu_count(), "listening")
 
 
 def to_transcribe(language: str | None) -> str:
@@ -49,14 +44,13 @@ class Transcription:
         gateway: the gateway.
         request: the request, valid by itself.
         asked: what the thinker is asked to do with each piece.
-        content: the file.
-        vad: what counts as a pause.
+        sound: what is heard.
         request_id: names it in every stage.
         log: fields of its log line, filled in here.
 
     Attributes:
+        sound: what is heard.
         segments: those with speech, in order; complete once `deltas` has ended.
-        duration_s: of the sound, known then.
 
     Raises:
         ApiError: nothing here writes down what it hears.
@@ -67,15 +61,12 @@ class Transcription:
         gateway: Gateway,
         request: TranslationRequest,
         asked: str,
-        content: bytes,
-        vad: ServerVad,
+        sound: FileSound | LiveSound,
         request_id: str,
         log: dict[str, Any],
     ) -> None:
-        self.request, self.segments, self.duration_s = request, list[Segment](), 0.0
-        self._gateway, self._content, self._request_id, self._log = gateway, content, request_id, log
-        self._arrived, self._limit_s, self._given_up = time.monotonic(), gateway.settings.request_timeout_s, False
-        self._pauses = Pauses(vad.threshold, vad.silence_duration_ms / 1000, vad.prefix_padding_ms / 1000)
+        self.request, self.sound, self.segments = request, sound, list[Segment]()
+        self._gateway, self._request_id, self._log = gateway, request_id, log
         self._asked = asked if not request.prompt else f"{asked} Names and terms in it may be: {request.prompt}"
         self._input_tokens = self._audio_tokens = self._output_tokens = 0
         if gateway.pipeline.output("text") is None:
@@ -87,8 +78,6 @@ class Transcription:
             raise not_reached(stage)
         if "audio" not in thinker.input_modalities:
             raise invalid("model", "does not hear", "unsupported_model")
-        if len(content) > gateway.settings.media_max_bytes:
-            raise invalid("file", f"is larger than {gateway.settings.media_max_bytes} bytes", "invalid_media")
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -107,7 +96,7 @@ class Transcription:
         begun: asyncio.Queue[_Piece | None] = asyncio.Queue(_PARALLEL_WINDOWS)
         cutting, said = asyncio.create_task(self._cut(begun)), False
         try:
-            with in_own_terms({"messages": "prompt" if self.request.prompt else "file"}):
+            with in_own_terms({"messages": "prompt" if self.request.prompt else self.sound.field}):
                 while (piece := await begun.get()) is not None:
                     self.segments.append(piece.segment)
                     async for delta in piece.deltas():
@@ -117,56 +106,41 @@ class Transcription:
                     self._count(piece)
                 await cutting
         except MediaError as error:
-            raise invalid("file", str(error), "invalid_media") from None
+            raise invalid(self.sound.field, str(error), "invalid_media") from None
         finally:
             cutting.cancel()
             await asyncio.shield(asyncio.gather(cutting, return_exceptions=True))
-        self._log |= {"audio_s": round(self.duration_s, 3), "windows": len(self.segments)}
+        self._log |= {"audio_s": round(self.sound.duration_s, 3), "windows": len(self.segments)}
 
     async def _cut(self, begun: "asyncio.Queue[_Piece | None]") -> None:
         """Puts the pieces there as they are cut, with the thinker at work on them; last None. Raises MediaError."""
-        found = windows(self._counted(decoded(self._content)), self._pauses)
         works: list[asyncio.Task[None]] = []
-        loop = asyncio.get_running_loop()
         try:
-            while (window := await loop.run_in_executor(_LISTENERS, next, found, None)) is not None:
-                piece = _Piece(Segment(len(works), window.begin_s, window.end_s, window.speech_probability))
-                works.append(asyncio.create_task(self._write(piece, window)))
-                await begun.put(piece)  # waits while there are enough
+            async with aclosing(self.sound.windows()) as windows:
+                async for window in windows:
+                    piece = _Piece(Segment(len(works), window.begin_s, window.end_s, window.speech_probability))
+                    works.append(asyncio.create_task(self._write(piece, window)))
+                    await begun.put(piece)  # waits while there are enough
             await begun.put(None)
             await asyncio.gather(*works)
         except Exception:  # told to who waits for the next piece, by the task
             await begun.put(None)
             raise
         finally:
-            self._given_up = True
             for work in works:
                 work.cancel()
             await asyncio.shield(asyncio.gather(*works, return_exceptions=True))
-
-    def _counted(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Runs in a thread, which nothing else ends: there may be hours of silence before the next window."""
-        for piece in pieces:
-            if self._given_up:
-                return
-            if self._left_s() <= 0:
-                raise DeadlineExceeded(f"the sound is too long to be listened to in {self._limit_s:g} s")
-            self.duration_s += len(piece) / BYTES_PER_SAMPLE / RATE_HZ
-            yield piece
 
     async def _write(self, piece: "_Piece", window: Window) -> None:
         """Has the thinker write down a window. An error is told to who reads the piece."""
         try:
             job = Job(f"{self._request_id}-{piece.segment.id}", {"thinker": self._start(window)})
-            async with aclosing(run(self._gateway.pipeline, [job], self._left_s())) as events:
+            async with aclosing(run(self._gateway.pipeline, [job], self.sound.left_s())) as events:
                 async for _, event in events:
                     piece.take(event)
             piece.end(None)
         except Exception as error:  # raised again where the piece is read
             piece.end(error)
-
-    def _left_s(self) -> float:
-        return max(0.0, self._limit_s - (time.monotonic() - self._arrived))
 
     def _start(self, window: Window) -> thinker_pb2.GenerateStart:
         assert self._gateway.pipeline.config.thinker is not None
@@ -177,7 +151,7 @@ class Transcription:
         start = thinker_pb2.GenerateStart(sampling=sampling, lora=self._lora)
         content = start.messages.add(role="user").content
         sound = encode_audio(window.pcm16, RATE_HZ, "wav")
-        content.add(media=media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, data=sound, field="file"))
+        content.add(media=media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, data=sound, field=self.sound.field))
         content.add(text=self._asked)
         return start
 

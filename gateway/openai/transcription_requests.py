@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from gateway.media.speech_windows import Pauses
 from gateway.strict import Strict
 
 
@@ -14,6 +15,11 @@ class ServerVad(Strict):
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
     prefix_padding_ms: Annotated[int, Field(ge=0, le=2000)] = 200
     silence_duration_ms: Annotated[int, Field(ge=100, le=10_000)] = 500
+
+    @property
+    def pauses(self) -> Pauses:
+        """In the detector's terms."""
+        return Pauses(self.threshold, self.silence_duration_ms / 1000, self.prefix_padding_ms / 1000)
 
 
 def _as_strategy(value: Any) -> Any:

@@ -16,6 +16,7 @@ from gateway.json_writer import Json
 from gateway.openai.connection import LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.openai.forms import FILE, page, read_form
 from gateway.openai.languages import language_of
+from gateway.openai.sounds import FileSound
 from gateway.openai.transcript import joined, srt, vtt
 from gateway.openai.transcription import Transcription, to_transcribe, to_translate
 from gateway.openai.transcription_requests import ServerVad, TranscriptionRequest, TranslationRequest
@@ -63,7 +64,10 @@ def _work(
     """Raises ApiError."""
     if request.stream and request.response_format not in ("json", "text"):
         raise invalid("stream", "only with response_format json or text")
-    return Transcription(gateway, request, asked, content, vad, http.state.request_id, http.state.log)
+    if len(content) > gateway.settings.media_max_bytes:
+        raise invalid("file", f"is larger than {gateway.settings.media_max_bytes} bytes", "invalid_media")
+    sound = FileSound(content, vad.pauses, gateway.settings.request_timeout_s)
+    return Transcription(gateway, request, asked, sound, http.state.request_id, http.state.log)
 
 
 def _file(files: dict[str, list[bytes]]) -> bytes:
@@ -120,9 +124,9 @@ async def _whole(work: Transcription, task: str, language: str | None) -> Respon
     body = {
         "task": task,
         "language": (language or "unknown").lower(),
-        "duration": round(work.duration_s, 3),
+        "duration": round(work.sound.duration_s, 3),
         "text": text,
         "segments": [segment.verbose(work.request.temperature) for segment in work.segments],
-        "usage": {"type": "duration", "seconds": round(work.duration_s)},
+        "usage": {"type": "duration", "seconds": round(work.sound.duration_s)},
     }
     return Json(body)

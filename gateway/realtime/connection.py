@@ -1,4 +1,4 @@
-"""`/v1/realtime`, a WebSocket: spoken conversations in OpenAI's GA dialect."""
+"""`/v1/realtime`, a WebSocket: spoken conversations in OpenAI's GA dialect, transcriptions in vLLM's, too."""
 
 import asyncio
 import re
@@ -21,10 +21,20 @@ from gateway.gateway import Gateway
 from gateway.openai.connection import ClientGone, key_of
 from gateway.origin import check_socket
 from gateway.realtime.conversing import Conversing
-from gateway.realtime.events import RealtimeError, apart, error_event, from_api, parse, to_api
+from gateway.realtime.events import (
+    ClientEvent,
+    ModelUpdate,
+    RealtimeError,
+    apart,
+    error_event,
+    from_api,
+    parse,
+    to_api,
+)
 from gateway.realtime.outbox import Outbox, SlowReader
 from gateway.realtime.secrets import AZURE_PATH, PATH, new_session, secret_of, subprotocol_of
 from gateway.realtime.session import Session
+from gateway.realtime.vllm_dialect import VllmDialect
 
 # What OpenAI calls its realtime models. Clients ask for one of them by default.
 _OPENAI_MODEL = re.compile(r"gpt-[\w.-]*(realtime|audio|transcribe)[\w.-]*")
@@ -115,7 +125,9 @@ class _Connection:
     def __init__(self, gateway: Gateway, socket: WebSocket, session: Session) -> None:
         self._socket, self._outbox = socket, Outbox()
         self._limit_s = gateway.settings.realtime_session_s
-        self._conversing = Conversing(gateway, session, self._outbox, key_of(socket), socket.state.log)
+        self._gateway, self._key, self._is_first = gateway, key_of(socket), True
+        self._conversing = Conversing(gateway, session, self._outbox, self._key, socket.state.log)
+        self._dialect: Conversing | VllmDialect = self._conversing
 
     async def run(self) -> int:
         """The code to close with. Raises WebSocketDisconnect, SlowReader."""
@@ -127,14 +139,14 @@ class _Connection:
                 if task.done():
                     task.result()
             reason = f"the session has lasted the {self._limit_s:g} s that one may; connect again"
-            self._outbox.put(error_event(RealtimeError("session_expired", reason)))
+            self._outbox.put(self._dialect.told(RealtimeError("session_expired", reason)))
             self._outbox.finish()
             await writing
             return WS_1001_GOING_AWAY
         finally:
             reading.cancel()
             await asyncio.shield(asyncio.gather(reading, return_exceptions=True))
-            await self._conversing.close()
+            await self._dialect.close()
             writing.cancel()
             await asyncio.shield(asyncio.gather(writing, return_exceptions=True))
 
@@ -154,7 +166,8 @@ class _Connection:
             if text is None:
                 raise RealtimeError("invalid_value", "events of a client are JSON texts", "type")
             event = await apart(len(text), lambda: parse(text))
-            await self._conversing.take(event)
+            await self._choose_dialect(event)
+            await self._dialect.take(event)
             return
         except RealtimeError as error:
             told = error
@@ -164,4 +177,13 @@ class _Connection:
             log.exception("realtime event failed", kind=event and event.type, exc_info=error)
             told = from_api(gateway_fault())
         told.event_id = told.event_id or (event and event.event_id)
-        self._outbox.put(error_event(told))
+        self._outbox.put(self._dialect.told(told))
+
+    async def _choose_dialect(self, event: ClientEvent) -> None:
+        """By the client's first event. Raises RealtimeError."""
+        if isinstance(event, ModelUpdate) and self._dialect is self._conversing:
+            if not self._is_first:
+                raise RealtimeError("missing_required_parameter", "session: is missing", "session")
+            await self._conversing.close()
+            self._dialect = VllmDialect(self._gateway, self._outbox, self._key)
+        self._is_first = False

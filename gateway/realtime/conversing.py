@@ -11,7 +11,7 @@ from gateway.realtime import events
 from gateway.realtime.conversation import Conversation, Limits
 from gateway.realtime.detector import DetectorError
 from gateway.realtime.drawing import check_tool
-from gateway.realtime.events import ClientEvent, RealtimeError, apart, server_event
+from gateway.realtime.events import ClientEvent, RealtimeError, apart, error_event, server_event
 from gateway.realtime.input_buffer import InputBuffer
 from gateway.realtime.items import Item, decode_base64, parse_item, parse_items, spoken
 from gateway.realtime.listening import Listening
@@ -84,6 +84,10 @@ class Conversing:
             await self._listening.void()
         if handler is not None:  # others are about what a WebSocket has not
             await handler(event)
+
+    def told(self, error: RealtimeError) -> dict[str, Any]:
+        """The event that tells of `error`."""
+        return error_event(error)
 
     def tell(self, kind: str, /, **members: Any) -> None:
         self._outbox.put(server_event(kind, **members))

@@ -76,6 +76,13 @@ class SessionUpdate(_Event):
     session: dict[str, Any]
 
 
+class ModelUpdate(_Event):
+    """Of vLLM's dialect: names the model that writes down."""
+
+    type: Literal["session.update"]
+    model: str
+
+
 class AudioAppend(_Event):
     """More of the user's audio, in the session's input format."""
 
@@ -146,7 +153,7 @@ class ResponseCancel(_Event):
     response_id: _Id | None = None
 
 
-ClientEvent: TypeAlias = (
+OpenAiEvent: TypeAlias = (
     SessionUpdate
     | AudioAppend
     | AudioCommit
@@ -159,8 +166,9 @@ ClientEvent: TypeAlias = (
     | ResponseCreate
     | ResponseCancel
 )
-_CLIENT_EVENTS: TypeAdapter[ClientEvent] = TypeAdapter(Annotated[ClientEvent, Field(discriminator="type")])
-CLIENT_EVENT_TYPES = tuple(event.model_fields["type"].annotation.__args__[0] for event in ClientEvent.__args__)
+ClientEvent: TypeAlias = OpenAiEvent | ModelUpdate
+_CLIENT_EVENTS: TypeAdapter[OpenAiEvent] = TypeAdapter(Annotated[OpenAiEvent, Field(discriminator="type")])
+CLIENT_EVENT_TYPES = tuple(event.model_fields["type"].annotation.__args__[0] for event in OpenAiEvent.__args__)
 
 
 def parse(text: str) -> ClientEvent:
@@ -182,8 +190,9 @@ def parse(text: str) -> ClientEvent:
     if not isinstance(event_id, str) or len(event_id) > _MAX_ID_CHARACTERS:
         event_id = None
     _check_type(event, event_id)
+    is_vllms = event["type"] == "session.update" and "model" in event and "session" not in event
     try:
-        return _CLIENT_EVENTS.validate_python(event)
+        return ModelUpdate.model_validate(event) if is_vllms else _CLIENT_EVENTS.validate_python(event)
     except ValidationError as error:
         raise from_validation(error, event_id=event_id, tags=CLIENT_EVENT_TYPES) from None
 

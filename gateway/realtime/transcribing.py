@@ -11,10 +11,12 @@ from gateway.api_keys import ApiKey
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.gateway import Gateway
 from gateway.media.encode import encode_audio
+from gateway.media.speech_windows import Pauses
 from gateway.openai.languages import language_of
+from gateway.openai.sounds import FileSound
 from gateway.openai.transcript import joined
 from gateway.openai.transcription import Transcription, to_transcribe
-from gateway.openai.transcription_requests import ServerVad, TranscriptionRequest
+from gateway.openai.transcription_requests import TranscriptionRequest
 from gateway.realtime import session_config
 from gateway.realtime.audio import MODEL_RATE_HZ
 from gateway.realtime.events import new_id
@@ -92,11 +94,11 @@ class Transcribing:
         request = TranscriptionRequest(model=self._model, prompt=asked.prompt)
         fields: dict[str, Any] = {"request_id": new_id("transcription")}
         sound = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
-        vad = ServerVad(type="server_vad")
+        heard = FileSound(sound, Pauses(), self._gateway.settings.request_timeout_s)
         try:
             with self._gateway.admission.admit():
                 asking = to_transcribe(_language(asked.language))
-                work = Transcription(self._gateway, request, asking, sound, vad, fields["request_id"], fields)
+                work = Transcription(self._gateway, request, asking, heard, fields["request_id"], fields)
                 async with aclosing(work.deltas()) as deltas:
                     async for delta in deltas:
                         self._tell(f"{_EVENTS}.delta", **_place(item), delta=delta)

@@ -327,7 +327,7 @@ async def test_who_leaves_during_a_long_silence_ends_the_listening(gateway, monk
         finally:
             ended.set()
 
-    monkeypatch.setattr("gateway.openai.transcription.decoded", silence)
+    monkeypatch.setattr("gateway.openai.sounds.decoded", silence)
     asking = asyncio.create_task(post(gateway))
     await gateway.until(listening.is_set)
     asking.cancel()
@@ -335,7 +335,7 @@ async def test_who_leaves_during_a_long_silence_ends_the_listening(gateway, monk
 
 
 async def test_sound_that_is_too_long_for_the_time_is_an_error(gateway, monkeypatch):
-    monkeypatch.setattr("gateway.openai.transcription.Transcription._left_s", lambda self: 0.0)
+    monkeypatch.setattr("gateway.openai.sounds.FileSound.left_s", lambda self: 0.0)
     assert (await post(gateway)).status_code == 504
 
 
@@ -344,7 +344,7 @@ async def test_a_broken_detector_is_an_error_and_no_hang(gateway, monkeypatch):
         raise RuntimeError("broken")
         yield
 
-    monkeypatch.setattr("gateway.openai.transcription.windows", broken)
+    monkeypatch.setattr("gateway.openai.sounds.windows", broken)
     assert (await post(gateway)).status_code == 500
 
 

@@ -1,15 +1,18 @@
 """What the user says is written down in `/v1/realtime`, by the real thinker."""
 
+import asyncio
 import io
+import json
 import wave
 from typing import Any
 
 import numpy as np
 import pytest
+from websockets.asyncio.client import connect
 
-from tests.support.realtime_client import RealtimeClient
+from tests.support.realtime_client import RealtimeClient, base64_of
 from tests.support.realtime_stack import conversation, heard, send, spoken
-from tests.support.stack import Stack
+from tests.support.stack import HANG_GUARD_S, Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 WRITTEN = {"model": "gpt-4o-mini-transcribe", "language": "en"}
@@ -17,7 +20,7 @@ SAME = 200  # characters: a random model goes on for thousands, and rounding in 
 EVENTS = "conversation.item.input_audio_transcription"
 
 
-def transcript_of(stack: Stack, sound: np.ndarray) -> dict[str, Any]:
+def transcript_of(stack: Stack, sound: np.ndarray, **form: str) -> dict[str, Any]:
     """What `/v1/audio/transcriptions` writes of the very samples that the model hears."""
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
@@ -25,8 +28,8 @@ def transcript_of(stack: Stack, sound: np.ndarray) -> dict[str, Any]:
         writer.setsampwidth(2)
         writer.setframerate(16_000)
         writer.writeframes(heard(sound).tobytes())
-    files, form = {"file": ("said.wav", file.getvalue())}, {"model": stack.model, "language": "en"}
-    return stack.http.post("/v1/audio/transcriptions", files=files, data=form).raise_for_status().json()
+    files, asked = {"file": ("said.wav", file.getvalue())}, {"model": stack.model, **form}
+    return stack.http.post("/v1/audio/transcriptions", files=files, data=asked).raise_for_status().json()
 
 
 async def written(client: RealtimeClient) -> dict[str, Any]:
@@ -41,7 +44,7 @@ async def written(client: RealtimeClient) -> dict[str, Any]:
 
 async def test_a_conversation_is_written_down_beside_its_answers(stack: Stack):
     (sound,) = spoken("Tell me about the sea, and about the boats on it.")
-    expected = transcript_of(stack, sound)
+    expected = transcript_of(stack, sound, language="en")
     settings = {"audio": {"input": {"turn_detection": None, "transcription": WRITTEN}}, "max_output_tokens": 4}
     async with conversation(stack, stack.key, **settings) as client:
         await send(client, sound)
@@ -52,3 +55,22 @@ async def test_a_conversation_is_written_down_beside_its_answers(stack: Stack):
         assert done["usage"]["input_tokens"] == expected["usage"]["input_tokens"] > 0
         retrieved = await client.ask("conversation.item.retrieve", "conversation.item.retrieved", item_id=item["id"])
         assert retrieved["item"]["content"][0]["transcript"] == done["transcript"]
+
+
+async def test_vllms_dialect_writes_down_what_a_file_of_it_has(stack: Stack):
+    (sound,) = spoken("Tell me about the sea, and about the boats on it.")
+    expected, samples = transcript_of(stack, sound), heard(sound).tobytes()
+    url, headers = f"{stack.url.replace('http', 'ws')}/v1/realtime", {"authorization": f"Bearer {stack.key}"}
+    async with asyncio.timeout(HANG_GUARD_S), connect(url, additional_headers=headers) as socket:
+        await socket.send(json.dumps({"type": "session.update", "model": stack.model}))
+        await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+        for begin in range(0, len(samples), 6400):
+            audio = base64_of(samples[begin : begin + 6400])
+            await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+        await socket.send(json.dumps({"type": "input_audio_buffer.commit", "final": True}))
+        text = ""
+        while (event := json.loads(await socket.recv()))["type"] != "transcription.done":
+            text += event.get("delta", "")
+    assert text == event["text"]
+    assert text[:SAME] == expected["text"][:SAME]
+    assert event["usage"]["prompt_tokens"] == expected["usage"]["input_tokens"]

@@ -1,0 +1,130 @@
+"""vLLM's dialect of `/v1/realtime`: sound is written down while it is being sent.
+
+A client speaks it whose `session.update` has a `model` and no `session`. Source: vLLM 0.32's
+`vllm/entrypoints/openai/realtime`.
+"""
+
+import asyncio
+import time
+from contextlib import aclosing, nullcontext
+from typing import Any
+
+import structlog
+
+from gateway.api_keys import ApiKey
+from gateway.errors import ApiError, from_error, gateway_fault
+from gateway.gateway import Gateway
+from gateway.media.speech_windows import Pauses
+from gateway.openai.sounds import LiveSound
+from gateway.openai.transcript import joined
+from gateway.openai.transcription import Transcription, to_transcribe
+from gateway.openai.transcription_requests import TranscriptionRequest
+from gateway.realtime.events import (
+    AudioAppend,
+    AudioCommit,
+    ClientEvent,
+    ModelUpdate,
+    RealtimeError,
+    apart,
+    from_api,
+    new_id,
+)
+from gateway.realtime.items import decode_base64
+from gateway.realtime.outbox import Outbox
+from services.common.rpc.errors import StageError
+
+_MOST_WAITING_S = 900  # of sound
+log = structlog.get_logger()
+
+
+class VllmDialect:
+    """One session's. A transcription begins with a commit, and is of the sound before it, too; it ends with the sound,
+    which a final commit ends.
+
+    Args:
+        gateway: the gateway.
+        outbox: takes the server's events.
+        key: the client's; None where there are no keys.
+    """
+
+    def __init__(self, gateway: Gateway, outbox: Outbox, key: ApiKey | None) -> None:
+        self._gateway, self._outbox, self._key = gateway, outbox, key
+        self._model = ""
+        self._sound = self._new_sound()  # the client's at present
+        self._work: asyncio.Task[None] | None = None
+        self._written: LiveSound | None = None  # by `_work`
+
+    async def take(self, event: ClientEvent) -> None:
+        """Does what an event of the client says. Raises RealtimeError, ApiError: nothing was done."""
+        match event:
+            case ModelUpdate(model=model):
+                self._gateway.stage_for("text", model, takes_loras=True)
+                self._model = model
+            case AudioAppend(audio=audio):
+                if self._sound.waiting_s >= _MOST_WAITING_S:
+                    reason = f"audio: {_MOST_WAITING_S} s of sound wait to be written down, the most; send it later"
+                    raise RealtimeError("input_audio_buffer_full", reason, "audio")
+                self._sound.add(await apart(len(audio), lambda: decode_base64(audio, "audio")))
+            case AudioCommit():
+                self._commit((event.model_extra or {}).get("final") is True)
+            case _:
+                message = f"type: {event.type} is not known after a session.update without `session`"
+                raise RealtimeError("unknown_event", message, "type")
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+
+    def told(self, error: RealtimeError) -> dict[str, Any]:
+        """The event that tells of `error`."""
+        return {"type": "error", "error": error.message, "code": error.code}
+
+    def _commit(self, is_final: bool) -> None:
+        if self._written is not self._sound:
+            if self._work is not None and not self._work.done():
+                message = "the sound before is still being written down; wait for transcription.done"
+                raise RealtimeError("transcription_in_progress", message)
+            self._written = self._sound
+            self._work = asyncio.create_task(self._write(self._sound))
+        if is_final:
+            self._sound.end()
+            self._sound = self._new_sound()
+
+    def _new_sound(self) -> LiveSound:
+        return LiveSound(Pauses(), self._gateway.settings.request_timeout_s)
+
+    async def _write(self, sound: LiveSound) -> None:
+        """Has a sound written down, and tells of it."""
+        fields: dict[str, Any] = {"request_id": new_id("transcription")}
+        began = time.monotonic()
+        try:
+            with nullcontext() if self._key is None else self._key.request(), self._gateway.admission.admit():
+                await self._tell(sound, fields)
+        except Exception as error:
+            match error:
+                case ApiError():
+                    failure = error
+                case StageError():
+                    failure = from_error("gateway", error)
+                case _:  # a bug: the session goes on
+                    log.exception("transcription failed", request_id=fields["request_id"], exc_info=error)
+                    failure = gateway_fault()
+            fields |= failure.log
+            self._outbox.put(self.told(from_api(failure)))
+            if self._sound is sound:  # what follows is another
+                self._sound = self._new_sound()
+        finally:
+            log.info("realtime transcription", **fields, duration_s=round(time.monotonic() - began, 3))
+
+    async def _tell(self, sound: LiveSound, fields: dict[str, Any]) -> None:
+        """Raises ApiError, StageError."""
+        request = TranscriptionRequest(model=self._model)
+        work = Transcription(self._gateway, request, to_transcribe(None), sound, fields["request_id"], fields)
+        async with aclosing(work.deltas()) as deltas:
+            async for delta in deltas:
+                self._outbox.put({"type": "transcription.delta", "delta": delta})
+        prompt, written = work.usage["input_tokens"], work.usage["output_tokens"]
+        usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+        self._outbox.put({"type": "transcription.done", "text": joined(work.segments), "usage": usage})
