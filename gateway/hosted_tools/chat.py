@@ -1,5 +1,6 @@
 """A chat whose model makes pictures by image_generation: its turns, and what runs between them, told as one answer."""
 
+import json
 import re
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -68,6 +69,7 @@ class PaintingChat:
         self._turns: list[Turn] = []
         self._calls = self._paintings = 0  # of the conversation; of this answer
         self._last_picture: str | None = None
+        self._last_words = ""  # of the user
         self._messages: list[Any] = []
         self._places: list[int] = []  # of each message: which of the request's it is, or belongs to
         thinker = gateway.pipeline.info("thinker")
@@ -101,9 +103,10 @@ class PaintingChat:
     def _read(self, place: int, message: content.Message) -> None:
         """Takes a message of the request: pictures of an answer become the call that made them, and its result."""
         if isinstance(message, content.AssistantMessage) and _has_images(message):
-            for url in _images(message, f"messages[{place}]"):
+            for url, prompt in _images(message, f"messages[{place}]"):
                 call_id = self._new_call()
-                self._made(place, [(call_id, '{"prompt": ""}')])
+                arguments = json.dumps({"prompt": self._last_words if prompt is None else prompt}, ensure_ascii=False)
+                self._made(place, [(call_id, arguments)])
                 self._result(place, call_id, image.MADE, url)
             texts = [part for part in message.content or () if not isinstance(part, content.ImagePart)]
             left = message.model_copy(update={"content": texts or None, "images": None})
@@ -113,6 +116,7 @@ class PaintingChat:
         if isinstance(message, content.UserMessage):
             urls = [part.image_url.url for part in message.content if isinstance(part, content.ImagePart)]
             self._last_picture = urls[-1] if urls else self._last_picture
+            self._last_words = " ".join(part.text for part in message.content if isinstance(part, content.TextPart))
         self._add(place, message)
 
     def _new_call(self) -> str:
@@ -235,8 +239,9 @@ class PaintingChat:
             raise error from fault
 
 
-def _images(message: content.AssistantMessage, field: str) -> Iterator[str]:
-    """URLs of the pictures of an answer, as it was told or as parts of its content. Raises ApiError: 400."""
+def _images(message: content.AssistantMessage, field: str) -> Iterator[tuple[str, str | None]]:
+    """(URL, what it was asked for by, if that is told) of the pictures of an answer, as it was told or as parts of its
+    content. Raises ApiError: 400."""
     given = message.images or []
     if not isinstance(given, list):
         raise invalid(f"{field}.images", "must be a list of {type: image_url, image_url: {url}}", "invalid_type")
@@ -246,7 +251,8 @@ def _images(message: content.AssistantMessage, field: str) -> Iterator[str]:
         if not isinstance(url, str) or not url:
             reason = "required: send the picture back as it was told"
             raise invalid(f"{field}.images[{i}].image_url.url", reason, "missing_required_parameter")
-        yield url
+        prompt = each.get("revised_prompt")
+        yield url, prompt if isinstance(prompt, str) else None
     for part in message.content or ():
         if isinstance(part, content.ImagePart):
-            yield part.image_url.url
+            yield part.image_url.url, None

@@ -97,6 +97,7 @@ class Painting:
                     facts = _facts(request, event.pixels)
                     if event.preview is None:
                         facts["action"] = "edit" if pictures.images else "generate"
+                        facts["revised_prompt"] = request.prompt
                     yield Painted(file, facts, event.preview)
         except ApiError as error:
             self.log.update(error.log)

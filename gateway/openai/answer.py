@@ -62,7 +62,7 @@ class Answer:
                 self.prompt = thinker_pb2.PromptInfo(**both)
             case Painted(preview=None):
                 image = {"type": "image_url", "image_url": {"url": event.url}, "index": len(self.images)}
-                self.images.append(image)
+                self.images.append(image | {"revised_prompt": event.facts["revised_prompt"]})
             case Failed(error):
                 self.image_errors.append(error.body()["error"])
             case TextDelta(delta):

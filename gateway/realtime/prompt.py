@@ -161,7 +161,7 @@ def _fill_picture(
     start: thinker_pb2.GenerateStart, item: Item, sees_images: bool
 ) -> list[tuple[media_pb2.Media, bytes]]:
     """Writes the call of image_generation and what became of it; its picture is media without data."""
-    prompt = json.dumps({"prompt": ""})
+    prompt = json.dumps({"prompt": item.members.get("revised_prompt", "")}, ensure_ascii=False)
     _assistant(start).tool_calls.add(id=item.id, name=IMAGE_TOOL, arguments_json=prompt)
     result = start.messages.add(role="tool", tool_call_id=item.id)
     if not item.images:

@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import json
 from typing import Any
 
 import pytest
 
+from quartet.v1 import thinker_pb2
 from services.common.rpc.errors import InternalError
 from tests.support.gateway_stack import SPEECH, Running, running
 from tests.support.scripted_stages import PCM16, PIECES
@@ -29,6 +31,12 @@ async def answered(gateway: Running, body: dict[str, Any]) -> dict[str, Any]:
 
 def file_of(image: dict[str, Any]) -> bytes:
     return base64.b64decode(image["image_url"]["url"].removeprefix("data:image/png;base64,"))
+
+
+def called_with(start: thinker_pb2.GenerateStart) -> str:
+    """The prompt of the first call in a conversation."""
+    call = next(message for message in start.messages if message.role == "assistant").tool_calls[0]
+    return json.loads(call.arguments_json)["prompt"]
 
 
 async def test_a_picture_is_made_and_changed_in_the_next_turn(painter: Running) -> None:
@@ -57,6 +65,7 @@ async def test_a_picture_is_made_and_changed_in_the_next_turn(painter: Running) 
     roles = [message.role for message in thinker.requests[2].messages]
     assert roles == ["user", "assistant", "tool", "assistant", "user"]
     assert thinker.requests[2].messages[2].content[1].media.data == file_of(image)
+    assert called_with(thinker.requests[2]) == "a cat"
     assert (dit.requests[1].prompt, len(dit.requests[1].images)) == ("a blue cat", 1)
     assert bytes(dit.media) == file_of(image) or dit.requests[1].images[0].data == file_of(image)
     assert len(edited["choices"][0]["message"]["images"]) == 1
@@ -66,6 +75,7 @@ async def test_a_picture_is_made_and_changed_in_the_next_turn(painter: Running) 
     said["content"][1] = {"type": "image_url", "image_url": image["image_url"]}
     await answered(painter, ASK | {"messages": [USER, said, {"role": "user", "content": "blue"}]})
     assert len(dit.requests[2].images) == 1
+    assert called_with(thinker.requests[4]) == "draw a cat"  # what the model wrote is not told
 
 
 async def test_a_stream_has_previews_the_picture_and_the_text(painter: Running) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from typing import Any
 
 import pytest
@@ -56,6 +57,8 @@ async def test_a_picture_is_made_spoken_of_and_changed_in_the_next_turn(painter:
         await client.respond(output_modalities=["text"], tool_choice="auto")
     roles = [message.role for message in thinker.requests[2].messages]
     assert roles == ["user", "assistant", "tool", "assistant", "user"]
+    call = thinker.requests[2].messages[1].tool_calls[0]
+    assert json.loads(call.arguments_json) == {"prompt": "a cat"}
     assert [len(request.images) for request in dit.requests] == [0, 1]
     assert bytes(dit.media) == file or dit.requests[1].images[0].data == file
 

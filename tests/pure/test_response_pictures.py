@@ -1,6 +1,7 @@
 """The tool image_generation: a pipeline's thinker asks for pictures, and its dit makes them; both follow a script."""
 
 import base64
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -55,6 +56,8 @@ async def test_a_picture_is_made_told_and_changed_in_the_next_turn(painter: Runn
     edited = await create(painter, "make it blue", tools=[TOOL], previous_response_id=response_id)
     assert [item.type for item in edited.output] == ["image_generation_call", "message"]
     assert edited.output[0].action == "edit"
+    call = thinker.requests[2].messages[1].tool_calls[0]  # as the model wrote it, also in the next turn
+    assert json.loads(call.arguments_json) == {"prompt": picture["revised_prompt"]} == {"prompt": "a cat"}
     assert (dit.requests[1].prompt, len(dit.requests[1].images)) == ("a blue cat", 1)
     assert bytes(dit.media) == base64.b64decode(picture["result"]) or dit.requests[1].images[0].data
 
