@@ -23,7 +23,7 @@ from services.thinker.metrics import EngineStats
 from services.thinker.named_tools import find_parser
 from services.thinker.plugin.row_channel import RowReceiver
 from services.thinker.plugin.rows import Range, RowKind, RowRequest
-from services.thinker.quantization import refused_on_cpu
+from services.thinker.quantization import has_amx, refused_on_cpu
 from services.thinker.recorder import VllmRecorder
 
 if TYPE_CHECKING:
@@ -259,12 +259,14 @@ def _load(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint, row_address:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     accelerator = device.accelerator()
-    choices = execution.choices(settings, accelerator, compute_dtype(settings, checkpoint))
+    dtype = compute_dtype(settings, checkpoint)
+    choices = execution.choices(settings, accelerator, dtype)
     log_choices(choices)
     for choice in choices:
         if choice.fatal:
             raise ValueError(f"{choice.part}: {choice.reason}")
-    if accelerator is None and (reason := refused_on_cpu(read_config(checkpoint.folder), checkpoint.folder)):
+    folder = checkpoint.folder
+    if accelerator is None and (reason := refused_on_cpu(read_config(folder), folder, dtype, has_amx())):
         raise ValueError(reason)
     return AsyncLLM.from_engine_args(
         engine_args(settings, checkpoint, row_address, accelerator),

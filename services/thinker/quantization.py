@@ -4,17 +4,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from services.common.engine.weights import stored_tensors
 
 _PACKED = ("awq", "gptq")  # four bits a weight, eight weights in an int32
 
 
-def refused_on_cpu(config: Mapping[str, Any], folder: Path) -> str | None:
+def has_amx() -> bool:
+    """Whether vLLM takes its kernels for AMX here (Sapphire Rapids and newer)."""
+    return torch.cpu._is_amx_tile_supported()
+
+
+def refused_on_cpu(config: Mapping[str, Any], folder: Path, dtype: str = "bfloat16", amx: bool = False) -> str | None:
     """Why a CPU cannot run the thinker of a checkpoint, and what can; None if nothing is known against it.
 
     Args:
         config: its config.json.
         folder: the checkpoint.
+        dtype: that all else of it is computed in.
+        amx: whether the CPU has AMX.
     """
     quantization = config.get("quantization_config")
     if not quantization:
@@ -23,7 +32,10 @@ def refused_on_cpu(config: Mapping[str, Any], folder: Path) -> str | None:
     instead = "take a GPU, or a checkpoint of compressed-tensors (int8, FP8) whose experts are not quantized"
     if method.startswith(_PACKED):
         return f"the weights are {method.upper()}, which vLLM's build for CPUs has no kernels for; {instead}"
-    int8 = (tensor.name for tensor in stored_tensors(folder) if tensor.dtype == "I8")
-    if any(name.startswith("thinker.") and ".experts." in name for name in int8):
+    stored = (tensor.name for tensor in stored_tensors(folder) if tensor.dtype == "I8")
+    int8 = [name for name in stored if name.startswith("thinker.")]
+    if any(".experts." in name for name in int8):
         return f"the experts are int8, which vLLM has no kernels for on CPUs; {instead}"
+    if int8 and amx and dtype == "float32":
+        return "the weights are int8, for which vLLM's kernels for this CPU's AMX take no float32; set --dtype=bfloat16"
     return None

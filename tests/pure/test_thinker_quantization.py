@@ -29,3 +29,13 @@ def test_what_a_cpu_cannot_run_is_told(
     config = {"quantization_config": {"quant_method": method}} if method else {}
     told = refused_on_cpu(config, tmp_path)
     assert (told is None) if reason is None else (told is not None and reason in told and "take a GPU" in told)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "amx", "runs"), [("float32", True, False), ("float32", False, True), ("bfloat16", True, True)]
+)
+def test_int8_with_amx_takes_no_float32(tmp_path: Path, dtype: str, amx: bool, runs: bool) -> None:
+    save_file({f"thinker.model.{_ATTENTION}": torch.zeros(2, 2, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    config = {"quantization_config": {"quant_method": "compressed-tensors"}}
+    told = refused_on_cpu(config, tmp_path, dtype, amx)
+    assert (told is None) if runs else (told is not None and "--dtype=bfloat16" in told)
