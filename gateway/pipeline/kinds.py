@@ -33,7 +33,6 @@ class StageKind:
         is_diffusion: whether its checkpoint is one of diffusers.
         shares_checkpoint: whether its checkpoint must be that of its source.
         caches_prompts: whether a replica that has read the beginning of a prompt is faster with the rest.
-        streams_deltas: whether it has `StreamDeltas`.
     """
 
     name: str
@@ -46,7 +45,6 @@ class StageKind:
     is_diffusion: bool = False
     shares_checkpoint: bool = False
     caches_prompts: bool = False
-    streams_deltas: bool = False
 
     @property
     def service(self) -> str:
@@ -65,7 +63,6 @@ KINDS = {
             makes=("text",),
             is_model=True,
             caches_prompts=True,
-            streams_deltas=True,
         ),
         StageKind(
             "talker",
