@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from contextlib import aclosing, nullcontext
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ from gateway.gateway import Gateway
 from gateway.media.encode import encode_audio
 from gateway.media.speech_windows import Pauses
 from gateway.openai.languages import language_of
-from gateway.openai.sounds import FileSound
+from gateway.openai.sounds import FileSound, LiveSound
 from gateway.openai.transcript import joined
 from gateway.openai.transcription import Transcription, to_transcribe
 from gateway.openai.transcription_requests import TranscriptionRequest
@@ -26,6 +27,44 @@ from services.common.rpc.errors import StageError
 log = structlog.get_logger()
 _EVENTS = "conversation.item.input_audio_transcription"
 _PART = 0  # of an item of the buffer's sound: its only one
+
+
+async def write_down(
+    gateway: Gateway,
+    key: ApiKey | None,
+    request: TranscriptionRequest,
+    asking: str,
+    sound: FileSound | LiveSound,
+    tell: Callable[[str], None],
+) -> Transcription:
+    """Has a sound of a session written down: a request of its own in the stages and the log.
+
+    Args:
+        gateway: the gateway.
+        key: whose limits it counts for; None: nobody's.
+        request: what is asked for.
+        asking: what the thinker is asked to do.
+        sound: what is heard.
+        tell: is given the text as it is written.
+
+    Raises:
+        ApiError: it cannot be written down, or not now.
+    """
+    fields: dict[str, Any] = {"request_id": new_id("transcription")}
+    try:
+        # as of any request, the key's rate is counted last: what the gateway refuses does not use it up
+        with gateway.admission.admit(), nullcontext() if key is None else key.request():
+            work = Transcription(gateway, request, asking, sound, fields["request_id"], fields)
+            async with aclosing(work.deltas()) as deltas:
+                async for delta in deltas:
+                    tell(delta)
+        return work
+    except (ApiError, StageError) as fault:
+        error = from_error("gateway", fault) if isinstance(fault, StageError) else fault
+        fields |= error.log
+        raise error from fault
+    finally:
+        log.info("realtime transcription", **fields)
 
 
 class Tell(Protocol):
@@ -73,11 +112,9 @@ class Transcribing:
     async def _work(self) -> None:
         while self._waiting:
             item, asked, sound_is_kept = self._waiting.popleft()
-            # beside answers it is a part of them; alone it is what the key's limits are about
-            counted = nullcontext() if self._key is None or sound_is_kept else self._key.request()
             try:
-                with counted:
-                    await self._write(item, asked)
+                # beside answers it is a part of them; alone it is what the key's limits are about
+                await self._write(item, asked, None if sound_is_kept else self._key)
             except ApiError as error:
                 self._fail(item, error)
             except Exception as error:  # a bug: the session goes on
@@ -89,23 +126,17 @@ class Transcribing:
     def _fail(self, item: Item, error: ApiError) -> None:
         self._tell(f"{_EVENTS}.failed", **_place(item), **error.body())
 
-    async def _write(self, item: Item, asked: session_config.Transcription) -> None:
+    async def _write(self, item: Item, asked: session_config.Transcription, key: ApiKey | None) -> None:
         """Raises ApiError."""
         request = TranscriptionRequest(model=self._model, prompt=asked.prompt)
-        fields: dict[str, Any] = {"request_id": new_id("transcription")}
-        sound = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
-        heard = FileSound(sound, Pauses(), self._gateway.settings.request_timeout_s)
-        try:
-            with self._gateway.admission.admit():
-                asking = to_transcribe(_language(asked.language))
-                work = Transcription(self._gateway, request, asking, heard, fields["request_id"], fields)
-                async with aclosing(work.deltas()) as deltas:
-                    async for delta in deltas:
-                        self._tell(f"{_EVENTS}.delta", **_place(item), delta=delta)
-        except StageError as error:
-            raise from_error("gateway", error) from error
-        finally:
-            log.info("realtime transcription", **fields)
+        file = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
+        sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s)
+        asking = to_transcribe(_language(asked.language))
+
+        def tell(delta: str) -> None:
+            self._tell(f"{_EVENTS}.delta", **_place(item), delta=delta)
+
+        work = await write_down(self._gateway, key, request, asking, sound, tell)
         transcript = item.content[_PART]["transcript"] = joined(work.segments)
         self._tell(f"{_EVENTS}.completed", **_place(item), transcript=transcript, usage=work.usage)
 

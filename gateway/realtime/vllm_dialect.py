@@ -5,19 +5,17 @@ A client speaks it whose `session.update` has a `model` and no `session`. Source
 """
 
 import asyncio
-import time
-from contextlib import aclosing, nullcontext
 from typing import Any
 
 import structlog
 
 from gateway.api_keys import ApiKey
-from gateway.errors import ApiError, from_error, gateway_fault
+from gateway.errors import ApiError, gateway_fault
 from gateway.gateway import Gateway
 from gateway.media.speech_windows import Pauses
 from gateway.openai.sounds import LiveSound
 from gateway.openai.transcript import joined
-from gateway.openai.transcription import Transcription, to_transcribe
+from gateway.openai.transcription import to_transcribe
 from gateway.openai.transcription_requests import TranscriptionRequest
 from gateway.realtime.events import (
     AudioAppend,
@@ -27,11 +25,10 @@ from gateway.realtime.events import (
     RealtimeError,
     apart,
     from_api,
-    new_id,
 )
 from gateway.realtime.items import decode_base64
 from gateway.realtime.outbox import Outbox
-from services.common.rpc.errors import StageError
+from gateway.realtime.transcribing import write_down
 
 _MOST_WAITING_S = 900  # of sound
 log = structlog.get_logger()
@@ -97,34 +94,23 @@ class VllmDialect:
 
     async def _write(self, sound: LiveSound) -> None:
         """Has a sound written down, and tells of it."""
-        fields: dict[str, Any] = {"request_id": new_id("transcription")}
-        began = time.monotonic()
-        try:
-            with nullcontext() if self._key is None else self._key.request(), self._gateway.admission.admit():
-                await self._tell(sound, fields)
-        except Exception as error:
-            match error:
-                case ApiError():
-                    failure = error
-                case StageError():
-                    failure = from_error("gateway", error)
-                case _:  # a bug: the session goes on
-                    log.exception("transcription failed", request_id=fields["request_id"], exc_info=error)
-                    failure = gateway_fault()
-            fields |= failure.log
-            self._outbox.put(self.told(from_api(failure)))
-            if self._sound is sound:  # what follows is another
-                self._sound = self._new_sound()
-        finally:
-            log.info("realtime transcription", **fields, duration_s=round(time.monotonic() - began, 3))
-
-    async def _tell(self, sound: LiveSound, fields: dict[str, Any]) -> None:
-        """Raises ApiError, StageError."""
         request = TranscriptionRequest(model=self._model)
-        work = Transcription(self._gateway, request, to_transcribe(None), sound, fields["request_id"], fields)
-        async with aclosing(work.deltas()) as deltas:
-            async for delta in deltas:
-                self._outbox.put({"type": "transcription.delta", "delta": delta})
-        prompt, written = work.usage["input_tokens"], work.usage["output_tokens"]
-        usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
-        self._outbox.put({"type": "transcription.done", "text": joined(work.segments), "usage": usage})
+        try:
+            work = await write_down(self._gateway, self._key, request, to_transcribe(None), sound, self._tell_delta)
+        except ApiError as error:
+            self._fail(sound, error)
+        except Exception as error:  # a bug: the session goes on
+            log.exception("transcription failed", exc_info=error)
+            self._fail(sound, gateway_fault())
+        else:
+            prompt, written = work.usage["input_tokens"], work.usage["output_tokens"]
+            usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+            self._outbox.put({"type": "transcription.done", "text": joined(work.segments), "usage": usage})
+
+    def _tell_delta(self, delta: str) -> None:
+        self._outbox.put({"type": "transcription.delta", "delta": delta})
+
+    def _fail(self, sound: LiveSound, error: ApiError) -> None:
+        self._outbox.put(self.told(from_api(error)))
+        if self._sound is sound:  # what follows is another
+            self._sound = self._new_sound()
