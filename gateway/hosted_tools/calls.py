@@ -31,6 +31,11 @@ def function(name: str, description: str, prompt: str, **more: dict[str, Any]) -
     return Tool(type="function", function=FunctionTool(name=name, description=description, parameters=schema))
 
 
+def arguments_of(prompt: str) -> str:
+    """The arguments of a call, as a conversation has those of one that was made."""
+    return json.dumps({"prompt": prompt}, ensure_ascii=False)
+
+
 def read(written: str) -> tuple[str, dict[str, Any]]:
     """(prompt, all arguments) of a call, as the model wrote them. Raises ApiError: it wrote something else."""
     try:

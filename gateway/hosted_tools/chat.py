@@ -1,6 +1,5 @@
 """A chat whose model makes pictures by image_generation: its turns, and what runs between them, told as one answer."""
 
-import json
 import re
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -10,6 +9,7 @@ from typing import Any
 from gateway.errors import ApiError, from_error, invalid
 from gateway.gateway import Gateway
 from gateway.hosted_tools import image
+from gateway.hosted_tools.calls import arguments_of
 from gateway.hosted_tools.events import Failed, NextTurn, Painted, PaintEvent
 from gateway.hosted_tools.schema import IMAGE_TOOL, ImageTool
 from gateway.hosted_tools.turns import Turn, sum_of
@@ -105,8 +105,7 @@ class PaintingChat:
         if isinstance(message, content.AssistantMessage) and _has_images(message):
             for url, prompt in _images(message, f"messages[{place}]"):
                 call_id = self._new_call()
-                arguments = json.dumps({"prompt": self._last_words if prompt is None else prompt}, ensure_ascii=False)
-                self._made(place, [(call_id, arguments)])
+                self._made(place, [(call_id, arguments_of(self._last_words if prompt is None else prompt))])
                 self._result(place, call_id, image.MADE, url)
             texts = [part for part in message.content or () if not isinstance(part, content.ImagePart)]
             left = message.model_copy(update={"content": texts or None, "images": None})

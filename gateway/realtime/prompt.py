@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.errors import ApiError
 from gateway.gateway import Gateway
+from gateway.hosted_tools.calls import arguments_of
 from gateway.hosted_tools.image import MADE, NOT_MADE
 from gateway.hosted_tools.schema import IMAGE_TOOL
 from gateway.media.check import MediaFile, load_media
@@ -161,8 +162,8 @@ def _fill_picture(
     start: thinker_pb2.GenerateStart, item: Item, sees_images: bool
 ) -> list[tuple[media_pb2.Media, bytes]]:
     """Writes the call of image_generation and what became of it; its picture is media without data."""
-    prompt = json.dumps({"prompt": item.members.get("revised_prompt", "")}, ensure_ascii=False)
-    _assistant(start).tool_calls.add(id=item.id, name=IMAGE_TOOL, arguments_json=prompt)
+    arguments = arguments_of(item.members.get("revised_prompt", ""))
+    _assistant(start).tool_calls.add(id=item.id, name=IMAGE_TOOL, arguments_json=arguments)
     result = start.messages.add(role="tool", tool_call_id=item.id)
     if not item.images:
         fault = item.members.get("error", {"message": "it was cancelled"})

@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 from gateway.errors import ApiError, invalid
 from gateway.hosted_tools import makers
+from gateway.hosted_tools.calls import arguments_of
 from gateway.hosted_tools.events import picture_url
 from gateway.hosted_tools.image import MADE, NOT_MADE
 from gateway.hosted_tools.schema import IMAGE_TOOL, MAKERS
@@ -111,7 +111,7 @@ class Messages:
         """What a tool that runs here made: the call that asked for it, and what the model heard, or saw, of it."""
         name = item["type"].removesuffix("_call")
         prompt = (item.get("revised_prompt") if name == IMAGE_TOOL else item.get("prompt")) or ""
-        self._call(place, item["id"], name, json.dumps({"prompt": prompt}, ensure_ascii=False))
+        self._call(place, item["id"], name, arguments_of(prompt))
         fault = item.get("error")
         why_not = fault.get("message") if isinstance(fault, dict) else "the reason is not known"
         is_made = item.get("result") or (name != IMAGE_TOOL and item.get("video"))
