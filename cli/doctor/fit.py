@@ -11,7 +11,7 @@ from cli.doctor.machine import Machine
 from cli.plan import is_diffusion
 from cli.sizes import TooLittleMemory, read_sizes, stored_dtype, tensor_bytes
 from services.families import STAGES, Sizes, family_of, read_config, weights_dtype
-from services.thinker.quantization import refused_on_cpu
+from services.thinker.quantization import has_amx, refused_on_cpu
 
 LEAST_CONTEXT_TOKENS = 8192  # where no setting says so, vLLM takes what its cache holds
 DIT_STEP_BYTES = 3 * GIB  # activations of a picture of 1024 x 1024 pixels, and of its decoding
@@ -57,8 +57,11 @@ def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
     sizes = read_sizes(model)
     if place(machine, settings["thinker"].device)[0] == "cpu":
         lines, findings = _host(machine, sizes.weights)
-        folder = Path(model)
-        reason = refused_on_cpu(read_config(folder), folder) if folder.is_dir() else None
+        folder, dtype = Path(model), settings["thinker"].dtype
+        if not folder.is_dir():
+            return lines, findings
+        dtype = model_dtype(model) if dtype == "auto" else dtype
+        reason = refused_on_cpu(read_config(folder), folder, dtype, has_amx())
         return lines, (*findings, Finding(f"thinker: {reason}")) if reason else findings
     return _omni(machine, settings, sizes)
 

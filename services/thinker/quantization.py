@@ -16,7 +16,7 @@ def has_amx() -> bool:
     return torch.cpu._is_amx_tile_supported()
 
 
-def refused_on_cpu(config: Mapping[str, Any], folder: Path, dtype: str = "bfloat16", amx: bool = False) -> str | None:
+def refused_on_cpu(config: Mapping[str, Any], folder: Path, dtype: str, amx: bool) -> str | None:
     """Why a CPU cannot run the thinker of a checkpoint, and what can; None if nothing is known against it.
 
     Args:

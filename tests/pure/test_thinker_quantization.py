@@ -27,7 +27,7 @@ def test_what_a_cpu_cannot_run_is_told(
 ) -> None:
     save_file({name: torch.zeros(2, 2, dtype=dtype)}, tmp_path / "model.safetensors")
     config = {"quantization_config": {"quant_method": method}} if method else {}
-    told = refused_on_cpu(config, tmp_path)
+    told = refused_on_cpu(config, tmp_path, "bfloat16", amx=False)
     assert (told is None) if reason is None else (told is not None and reason in told and "take a GPU" in told)
 
 
