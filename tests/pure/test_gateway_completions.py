@@ -175,11 +175,22 @@ async def test_a_request_is_given_up_by_its_id(gateway: Running) -> None:
     await thinker.holding.wait()
     again = await gateway.http.post("/inference/v1/generate", json=IDS | {"request_id": "mine"})
     assert again.json()["error"]["param"] == "request_id"
-    aborted = await gateway.http.post("/inference/v1/abort_requests", json={"request_ids": ["other", "mine"]})
+    abort = {"request_ids": ["other", "mine"]}
+    aborted = await gateway.http.post("/inference/v1/abort_requests", json=abort)
     assert (aborted.status_code, aborted.json()) == (200, {})
-    (choice,) = (await asking).json()["choices"]
-    assert (choice["finish_reason"], choice["token_ids"]) == ("abort", [0])
+    assert (await asking).json()["choices"][0]["finish_reason"] == "abort"
     await gateway.until(lambda: thinker.ended == ["cancelled"])
+
+    # What was sampled until then is told; of a stream a client knows what was.
+    async with gateway.http.stream(
+        "POST", "/inference/v1/generate", json=IDS | {"request_id": "mine", "stream": True}
+    ) as told:
+        lines = told.aiter_lines()
+        body = f"{await anext(lines)}\n"
+        await gateway.http.post("/inference/v1/abort_requests", json=abort)
+        body += "\n".join([line async for line in lines])
+    choices = [event["choices"][0] for event in events_of(body)]
+    assert [(choice["finish_reason"], choice["token_ids"]) for choice in choices] == [(None, [0]), ("abort", [])]
 
 
 async def test_another_key_gives_nothing_up(tmp_path: Path) -> None:
