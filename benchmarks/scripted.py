@@ -32,6 +32,7 @@ from quartet.v1 import (
     timings_pb2,
 )
 from services.common.rpc import channels
+from services.thinker.delta_streams import DeltaStreams, redirected
 
 MODEL = "scripted"
 WORD = "word "  # of each token
@@ -107,13 +108,17 @@ async def _at(times_s: Sequence[float], step_s: float) -> AsyncIterator[int]:
 
 class _Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
     def __init__(self, timetable: Timetable) -> None:
-        self._timetable = timetable
+        self._timetable, self._deltas = timetable, DeltaStreams()
 
     async def Generate(self, request_iterator, context):
-        async for _ in request_iterator:
-            break
-        async for response in self._timetable.text():
-            yield response
+        async for request in request_iterator:
+            async for response in redirected(self._timetable.text(), self._deltas.to(request.start.deltas_to)):
+                yield response
+            return
+
+    async def StreamDeltas(self, request, context):
+        async for message in self._deltas.serve(request.stream_id):
+            yield message
 
 
 class _Talker(talker_pb2_grpc.TalkerServiceServicer):

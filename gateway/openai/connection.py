@@ -71,7 +71,7 @@ def owner_of(http: HTTPConnection) -> str | None:
 
 def sse(data: dict[str, Any]) -> bytes:
     """A server-sent event."""
-    return b"data: " + to_json(data) + b"\n\n"
+    return b"data: %b\n\n" % to_json(data)  # one copy: an event of sound has 80 KB
 
 
 def named_sse(event: dict[str, Any]) -> bytes:

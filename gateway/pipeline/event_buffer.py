@@ -9,6 +9,8 @@ from quartet.v1 import thinker_pb2
 
 # Events that may wait for a slow client. Beyond, the stages' streams are not read, which slows the stages down.
 _MAX_WAITING = 64
+# Text that waits is joined up to so many tokens: each join copies what there is.
+_MAX_JOINED_TOKENS = 256
 # Sound that waits is told in pieces of no more: clients read events line by line, and some bound a line.
 _MAX_JOINED_BYTES = 32 * 1024
 
@@ -22,13 +24,18 @@ class EventBuffer:
         self._count = 0  # that were put since the last was taken
         self._came: asyncio.Future[None] | None = None  # the one reader waits
         self._room: deque[asyncio.Future[None]] = deque()  # writers wait
+        self._loop = asyncio.get_running_loop()
 
     async def put(self, index: int, event: Event) -> None:
         """Adds an event of answer `index`; waits while too many wait to be taken."""
         while self._count >= _MAX_WAITING:
-            room = asyncio.get_running_loop().create_future()
+            room = self._loop.create_future()
             self._room.append(room)
             await room
+        self.put_now(index, event)
+
+    def put_now(self, index: int, event: Event) -> None:
+        """Adds an event, whatever waits."""
         self._count += 1
         last = self._waiting[-1] if self._waiting else None
         joined = _joined(last[1], event) if last is not None and last[0] == index else None
@@ -56,7 +63,7 @@ class EventBuffer:
     async def wait(self, over: Callable[[], bool]) -> None:
         """Returns when there is an event, or at a `wake` after which `over` is true."""
         while not self._waiting and not over():
-            self._came = asyncio.get_running_loop().create_future()
+            self._came = self._loop.create_future()
             try:
                 await self._came
             finally:
@@ -73,6 +80,8 @@ def _joined(before: Event, event: Event) -> Event | None:
     match before, event:
         case TextDelta(first), TextDelta(second):
             if first.tool_calls or second.tool_calls or (first.text and second.reasoning):
+                return None
+            if len(first.token_ids) >= _MAX_JOINED_TOKENS:
                 return None
             both = thinker_pb2.GenerateDelta(
                 text=first.text + second.text, reasoning=first.reasoning + second.reasoning

@@ -33,6 +33,7 @@ class StageKind:
         is_diffusion: whether its checkpoint is one of diffusers.
         shares_checkpoint: whether its checkpoint must be that of its source.
         caches_prompts: whether a replica that has read the beginning of a prompt is faster with the rest.
+        streams_deltas: whether it has `StreamDeltas`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class StageKind:
     is_diffusion: bool = False
     shares_checkpoint: bool = False
     caches_prompts: bool = False
+    streams_deltas: bool = False
 
     @property
     def service(self) -> str:
@@ -63,6 +65,7 @@ KINDS = {
             makes=("text",),
             is_model=True,
             caches_prompts=True,
+            streams_deltas=True,
         ),
         StageKind(
             "talker",

@@ -12,6 +12,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway import metrics
+from gateway.pipeline.delta_stream import DeltaStream, TakeDelta
 from gateway.pipeline.kinds import KINDS
 from quartet.v1 import media_pb2, server_info_pb2, server_info_pb2_grpc, stream_pb2
 from services.common.rpc.channels import Channels
@@ -77,13 +78,21 @@ class Replica:
         self._idle = asyncio.Event()
         self._idle.set()
         self._late = 0
+        self._deltas: DeltaStream | None = None
 
     @property
     def channel(self) -> grpc.aio.Channel:
         """The channel for a call that begins now."""
         return self._channels.channel(self.address, self.server_name)
 
-    def call(self, start: Any, media: Sequence[bytes], timeout_s: float, text: AsyncIterable[str] | None = None) -> Any:
+    def call(
+        self,
+        start: Any,
+        media: Sequence[bytes],
+        timeout_s: float,
+        text: AsyncIterable[str] | None = None,
+        take_delta: TakeDelta | None = None,
+    ) -> Any:
         """The call that serves a request.
 
         Args:
@@ -91,10 +100,33 @@ class Replica:
             media: files of `start` whose data it has not, in their order.
             timeout_s: longest that the call may take.
             text: what follows of the text in `start`.
+            take_delta: is told the deltas of a kind that has a stream for them, if that is open: then they are not in
+                the call. Before the first response, too.
         """
-        kind = KINDS[self.kind]
-        requests = start if kind.streamed_request is None else _in_messages(kind.streamed_request, start, media, text)
-        return getattr(kind.stub(self.channel), kind.method)(requests, timeout=timeout_s, metadata=tracing.metadata())
+        kind, channel = KINDS[self.kind], self.channel
+
+        def begin() -> Any:
+            streamed = kind.streamed_request
+            requests = start if streamed is None else _in_messages(streamed, start, media, text)
+            return getattr(kind.stub(channel), kind.method)(requests, timeout=timeout_s, metadata=tracing.metadata())
+
+        if kind.streams_deltas:
+            start.ClearField("deltas_to")  # of the replica before
+            if take_delta is not None and (stream := self._delta_stream(channel)) is not None:
+                return stream.call(start, take_delta, begin)
+        return begin()
+
+    def _delta_stream(self, channel: grpc.aio.Channel) -> DeltaStream | None:
+        """The one of `channel`, if it is open; else it is opened for the calls to come."""
+        stream = self._deltas
+        if stream is not None and not stream.has_ended and stream.channel is channel:
+            return stream if stream.is_open else None
+        if stream is not None:
+            stream.retire()
+            if stream.is_unknown and stream.channel is channel:
+                return None
+        self._deltas = DeltaStream(channel)
+        return None
 
     def source(self, stream_id: str) -> stream_pb2.StreamSource:
         """By which another stage pulls the stream `stream_id` from it."""
@@ -242,6 +274,8 @@ class Replica:
             log.info("stage state", name=self.stage, address=self.address, state=health, before=self.health)
         self.health, self.info = health, info
         if self.healthy:
+            if self.down_since is not None and self._deltas is not None and self._deltas.is_unknown:
+                self._deltas = None  # it may have been replaced by a newer one
             self.down_since = None
         elif self.down_since is None:
             self.down_since = time.monotonic()

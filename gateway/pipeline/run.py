@@ -115,10 +115,12 @@ class _Answer:
         self._route = Route(stages, job.request_id, key, "" if thinker is None else thinker.lora)
         self._prompt_read = asyncio.Event()
         self._has_output = self._failed = False
+        self._early: list[thinker_pb2.GenerateDelta] = []  # deltas that came before the prompt was read
 
     async def run(self) -> None:
         while True:
             self._failed = False
+            self._early.clear()
             try:
                 with self._route.replicas() as leases:
                     await self._attempt(leases)
@@ -156,7 +158,10 @@ class _Answer:
         Raises:
             StageError: the replica failed, or was lost and is marked down.
         """
-        call = lease.replica.call(start, self._job.media, self._time_left_s(), self._job.text)
+        # the log-probabilities of a prompt are in the call, and come before the deltas
+        is_ordered = lease.stage.kind == "thinker" and start.sampling.HasField("prompt_logprobs")
+        take = None if is_ordered else self._take_delta
+        call = lease.replica.call(start, self._job.media, self._time_left_s(), self._job.text, take)
         summary = None
         try:
             async for response in call:
@@ -182,12 +187,23 @@ class _Answer:
         if isinstance(event, PromptRead):
             if self._prompt_read.is_set():  # by the replica before: the client has been told
                 return
+            await self._events.put(self._index, event)
             self._prompt_read.set()
-        else:
-            if isinstance(event, AudioDelta | CodesDelta):
-                await self._prompt_read.wait()  # the stages' calls are read side by side: sound may be here first
-            self._has_output = True
+            for delta in self._early:
+                self._take_delta(delta)
+            return
+        if isinstance(event, AudioDelta | CodesDelta):
+            await self._prompt_read.wait()  # the stages' calls are read side by side: sound may be here first
+        self._has_output = True
         await self._events.put(self._index, event)
+
+    def _take_delta(self, delta: thinker_pb2.GenerateDelta) -> None:
+        """Passes on what does not come in the thinker's call. The text of an answer may all wait for a slow client."""
+        if not self._prompt_read.is_set():
+            self._early.append(delta)
+        elif not self._failed:
+            self._has_output = True
+            self._events.put_now(self._index, TextDelta(delta))
 
     def _time_left_s(self) -> float:
         left_s = self._deadline - asyncio.get_running_loop().time()

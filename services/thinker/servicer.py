@@ -16,6 +16,7 @@ from services.common.stage import Stage
 from services.common.stream.output_stream import OutputStream
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Message, Prompt
+from services.thinker.delta_streams import DeltaStreams, redirected
 from services.thinker.engine import Step, ThinkerEngine
 from services.thinker.family import ToolCallMarkers
 from services.thinker.lora import Adapters
@@ -45,6 +46,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
     def __init__(self, settings: ThinkerSettings, stage: Stage) -> None:
         self._settings = settings
         self._stage = stage
+        self._deltas = DeltaStreams()
         self.engine: ThinkerEngine
         self.preprocessor: Preprocessor
 
@@ -57,8 +59,18 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
             stream = hub.open(start.output_stream_id, rows) if start.output_stream_id else nullcontext()
             with self.engine.adapters.use(start.lora) as lora, stream as output:
                 async with aclosing(self._generate(start, request_iterator, call, output, lora)) as responses:
-                    async for response in responses:
+                    async for response in redirected(responses, self._deltas.to(start.deltas_to)):
                         yield response
+
+    async def StreamDeltas(
+        self, request: thinker_pb2.StreamDeltasRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[thinker_pb2.StreamDeltasResponse]:
+        try:
+            async with aclosing(self._deltas.serve(request.stream_id)) as messages:
+                async for message in messages:
+                    yield message
+        except StageError as error:
+            await abort(context, error)
 
     async def _generate(
         self,

@@ -60,6 +60,18 @@ async def test_what_is_not_the_same_is_told_by_itself_and_in_order(first: tuple[
     assert await taken(first, second) == [first, second]
 
 
+async def test_text_is_joined_up_to_a_bound():
+    """Each join copies: an answer for a client that reads nothing must not cost the square of its length."""
+    buffer, sizes = EventBuffer(), []
+    for i in range(1000):
+        buffer.put_now(0, text("a", token=i))
+    while (event := buffer.take()) is not None:
+        assert isinstance(event[1], TextDelta)
+        sizes.append(len(event[1].delta.token_ids))
+    assert sum(sizes) == 1000
+    assert 3 < len(sizes) < 10
+
+
 async def test_writers_wait_for_a_reader_that_is_behind():
     buffer, put = EventBuffer(), 0
 

@@ -136,7 +136,7 @@ async def test_a_stream(gateway, path):
     *deltas, done = await streamed(gateway, path)
     assert {tuple(event) for event in deltas} == {("type", "delta")}
     assert {event["type"] for event in deltas} == {"transcript.text.delta"}
-    assert len(deltas) > 3
+    assert len(deltas) >= 3
     assert "".join(event["delta"] for event in deltas) == done["text"] == " ".join([SAID] * 3)
     assert done["type"] == "transcript.text.done"
     assert done["usage"]["total_tokens"] == 39

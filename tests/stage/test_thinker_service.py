@@ -149,6 +149,37 @@ async def client(hub: Hub, log: Path, tmp_path_factory: pytest.TempPathFactory) 
         yield client
 
 
+async def test_deltas_of_several_answers_come_by_a_stream(client: Client) -> None:
+    def start(n: int, **fields: Any) -> thinker_pb2.GenerateStart:
+        sampling = {"max_tokens": 8 + n, "ignore_eos": True}
+        return client.start(f"hello {n}", sampling=sampling, **fields)
+
+    expected = await asyncio.gather(*(client.generate(start(n)) for n in range(4)))
+    messages = client.stub.StreamDeltas(thinker_pb2.StreamDeltasRequest(stream_id="deltas"))
+    assert not (await messages.read()).deltas
+    to = [thinker_pb2.DeltaDestination(stream_id="deltas", answer=n) for n in range(4)]
+    work = asyncio.gather(*(client.generate(start(n, deltas_to=to[n])) for n in range(4)))
+    streamed: dict[int, Answer] = {n: Answer() for n in range(4)}
+    async with asyncio.timeout(GUARD_S):
+        answers = await work
+        while any(len(streamed[n].deltas) < answers[n].summary.streamed_deltas for n in range(4)):
+            for told in (await messages.read()).deltas:
+                streamed[told.answer].deltas.append(told.delta)
+                streamed[told.answer].token_ids += told.delta.token_ids
+                streamed[told.answer].text += told.delta.text
+    for n in range(4):
+        assert not answers[n].deltas
+        assert answers[n].summary.completion_tokens == 8 + n
+        assert (streamed[n].text, streamed[n].token_ids) == (expected[n].text, expected[n].token_ids)
+    again = client.stub.StreamDeltas(thinker_pb2.StreamDeltasRequest(stream_id="deltas"))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await again.read()
+    error = from_rpc_error(refused.value)
+    assert isinstance(error, InvalidInput)
+    assert "stream_id" in str(error)
+    messages.cancel()
+
+
 async def test_a_start_by_id_asks_the_hub_for_no_file_twice(client: Client, hub: Hub) -> None:
     """vLLM's two processes and the libraries under it included. A file is asked for by HEAD, then by GET."""
     info = await server_info_pb2_grpc.ServerInfoServiceStub(client.channel).GetServerInfo(

@@ -34,6 +34,7 @@ from quartet.v1 import (
 from services.common.rpc import channels
 from services.common.rpc.errors import InvalidInput, NotFound, StageError
 from services.common.rpc.status import abort
+from services.thinker.delta_streams import DeltaStreams, redirected
 
 # An address of this process alone: a server that is started again finds its port as free as it left it.
 HOST = f"127.{os.getpid() // 65536 % 250 + 1}.{os.getpid() // 256 % 256}.{os.getpid() % 256}"
@@ -85,6 +86,7 @@ class Script:
         takes_s: how long a call takes, beside.
         calls: (name, arguments) of functions that the next answers call, one each; those after them are text.
         missing: a directory that no adapter can be loaded from.
+        older: a thinker has no streams of deltas.
     """
 
     error: StageError | tuple[grpc.StatusCode, str] | None = None
@@ -97,6 +99,7 @@ class Script:
     ids_reusable: bool = True
     thought: Sequence[str] = ()
     missing: str = ""
+    older: bool = False
     requests: list[Any] = field(default_factory=list)
     media: bytearray = field(default_factory=bytearray)
     typed: list[str] = field(default_factory=list)
@@ -148,7 +151,13 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
     """It has any adapter but those in a directory `missing`, whose digest is the directory's name."""
 
     def __init__(self, script: Script, server: "ServerInfo") -> None:
-        self.script, self.server = script, server
+        self.script, self.server, self._deltas = script, server, DeltaStreams()
+
+    async def StreamDeltas(self, request, context):
+        if self.script.older:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        async for message in self._deltas.serve(request.stream_id):
+            yield message
 
     async def Tokenize(self, request, context):
         """A token for each character; a conversation is its texts."""
@@ -233,7 +242,8 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
             *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas) if not start.count_only),
             thinker_pb2.GenerateResponse(summary=summary),
         ]
-        async for output in self.script.play(start, outputs, context):
+        played = self.script.play(start, outputs, context)
+        async for output in redirected(played, None if self.script.older else self._deltas.to(start.deltas_to)):
             yield output
 
 

@@ -1,0 +1,127 @@
+"""The deltas of this gateway's answers at one thinker, those of a step in one message: `StreamDeltas`, read."""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from quartet.v1 import thinker_pb2, thinker_pb2_grpc
+
+TakeDelta = Callable[[thinker_pb2.GenerateDelta], None]
+
+
+class DeltaStream:
+    """One stream, from now on until it breaks or is retired.
+
+    Args:
+        channel: to the thinker.
+
+    Attributes:
+        channel: to the thinker.
+        is_open: whether answers may name it.
+        has_ended: whether it has broken.
+        is_unknown: whether the thinker is an older one, which has no such streams.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.is_open = self.has_ended = self.is_unknown = False
+        self._id, self._numbers = uuid.uuid4().hex, itertools.count(1)
+        self._answers: dict[int, StreamedCall] = {}
+        self._retired = False
+        self._reading = asyncio.create_task(self._read())
+
+    def call(self, start: thinker_pb2.GenerateStart, take: TakeDelta, begin: Callable[[], Any]) -> "StreamedCall":
+        """A call of `Generate`, which `begin` makes with `start`, whose deltas come by this stream, to `take`."""
+        number = next(self._numbers)
+        start.deltas_to.stream_id, start.deltas_to.answer = self._id, number
+        call = self._answers[number] = StreamedCall(begin(), take, lambda: self._forget(number))
+        return call
+
+    def retire(self) -> None:
+        """No more answers come by it: it ends with the last."""
+        self._retired = True
+        if not self._answers:
+            self._reading.cancel()
+
+    def _forget(self, number: int) -> None:
+        self._answers.pop(number, None)
+        if self._retired:
+            self.retire()
+
+    async def _read(self) -> None:
+        request = thinker_pb2.StreamDeltasRequest(stream_id=self._id)
+        messages = thinker_pb2_grpc.ThinkerServiceStub(self.channel).StreamDeltas(request)
+        error = grpc.aio.AioRpcError(
+            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "the stream of deltas has ended"
+        )
+        try:
+            async for message in messages:
+                self.is_open = True
+                for told in message.deltas:
+                    if (call := self._answers.get(told.answer)) is not None:
+                        call.take(told.delta)
+        except grpc.aio.AioRpcError as broken:
+            self.is_unknown, error = broken.code() is grpc.StatusCode.UNIMPLEMENTED, broken
+        finally:
+            self.is_open, self.has_ended = False, True
+            messages.cancel()
+            for call in list(self._answers.values()):
+                call.lose(error)
+
+
+class StreamedCall:
+    """A call of `Generate`: what comes of it but deltas, which are told as they come.
+
+    Args:
+        call: gRPC's.
+        take: is told each delta. It may be before the prompt is: the two are not of one gRPC stream.
+        forget: called at the end.
+    """
+
+    def __init__(self, call: Any, take: TakeDelta, forget: Callable[[], None]) -> None:
+        self._call, self._take, self._forget = call, take, forget
+        self._count, self._wanted = 0, -1  # deltas that have come, and that are waited for; -1: not known yet
+        self._complete = asyncio.Event()
+        self._error: grpc.aio.AioRpcError | None = None
+
+    async def __aiter__(self) -> AsyncIterator[thinker_pb2.GenerateResponse]:
+        """Raises AioRpcError: the call failed, or the stream broke."""
+        try:
+            async for response in self._call:
+                if response.HasField("summary"):
+                    await self._all(response.summary.streamed_deltas)
+                yield response
+        except asyncio.CancelledError:
+            if self._error is None:
+                raise
+            raise self._error from None
+
+    def cancel(self) -> None:
+        """Ends it, whether or not it has ended."""
+        self._forget()
+        self._call.cancel()
+
+    def take(self, delta: thinker_pb2.GenerateDelta) -> None:
+        """A delta has come."""
+        self._count += 1
+        self._take(delta)
+        if self._count == self._wanted:
+            self._complete.set()
+
+    def lose(self, error: grpc.aio.AioRpcError) -> None:
+        """The stream has broken."""
+        self._error = error
+        self._complete.set()
+        self._call.cancel()
+
+    async def _all(self, count: int) -> None:
+        """Returns when `count` deltas have come. Raises AioRpcError: no more come."""
+        self._wanted = count
+        if self._count < count:
+            await self._complete.wait()
+        if self._count < count and self._error is not None:
+            raise self._error

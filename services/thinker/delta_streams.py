@@ -1,0 +1,94 @@
+"""The streams of `StreamDeltas`: the deltas of many answers on their way to one caller, those of a step together."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from quartet.v1 import thinker_pb2
+from services.common.rpc.errors import InvalidInput, Unavailable
+
+# Deltas that may wait for a slow caller; then their answers wait.
+_MOST_WAITING = 1024
+
+
+class DeltaStreams:
+    """Those that are open at one thinker."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Stream] = {}
+
+    async def serve(self, stream_id: str) -> AsyncGenerator[thinker_pb2.StreamDeltasResponse]:
+        """The messages of a stream, which is open until this is closed. Raises InvalidInput."""
+        if not stream_id:
+            raise InvalidInput("stream_id", "is required")
+        if stream_id in self._open:
+            raise InvalidInput("stream_id", "is open already; choose another one")
+        stream = self._open[stream_id] = _Stream()
+        try:
+            yield thinker_pb2.StreamDeltasResponse()
+            while True:
+                yield await stream.message()
+        finally:
+            del self._open[stream_id]
+            stream.close()
+
+    def to(self, destination: thinker_pb2.DeltaDestination) -> "DeltaSink | None":
+        """Takes the deltas of an answer; None where there is no such stream."""
+        stream = self._open.get(destination.stream_id)
+        return None if stream is None else DeltaSink(stream, destination.answer)
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self._waiting = thinker_pb2.StreamDeltasResponse()
+        self._came, self._room, self._closed = asyncio.Event(), asyncio.Event(), False
+
+    async def put(self, answer: int, delta: thinker_pb2.GenerateDelta) -> None:
+        """Raises Unavailable: the stream has ended."""
+        while len(self._waiting.deltas) >= _MOST_WAITING and not self._closed:
+            self._room.clear()
+            await self._room.wait()
+        if self._closed:
+            raise Unavailable("the stream that the answer's deltas go to has ended")
+        self._waiting.deltas.add(answer=answer, delta=delta)
+        self._came.set()
+
+    async def message(self) -> thinker_pb2.StreamDeltasResponse:
+        """All that waits, once something does. Who waits for it runs after the answers that a step has woken."""
+        await self._came.wait()
+        self._came.clear()
+        self._room.set()
+        told, self._waiting = self._waiting, thinker_pb2.StreamDeltasResponse()
+        return told
+
+    def close(self) -> None:
+        self._closed = True
+        self._room.set()
+
+
+class DeltaSink:
+    """One answer's place in a stream.
+
+    Attributes:
+        count: deltas that were put.
+    """
+
+    def __init__(self, stream: _Stream, answer: int) -> None:
+        self._stream, self._answer, self.count = stream, answer, 0
+
+    async def put(self, delta: thinker_pb2.GenerateDelta) -> None:
+        """Sends a delta; waits while too many wait. Raises Unavailable: the stream has ended."""
+        await self._stream.put(self._answer, delta)
+        self.count += 1
+
+
+async def redirected(
+    responses: AsyncIterator[thinker_pb2.GenerateResponse], sink: DeltaSink | None
+) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
+    """What of an answer stays in its call, where its deltas go to `sink`. Raises Unavailable: that has ended."""
+    async for response in responses:
+        if sink is not None and response.HasField("delta"):
+            await sink.put(response.delta)
+            continue
+        if sink is not None and response.HasField("summary"):
+            response.summary.streamed_deltas = sink.count
+        yield response
