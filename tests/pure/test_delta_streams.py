@@ -80,7 +80,7 @@ async def test_a_prompts_logprobs_come_in_the_call_and_before_its_text(speech_ga
     assert not speech_gateway.scripts["thinker"].requests[-1].HasField("deltas_to")
 
 
-async def test_an_older_thinker_answers_in_its_calls(speech_gateway: Running) -> None:
+async def test_an_older_thinker_answers_in_its_calls() -> None:
     async with running() as gateway:
         gateway.scripts["thinker"].older = True
         for _ in range(3):

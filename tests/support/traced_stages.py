@@ -22,6 +22,7 @@ from services.common.rpc import channels
 from services.common.rpc.call import Admission, Call, serve_call
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Chunk, Rows
+from services.thinker.delta_streams import DeltaStreams
 from tests.support.scripted_stages import Code2Wav, ScriptedStages, Talker, Thinker, scripted_stages
 from tests.support.streaming import subscribe
 
@@ -62,6 +63,10 @@ class _Shell:
 
 class TracedThinker(_Shell, Thinker):
     stage = "thinker"
+
+    def __init__(self, script) -> None:
+        super().__init__(script)
+        self._deltas = DeltaStreams()
 
     async def Generate(self, request_iterator, context):
         start = (await anext(request_iterator)).start
