@@ -83,13 +83,14 @@ thread = threading.Thread(target=lambda: made.append(start("thread")))
 thread.start()
 thread.join()  # Linux would have its children killed
 assert made[0].generate("Hello").text == "Hello, world"
-if (child := os.fork()) == 0:
-    try:
-        made[0].generate("Hello")
-    except RuntimeError as error:
-        made[0].close()
-        sys.exit(0 if "forked" in str(error) else 1)  # what is done at the exit of a process is not for this one
-assert os.waitpid(child, 0)[1] == 0
+for _ in range(6):  # with a call under way, that of the deltas: gRPC's own fork handlers crashed one child in four
+    if (child := os.fork()) == 0:
+        try:
+            made[0].generate("Hello")
+        except RuntimeError as error:
+            made[0].close()
+            sys.exit(0 if "forked" in str(error) else 1)  # what is done at the exit of a process is not for this one
+    assert os.waitpid(child, 0)[1] == 0
 assert lives("thread")
 assert made[0].generate("Hello").text == "Hello, world"
 made.clear()
