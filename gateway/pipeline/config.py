@@ -1,6 +1,7 @@
 """A pipeline: which stages there are, who reads from whom, and what comes out."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -135,22 +136,22 @@ class PipelineConfig(Strict):
         """Name of the stage whose model clients ask for when they want `output`, which the pipeline must have."""
         return next(name for name in self.route(output) if KINDS[self.stages[name].kind].is_model)
 
-    @property
+    @cached_property
     def made(self) -> list[Output]:
         """The outputs of the pipeline."""
         return [output for output in OUTPUTS if getattr(self.outputs, output) is not None]
 
-    @property
+    @cached_property
     def answer(self) -> list[str]:
         """Names of the stages that a spoken answer comes through, else those of a written one; the first first."""
         return self.route("speech") or self.route("text")
 
-    @property
+    @cached_property
     def thinker(self) -> ThinkerStage | None:
         """The stage that writes answers, if any."""
         return self._in_answer(ThinkerStage)
 
-    @property
+    @cached_property
     def talker(self) -> TalkerStage | None:
         """The stage that speaks, if any."""
         return self._in_answer(TalkerStage)

@@ -25,6 +25,8 @@ class Pipeline:
         resolver: looks up the names among the stages' addresses.
         channels: to the stages; default: connections in the clear.
         by_name: the stages, by their names in the pipeline file.
+        answer: the stages that an answer comes through, spoken if the pipeline speaks, the first first.
+        with_models: the stages whose models clients ask for by name, the main one first.
     """
 
     config: PipelineConfig
@@ -35,6 +37,9 @@ class Pipeline:
     resolver: Resolver = resolve_host
     channels: Channels = field(default_factory=Channels)
     by_name: dict[str, Stage] = field(default_factory=dict, init=False)
+    answer: list[Stage] = field(default_factory=list, init=False)
+    with_models: list[Stage] = field(default_factory=list, init=False)
+    _outputs: dict[Output, Stage] = field(default_factory=dict, init=False)
     _watches: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def __aenter__(self) -> "Pipeline":
@@ -44,6 +49,9 @@ class Pipeline:
             if (source := self.config.source(name)) is not None:
                 self.by_name[name].source = self.by_name[source]
                 self.by_name[source].readers.append(self.by_name[name])
+        self.answer = [self.by_name[name] for name in self.config.answer]
+        self._outputs = {output: self.by_name[self.config.model_stage(output)] for output in self.config.made}
+        self.with_models = list(dict.fromkeys(self._outputs.values()))
         timing = self.resolve_s, self.interval_s, self.timeout_s
         self._watches = [asyncio.create_task(stage.watch(*timing)) for stage in self.by_name.values()]
         return self
@@ -56,22 +64,12 @@ class Pipeline:
 
     def output(self, output: Output) -> Stage | None:
         """The stage whose model clients ask for when they want `output`, if the pipeline has that output."""
-        return self.by_name[self.config.model_stage(output)] if output in self.config.made else None
+        return self._outputs.get(output)
 
     @property
     def main(self) -> Stage:
         """The stage that the pipeline's `model` names: that of the text, else that of the first other output."""
         return self.with_models[0]
-
-    @property
-    def with_models(self) -> list[Stage]:
-        """The stages whose models clients ask for by name, the main one first."""
-        return [self.by_name[name] for name in dict.fromkeys(map(self.config.model_stage, self.config.made))]
-
-    @property
-    def answer(self) -> list[Stage]:
-        """The stages that an answer comes through, spoken if the pipeline speaks, the first first."""
-        return [self.by_name[name] for name in self.config.answer]
 
     def info(self, kind: str) -> Any | None:
         """What the answer's stage of `kind` says of that kind: ThinkerInfo, TalkerInfo or Code2WavInfo. None while it
