@@ -26,6 +26,7 @@ from tests.support.video_stack import MODEL, SOUND_INFO, VIDEO_INFO, Client, gat
 PIPELINE = Path("gateway/pipelines/qwen3-omni-dit.yaml")
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}]}
 HOOKS = Path(__file__).with_name("fuzz_hooks.py")
+CONFIG = Path(__file__).with_name("fuzz_schemathesis.toml")
 
 
 async def fuzz(flags: argparse.Namespace, directory: Path) -> int:
@@ -54,6 +55,7 @@ async def fuzz(flags: argparse.Namespace, directory: Path) -> int:
 async def schemathesis(flags: argparse.Namespace, url: str, dit_model: str, responses: Sequence[str] = ()) -> int:
     """Its exit status. `dit_model`: the dit's name. `responses`: ids of some that are there."""
     command = [
+        f"--config-file={CONFIG}",
         "run",
         f"{url}/openapi.json",
         "--checks=not_a_server_error",

@@ -53,8 +53,9 @@ def after_call(context, case, response):
     _statuses.setdefault(f"{case.method} {case.operation.path}", Counter())[response.status_code] += 1
     for id_, prefix in _ID.findall(response.content):
         ids = _told.setdefault(_PARAMETERS.get(prefix.decode(), "item_id"), [])
-        ids.append(id_.decode())
-        del ids[:-_KEPT]
+        if (known := id_.decode()) not in ids:  # one that is told again and again is not to drive the others out
+            ids.append(known)
+            del ids[:-_KEPT]
 
 
 @schemathesis.hook
