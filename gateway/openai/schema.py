@@ -130,10 +130,9 @@ class Code2WavOptions(Strict):
 class QuartetOptions(Strict):
     """Settings per stage that OpenAI's API has no place for."""
 
-    # made anew, as pydantic copies a default deeply for each request
-    thinker: ThinkerOptions = Field(default_factory=ThinkerOptions)
-    talker: TalkerSampling = Field(default_factory=TalkerSampling)
-    code2wav: Code2WavOptions = Field(default_factory=Code2WavOptions)
+    thinker: ThinkerOptions = ThinkerOptions()
+    talker: TalkerSampling = TalkerSampling()
+    code2wav: Code2WavOptions = Code2WavOptions()
     dit: ImageOptions | None = Field(default=None, description="only for a model that makes images")
 
 
@@ -200,7 +199,7 @@ class ChatCompletionRequest(IgnoredParameters, WriterSampling):
         Annotated[ToolChoice, BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value)]
         | None
     ) = None
-    quartet: QuartetOptions = Field(default_factory=QuartetOptions)
+    quartet: QuartetOptions = QuartetOptions()
     mm_processor_kwargs: MmProcessorKwargs = MmProcessorKwargs()
 
     @property

@@ -136,12 +136,12 @@ class PipelineConfig(Strict):
         """Name of the stage whose model clients ask for when they want `output`, which the pipeline must have."""
         return next(name for name in self.route(output) if KINDS[self.stages[name].kind].is_model)
 
-    @cached_property
+    @property
     def made(self) -> list[Output]:
         """The outputs of the pipeline."""
         return [output for output in OUTPUTS if getattr(self.outputs, output) is not None]
 
-    @cached_property
+    @property
     def answer(self) -> list[str]:
         """Names of the stages that a spoken answer comes through, else those of a written one; the first first."""
         return self.route("speech") or self.route("text")

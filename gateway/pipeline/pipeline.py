@@ -26,7 +26,6 @@ class Pipeline:
         channels: to the stages; default: connections in the clear.
         by_name: the stages, by their names in the pipeline file.
         answer: the stages that an answer comes through, spoken if the pipeline speaks, the first first.
-        with_models: the stages whose models clients ask for by name, the main one first.
     """
 
     config: PipelineConfig
@@ -38,7 +37,6 @@ class Pipeline:
     channels: Channels = field(default_factory=Channels)
     by_name: dict[str, Stage] = field(default_factory=dict, init=False)
     answer: list[Stage] = field(default_factory=list, init=False)
-    with_models: list[Stage] = field(default_factory=list, init=False)
     _outputs: dict[Output, Stage] = field(default_factory=dict, init=False)
     _watches: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
@@ -51,7 +49,6 @@ class Pipeline:
                 self.by_name[source].readers.append(self.by_name[name])
         self.answer = [self.by_name[name] for name in self.config.answer]
         self._outputs = {output: self.by_name[self.config.model_stage(output)] for output in self.config.made}
-        self.with_models = list(dict.fromkeys(self._outputs.values()))
         timing = self.resolve_s, self.interval_s, self.timeout_s
         self._watches = [asyncio.create_task(stage.watch(*timing)) for stage in self.by_name.values()]
         return self
@@ -70,6 +67,11 @@ class Pipeline:
     def main(self) -> Stage:
         """The stage that the pipeline's `model` names: that of the text, else that of the first other output."""
         return self.with_models[0]
+
+    @property
+    def with_models(self) -> list[Stage]:
+        """The stages whose models clients ask for by name, the main one first."""
+        return list(dict.fromkeys(self._outputs.values()))
 
     def info(self, kind: str) -> Any | None:
         """What the answer's stage of `kind` says of that kind: ThinkerInfo, TalkerInfo or Code2WavInfo. None while it

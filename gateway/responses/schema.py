@@ -116,7 +116,7 @@ class ResponseRequest(Ignored, ThinkerSampling):
     stop: StopStrings | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="as chat's")
     lora: str | None = Field(default=None, description="as chat's")
-    quartet: QuartetOptions = Field(default_factory=QuartetOptions)
+    quartet: QuartetOptions = QuartetOptions()
 
     @property
     def is_stored(self) -> bool:

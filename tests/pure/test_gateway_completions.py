@@ -169,22 +169,25 @@ async def test_media_are_beside_the_ids(gateway: Running) -> None:
 
 
 async def test_a_request_is_given_up_by_its_id(gateway: Running) -> None:
-    thinker = gateway.scripts["thinker"]
+    def heard() -> float | None:  # answers whose first token has come
+        return REGISTRY.get_sample_value("quartet_gateway_ttft_seconds_count")
+
+    thinker, mine = gateway.scripts["thinker"], IDS | {"request_id": "mine"}
     thinker.hold, thinker.after = True, 2
-    asking = asyncio.create_task(gateway.http.post("/inference/v1/generate", json=IDS | {"request_id": "mine"}))
+    before = heard()
+    asking = asyncio.create_task(gateway.http.post("/inference/v1/generate", json=mine))
     await thinker.holding.wait()
-    again = await gateway.http.post("/inference/v1/generate", json=IDS | {"request_id": "mine"})
+    await gateway.until(lambda: heard() != before)
+    again = await gateway.http.post("/inference/v1/generate", json=mine)
     assert again.json()["error"]["param"] == "request_id"
     abort = {"request_ids": ["other", "mine"]}
     aborted = await gateway.http.post("/inference/v1/abort_requests", json=abort)
     assert (aborted.status_code, aborted.json()) == (200, {})
-    assert (await asking).json()["choices"][0]["finish_reason"] == "abort"
+    (choice,) = (await asking).json()["choices"]
+    assert (choice["finish_reason"], choice["token_ids"]) == ("abort", [0])
     await gateway.until(lambda: thinker.ended == ["cancelled"])
 
-    # What was sampled until then is told; of a stream a client knows what was.
-    async with gateway.http.stream(
-        "POST", "/inference/v1/generate", json=IDS | {"request_id": "mine", "stream": True}
-    ) as told:
+    async with gateway.http.stream("POST", "/inference/v1/generate", json=mine | {"stream": True}) as told:
         lines = told.aiter_lines()
         body = f"{await anext(lines)}\n"
         await gateway.http.post("/inference/v1/abort_requests", json=abort)
