@@ -122,6 +122,7 @@ async def test_a_stream_that_fails_ends_its_span_with_the_grpc_status(collector)
             stream.fail(QueueFull("full"))
         with pytest.raises(QueueFull):
             await reading
+    await hub.drain()  # the client hears of the failure before the span ends
     await server.stop(None)
     await asyncio.to_thread(tracing.shut_down)
     assert collector.named("thinker to other").attributes["quartet.outcome"] == "RESOURCE_EXHAUSTED"
