@@ -14,13 +14,13 @@ grpcurl -plaintext "$thinker" quartet.v1.ServerInfoService/GetLoad
 
 # Text from the thinker, token by token
 grpcurl -plaintext -d '{"start": {"request_id": "curl-1",
-  "messages": [{"role": "user", "content": [{"text": "Why is the sky blue?"}]}],
+  "messages": [{"role": "user", "content": [{"text": "What is seven plus five?"}]}],
   "sampling": {"max_tokens": 32, "temperature": 0}}}' "$thinker" quartet.v1.ThinkerService/Generate
 
 # A text, spoken: codec frames of 80 ms, which code2wav turns into sound
-grpcurl -plaintext -d '{"start": {"request_id": "curl-3", "text": {"text": "The boats are out."},
+grpcurl -plaintext -d '{"start": {"request_id": "curl-3", "text": {"text": "The old king likes the boat."},
   "sampling": {"max_frames": 20}}}' "$talker" quartet.v1.TalkerService/Speak
 
 # A picture from the diffusion stage: started, progress, pieces in base64, summary
-grpcurl -plaintext -max-msg-sz 16777216 -d '{"start": {"request_id": "curl-2", "prompt": "a red fox", "seed": 7}}' \
+grpcurl -plaintext -max-msg-sz 16777216 -d '{"start": {"request_id": "curl-2", "prompt": "a red circle on a white ground", "seed": 7}}' \
   "$dit" quartet.v1.DitService/Generate

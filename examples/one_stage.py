@@ -1,7 +1,7 @@
 """One stage alone, without a gateway: asks a diffusion stage for a picture over gRPC, and writes it as a PNG.
 
-python -m services.dit --model DIR_OR_ID --port 50054
-python examples/one_stage.py "a red fox in the snow" fox.png
+python -m services.dit --model quartet-demo-painter --port 50054
+python examples/one_stage.py "a yellow cross on a blue ground" cross.png
 """
 
 import os

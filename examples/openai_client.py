@@ -1,7 +1,7 @@
 """OpenAI's client against a gateway: the answer's text as it comes, then its speech in answer.wav.
 
-quartet up --model Qwen/Qwen3-Omni-30B-A3B-Instruct
-python examples/openai_client.py "Why is the sky blue?"
+quartet up
+python examples/openai_client.py "Which day comes after Monday?"
 """
 
 import base64

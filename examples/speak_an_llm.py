@@ -1,9 +1,10 @@
 """Speaks what any OpenAI-compatible model writes, while it writes it; the speech is in answer.wav.
 
-quartet up --model Qwen/Qwen3-Omni-30B-A3B-Instruct --pipeline speech
-LLM_URL=http://127.0.0.1:9000 VOICE=ethan python examples/speak_an_llm.py "Why is the sky blue?"
+quartet up
+LLM_URL=http://127.0.0.1:8000 VOICE=ben python examples/speak_an_llm.py "Which day comes after Monday?"
 
-VOICE is one of those that `quartet voice list` shows; left out it is the model's first.
+Here Quartet's own small model writes. LLM_URL may be that of any other; `quartet up --pipeline speech --model MODEL` is
+then enough. VOICE is one of those that `quartet voice list` shows; left out it is the model's first.
 """
 
 import json

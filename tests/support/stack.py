@@ -201,11 +201,13 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(checkpoint: Path, run_directory: Path, *flags: str, access: Access | None = None) -> Iterator[Stack]:
-    """Runs `quartet up` around a block, and checks that it leaves nothing behind."""
-    command = [sys.executable, "-m", "cli.main", "up", "--model", str(checkpoint), "--port", str(free_port())]
-    config = checkpoint / "config.json"
-    if config.exists() and "thinker_config" in json.loads(config.read_text()):  # else there is no thinker
+def running(checkpoint: Path | None, run_directory: Path, *flags: str, access: Access | None = None) -> Iterator[Stack]:
+    """Runs `quartet up` around a block, and checks that it leaves nothing behind. Without a `checkpoint` it serves the
+    models that come with Quartet, as README.md starts them."""
+    command = [sys.executable, "-m", "cli.main", "up", "--port", str(free_port())]
+    command += ["--model", str(checkpoint)] if checkpoint else []
+    config = checkpoint / "config.json" if checkpoint else None
+    if config and config.exists() and "thinker_config" in json.loads(config.read_text()):  # else there is no thinker
         command.append(f"--thinker-arg=--block-size={KV_BLOCK_TOKENS}")
     # A stage that stands still for seconds on a busy machine is not down; one that died refuses connections at once.
     command.append(f"--gateway-arg=--health-timeout-s={HANG_GUARD_S}")
