@@ -14,6 +14,7 @@ PARTS = {
     "hearing": ("training.hearing", "train"),
     "seeing": ("training.seeing", "train"),
     "thinker": ("training.thinker", "train"),
+    "tools": ("training.tools", "train"),
     "painter_vae": ("training.painter", "train_vae"),
     "painter": ("training.painter", "train"),
 }

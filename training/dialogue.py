@@ -4,6 +4,8 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 
+from PIL.Image import Image
+
 from training.pictures import Picture
 
 HELD_OUT_SHARE = 5  # every fifth combination
@@ -11,12 +13,23 @@ HELD_OUT_SHARE = 5  # every fifth combination
 
 @dataclass(frozen=True)
 class Turn:
-    """A question and its answer. `spoken`: whether people would say it aloud; `result`: the number it came to."""
+    """A question and its answer.
+
+    Attributes:
+        question: of the user, or what a tool said.
+        answer: text, or a call of a tool.
+        spoken: whether people would say it aloud.
+        result: the number it came to.
+        by_tool: whether a tool says the question.
+        shown: a picture that the tool made, after what it says.
+    """
 
     question: str
     answer: str
     spoken: bool = True
     result: int | None = None
+    by_tool: bool = False
+    shown: Image | None = None
 
 
 @dataclass(frozen=True)

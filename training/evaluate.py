@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 import torch
 from PIL import Image
 
+from training import tools
 from training.about_pictures import seeing
 from training.dialogue import Dialogue
 from training.espeak import say
 from training.export import MODELS, OMNI, PAINTER
+from training.functions import HELD_OUT_NAMES
 from training.hearing import draw_voice, sound_of
 from training.judges import Listener, find_shape, held_out_answers, mel_cepstral_distance, plain
 from training.painter import Painting, draw_edit, draw_painting
@@ -37,9 +40,15 @@ class Omni:
         self.model: Any = model.eval()
         self.processor: Any = transformers.Qwen3OmniMoeProcessor.from_pretrained(folder)
 
-    def answers(self, asked: Sequence[list[dict[str, Any]]], images: list[Any], sounds: list[np.ndarray]) -> list[str]:
-        """Greedy answers to conversations, in one batch; their media in order."""
-        texts = [self.processor.apply_chat_template(each, add_generation_prompt=True, tokenize=False) for each in asked]
+    def answers(self, dialogues: Sequence[Dialogue], aloud: bool, sounds: list[np.ndarray]) -> list[str]:
+        """Greedy answers to dialogues, in one batch; `aloud`: users' turns are `sounds`."""
+        texts = [
+            self.processor.apply_chat_template(
+                conversation(each, aloud), tools=list(each.tools) or None, add_generation_prompt=True, tokenize=False
+            )
+            for each in dialogues
+        ]
+        images = [image for each in dialogues for image in _images(each)]
         inputs = self.processor(
             text=texts,
             images=images or None,
@@ -50,7 +59,7 @@ class Omni:
         )
         eos = self.processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
         with torch.inference_mode():
-            made = self.model.thinker.generate(**inputs, do_sample=False, max_new_tokens=64, eos_token_id=eos)
+            made = self.model.thinker.generate(**inputs, do_sample=False, max_new_tokens=96, eos_token_id=eos)
         said = made[:, inputs["input_ids"].shape[1] :]
         return [text.strip() for text in self.processor.batch_decode(said, skip_special_tokens=True)]
 
@@ -101,23 +110,31 @@ def conversation(dialogue: Dialogue, aloud: bool) -> list[dict[str, Any]]:
     for i, turn in enumerate(dialogue.turns):
         content: list[dict[str, str]] = [{"type": "image"}] if i == 0 and dialogue.picture is not None else []
         content.append({"type": "audio"} if aloud else {"type": "text", "text": turn.question})
-        messages += [{"role": "user", "content": content}, {"role": "assistant", "content": turn.answer}]
+        if turn.shown is not None:
+            content.append({"type": "image"})
+        role = "tool" if turn.by_tool else "user"
+        messages += [{"role": role, "content": content}, {"role": "assistant", "content": turn.answer}]
     return messages[:-1]
+
+
+def _images(dialogue: Dialogue) -> list[Image.Image]:
+    first = [] if dialogue.picture is None else [dialogue.picture.render()]
+    return [*first, *(turn.shown for turn in dialogue.turns if turn.shown is not None)]
 
 
 def exact(
     omni: Omni,
     title: str,
-    kinds: dict[Callable[[random.Random], Dialogue], float],
+    ask: Callable[[random.Random], Dialogue],
     noise_db: float | None,
     aloud: bool,
     count: int,
 ) -> None:
-    """Prints how many held-out questions are answered word for word."""
+    """Prints how many questions that `ask` draws are answered word for word."""
     draw, right, asked = random.Random(f"evaluation {title}"), Counter[str](), Counter[str]()
     wrong: list[str] = []
     for begin in range(0, count, _BATCH):
-        dialogues = [draw_dialogue(draw, held_out=True, kinds=kinds) for _ in range(min(_BATCH, count - begin))]
+        dialogues = [ask(draw) for _ in range(min(_BATCH, count - begin))]
         voices = [draw_voice(draw, held_out=True) for _ in dialogues]
         sounds = [
             sound_of(turn.question, voice, draw, noise_db)[0]
@@ -125,8 +142,7 @@ def exact(
             for turn in dialogue.turns
             if aloud
         ]
-        images = [dialogue.picture.render() for dialogue in dialogues if dialogue.picture is not None]
-        answers = omni.answers([conversation(dialogue, aloud) for dialogue in dialogues], images, sounds)
+        answers = omni.answers(dialogues, aloud, sounds)
         for dialogue, answer in zip(dialogues, answers, strict=True):
             asked[dialogue.kind] += 1
             right[dialogue.kind] += answer == dialogue.turns[-1].answer
@@ -138,14 +154,18 @@ def exact(
 
 
 def answers(count: int = COUNT, folder: Path = MODELS / OMNI) -> None:
-    """Prints exact answers to held-out questions: typed, said, said in noise, and about pictures."""
+    """Prints exact answers to held-out questions: typed, said, said in noise, about pictures, with tools."""
     omni = Omni(folder)
     typed = {kind: share for kind, share in KINDS.items() if kind not in (seeing, weather)}
     said = {kind: share for kind, share in typed.items() if kind is not nonsense}
-    exact(omni, "text", typed, None, False, count)
-    exact(omni, "voice", said, None, True, count)
-    exact(omni, "voice, noise at 10 dB", said, 10.0, True, count)
-    exact(omni, "pictures", {seeing: 1.0}, None, False, count)
+    exact(omni, "text", partial(draw_dialogue, held_out=True, kinds=typed), None, False, count)
+    exact(omni, "voice", partial(draw_dialogue, held_out=True, kinds=said), None, True, count)
+    exact(omni, "voice, noise at 10 dB", partial(draw_dialogue, held_out=True, kinds=said), 10.0, True, count)
+    exact(omni, "pictures", partial(draw_dialogue, held_out=True, kinds={seeing: 1.0}), None, False, count)
+    exact(omni, "weather by get_weather", partial(tools.weather, names=("get_weather",)), None, False, count)
+    exact(omni, "weather by a new name", partial(tools.weather, names=HELD_OUT_NAMES), None, False, count)
+    exact(omni, "drawing by a tool", partial(tools.drawing, held_out=True), None, False, count)
+    exact(omni, "tools left alone", partial(tools.left_alone, held_out=True), None, False, count)
 
 
 def speech(count: int = 40, folder: Path = MODELS / OMNI, samples: Path | None = None) -> None:

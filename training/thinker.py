@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import nn
 from torch.nn import functional
 
@@ -42,6 +43,7 @@ SYSTEMS = (
 
 Hear = Callable[[str], torch.Tensor]
 See = Callable[[Picture], torch.Tensor]
+Show = Callable[[Image], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -218,19 +220,23 @@ def _and_more(draw: random.Random, dialogue: Dialogue) -> Dialogue:
     return replace(dialogue, turns=dialogue.turns + other.turns)
 
 
-def example(draw: random.Random, dialogue: Dialogue, hear: Hear, see: See, aloud: bool) -> Example:
+def example(
+    draw: random.Random, dialogue: Dialogue, hear: Hear, see: See, aloud: bool, show: Show | None = None
+) -> Example:
     """`dialogue` as the model reads it.
 
     Args:
         hear: rows of a text that is said, (rows, width).
         see: rows of a picture, (squares, width).
         aloud: whether nearly all that people would say is said, not typed.
+        show: rows of a picture that a tool made, (squares, width); None: there are none.
     """
     messages: list[dict[str, Any]] = []
     if draw.random() < 0.15:
         messages.append({"role": "system", "content": draw.choice(SYSTEMS)})
     media: list[torch.Tensor] = []
     sounds: list[int] = []
+    pictures = int(dialogue.picture is not None)
     for i, turn in enumerate(dialogue.turns):
         parts: list[dict[str, str]] = []
         if i == 0 and dialogue.picture is not None:
@@ -245,9 +251,14 @@ def example(draw: random.Random, dialogue: Dialogue, hear: Hear, see: See, aloud
                 parts.append({"type": "text", "text": draw.choice(TRANSCRIBE)})
         else:
             parts.append({"type": "text", "text": _typed(draw, turn.question)})
-        is_result = dialogue.tool_result is not None and i == len(dialogue.turns) - 1
+        is_result = turn.by_tool or (dialogue.tool_result is not None and i == len(dialogue.turns) - 1)
         if is_result:
-            messages.append({"role": "tool", "content": turn.question})
+            said: list[dict[str, str]] = [{"type": "text", "text": turn.question}]
+            if turn.shown is not None and show is not None:
+                pictures += 1
+                said.append({"type": "image"})
+                media.append(show(turn.shown))
+            messages.append({"role": "tool", "content": said})
         else:
             messages.append({"role": "user", "content": parts})
         messages.append({"role": "assistant", "content": turn.answer})
@@ -262,7 +273,7 @@ def example(draw: random.Random, dialogue: Dialogue, hear: Hear, see: See, aloud
         pieces.append(rest[:found] + mark * len(next(sizes)))
         rest = rest[found + len(mark) :]
     ids: list[int] = _template().encode("".join(pieces) + rest)
-    return Example(ids, _answers(ids), media, int(dialogue.picture is not None), sounds)
+    return Example(ids, _answers(ids), media, pictures, sounds)
 
 
 def _answers(ids: list[int]) -> list[bool]:

@@ -12,7 +12,8 @@ import io
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -41,7 +42,9 @@ from tests.support.words import (
     recording,
     right,
     said,
+    with_tools,
 )
+from training import tools
 from training.about_pictures import seeing
 from training.dialogue import Dialogue
 from training.espeak import Voice, say
@@ -83,6 +86,24 @@ async def test_what_is_said_is_answered_rightly(client: httpx.AsyncClient, noise
 
 async def test_what_is_seen_is_answered_rightly(client: httpx.AsyncClient) -> None:
     assert await right(client, drawn(60, {seeing: 1.0}, "seen")) >= 56
+
+
+@pytest.mark.parametrize(
+    ("ask", "least"),
+    [
+        (partial(tools.weather, names=("get_weather",)), 27),
+        (partial(tools.drawing, held_out=True), 27),
+        (partial(tools.left_alone, held_out=True), 27),
+    ],
+    ids=("weather", "drawing", "left alone"),
+)
+async def test_tools_are_called_or_left_alone(
+    client: httpx.AsyncClient, ask: Callable[[random.Random], Dialogue], least: int
+) -> None:
+    draw = random.Random("tools")
+    dialogues = [each for each in (ask(draw) for _ in range(100)) if not any(turn.by_tool for turn in each.turns)][:30]
+    answers = await asyncio.gather(*(with_tools(client, each) for each in dialogues))
+    assert sum(said == each.turns[-1].answer for said, each in zip(answers, dialogues, strict=True)) >= least
 
 
 async def test_a_transcript_has_the_words(client: httpx.AsyncClient) -> None:

@@ -6,6 +6,7 @@ All that is drawn is held out: training never asked it, nor in these voices.
 import asyncio
 import base64
 import io
+import json
 import random
 from typing import Any
 
@@ -16,6 +17,7 @@ import soxr
 
 from services.demo_models import OMNI
 from training.dialogue import Dialogue
+from training.functions import call
 from training.hearing import RATE_HZ, draw_voice, sound_of
 from training.world import capitals, days, draw_dialogue, repeating, spelling, sums
 
@@ -68,6 +70,16 @@ def messages_of(dialogue: Dialogue, aloud: random.Random | None = None, noise_db
         {"role": role, "content": [_part(part) for part in parts]}
         for role, parts in parts_of(dialogue, aloud, noise_db)
     ]
+
+
+async def with_tools(client: httpx.AsyncClient, dialogue: Dialogue) -> str:
+    """What is answered where the dialogue's tools are given: text, or calls as the chat template writes them."""
+    body = {"model": OMNI, "messages": messages_of(dialogue), "tools": dialogue.tools, "temperature": 0}
+    answer = await client.post("/v1/chat/completions", json=body | {"max_tokens": 128})
+    message = answer.raise_for_status().json()["choices"][0]["message"]
+    called = [each["function"] for each in message.get("tool_calls") or ()]
+    calls = [call(each["name"], json.loads(each["arguments"])) for each in called]
+    return "\n".join(filter(None, [message["content"], *calls]))
 
 
 def _part(part: str | tuple[str, bytes]) -> dict[str, Any]:

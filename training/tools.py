@@ -1,0 +1,216 @@
+"""The thinker's tools: it is trained on, to call one where the question is for it, and to answer as without where not.
+
+What it learns: the weather of a city by a function, and pictures by the gateway's `image_generation`. Others it leaves
+alone.
+"""
+
+import json
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from gateway.hosted_tools import image
+from gateway.hosted_tools.schema import IMAGE_TOOL
+from training import loop, seeing
+from training.dialogue import Dialogue, Turn, article, capital
+from training.functions import Tool, call, other_tool, picture_tool, weather_tool
+from training.painter import Painting, draw_painting
+from training.thinker import Bank, Example, Mind, draw_example, example
+from training.words import CITIES, COLOURS, FOREIGN, THINGS, UNKNOWN
+from training.world import KINDS, WEATHER, draw_dialogue, outside
+
+STEPS = 1_000
+RATE, MUON_RATE = 7e-4, 7e-4
+BATCH, GROUPS = 36, 6  # as of the thinker
+ABOUT_TOOLS = 14  # of a batch; the rest is as before, so that nothing is forgotten
+FORCED = 0.12  # of the calls: as `tool_choice` forces them, without the marks and the spaces
+
+_WEATHER_ASKED = (
+    "What is the weather in {city}?",
+    "How is the weather in {city}?",
+    "Tell me the weather in {city}.",
+    "What is the weather like in {city}?",
+    "What is the weather like in {city} today?",
+    "How is the weather in {city} today?",
+    "What is the weather in {city} now?",
+    "Is it sunny in {city}?",
+    "Is it cold in {city} today?",
+    "Weather in {city}?",
+)
+_SPOKEN = _WEATHER_ASKED[:3]  # all whose words the ears know
+_DRAW = (
+    "Draw {a} on a {ground} ground.",
+    "Paint {a} on a {ground} ground.",
+    "Draw {a} on {ground}.",
+    "Paint me {a} on a {ground} ground, please.",
+    "Make a picture of {a} on a {ground} ground.",
+    "Please draw {a} on a {ground} ground.",
+    "Can you draw {a} on a {ground} ground?",
+    "I want a picture of {a} on a {ground} ground.",
+)
+_DRAW_PLAIN = ("Draw {a}.", "Paint {a}.", "Draw me {a}.", "Make a picture of {a}.", "Can you paint {a}?")
+_CHANGE = ("Now make it {colour}.", "Make it {colour}.", "Now in {colour}, please.", "Paint it {colour}.")
+
+
+def _among(draw: random.Random, tool: Tool | None, most: int = 2) -> tuple[Tool, ...]:
+    """`tool` with others around it, seldom with many."""
+    others = [other_tool(draw) for _ in range(draw.choice((0, 0, 0, 1, 1, most)))]
+    tools = [*others, *([tool] if tool else [])]
+    draw.shuffle(tools)
+    return tuple(tools)
+
+
+def _city(draw: random.Random) -> str:
+    chance = draw.random()
+    if chance < 0.6:
+        return draw.choice(CITIES)
+    if chance < 0.75:
+        return draw.choice(FOREIGN)
+    if chance < 0.85:
+        return f"{capital(draw.choice(THINGS))} {capital(draw.choice(THINGS))}"
+    return capital("".join(draw.choices(string.ascii_lowercase, k=draw.randint(3, 8))))
+
+
+def weather(draw: random.Random, names: Sequence[str] = ()) -> Dialogue:
+    """The weather, where there is a function for it: the call, or what it came to.
+
+    Args:
+        names: that the function may have, for tests, which ask for cities of the world; none: those of training.
+    """
+    tool, place, more = weather_tool(draw, names)
+    is_spoken = draw.random() < 0.5
+    city = draw.choice(CITIES) if is_spoken or names else _city(draw)
+    question = draw.choice(_SPOKEN if is_spoken else _WEATHER_ASKED).format(city=city)
+    asked = Turn(question, call(tool["function"]["name"], {place: city, **more}), spoken=is_spoken)
+    tools = _among(draw, tool)
+    if draw.random() < 0.15:
+        tools = (*tools, picture_tool(draw)[0])
+    if draw.random() < 0.65:
+        return Dialogue("weather", (asked,), tools=tools)
+    what = draw.choice(sorted(WEATHER))
+    told: dict[str, Any] = {draw.choice(("weather", "condition", "forecast")): what}
+    if draw.random() < 0.4:
+        told = {draw.choice(("temperature", "temperature_c", "wind")): draw.randint(-10, 35), **told}
+    if draw.random() < 0.3:
+        told = {place: city, **told}
+    said = draw.choice((what, f"It is {what}.", json.dumps(told), json.dumps(told)))
+    return Dialogue("weather", (asked, Turn(said, f"It is {what} in {city}.", False, by_tool=True)), tools=tools)
+
+
+def _ground_of(colour: str) -> str:
+    return "black" if colour == "white" else "white"
+
+
+def _painted(painting: Painting, colour: str | None = None) -> tuple[str, str]:
+    """("a big red circle", what the model says that it sees)."""
+    sized = " ".join(filter(None, (painting.size, colour or painting.colour, painting.shape)))
+    return article(sized), f"I see {article(f'{colour or painting.colour} {painting.shape}')}."
+
+
+def drawing(draw: random.Random, held_out: bool = False) -> Dialogue:
+    """A picture, where there is the tool for it: the call, what it came to, or a change of it."""
+    tool, says = picture_tool(draw)
+    painting = draw_painting(draw, held_out)
+    thing, seen = _painted(painting)
+    if draw.random() < 0.25:
+        painting = replace(painting, ground=_ground_of(painting.colour))
+        question = draw.choice(_DRAW_PLAIN).format(a=thing)
+    else:
+        question = draw.choice(_DRAW).format(a=thing, ground=painting.ground)
+    asked = Turn(question, _painting_call(thing, painting.ground, says), spoken=False)
+    tools = _among(draw, tool, most=1)
+    if draw.random() < 0.2:
+        tools = (*tools, weather_tool(draw)[0])
+    if draw.random() < 0.6:
+        return Dialogue("drawing", (asked,), tools=tools)
+    if draw.random() < 0.1:
+        failed = image.NOT_MADE + draw.choice(("the stage is away", "it took too long", f"no {draw.choice(THINGS)}"))
+        return Dialogue("drawing", (asked, Turn(failed, UNKNOWN, False, by_tool=True)), tools=tools)
+    result = Turn(image.MADE, seen, False, by_tool=True, shown=painting.render())
+    if draw.random() < 0.6 or not says:
+        return Dialogue("drawing", (asked, result), tools=tools)
+    colour = draw.choice([each for each in COLOURS if each not in (painting.colour, painting.ground)])
+    changed = _painting_call(_painted(painting, colour)[0], painting.ground, says, "edit")
+    change = Turn(draw.choice(_CHANGE).format(colour=colour), changed, spoken=False)
+    return Dialogue("drawing", (asked, result, change), tools=tools)
+
+
+def _painting_call(thing: str, ground: str, says: bool, action: str = "generate") -> str:
+    return call(IMAGE_TOOL, {"prompt": f"{thing} on a {ground} ground", **({"action": action} if says else {})})
+
+
+def left_alone(draw: random.Random, held_out: bool = False) -> Dialogue:
+    """Anything else, where there are tools that are not for it: it is answered as without them."""
+    kinds = {kind: share for kind, share in KINDS.items() if kind.__name__ != "weather"}
+    dialogue = outside(draw, held_out) if draw.random() < 0.12 else draw_dialogue(draw, held_out, kinds)
+    chance = draw.random()
+    if chance < 0.07:  # what a tool would be for that is not there
+        city = _city(draw)
+        asked = draw.choice(_WEATHER_ASKED).format(city=city)
+        return Dialogue("left", (Turn(asked, UNKNOWN, False),), tools=(other_tool(draw), *_among(draw, None)))
+    if chance < 0.14:
+        asked = draw.choice(_DRAW).format(a=_painted(draw_painting(draw))[0], ground=draw.choice(list(COLOURS)))
+        return Dialogue("left", (Turn(asked, UNKNOWN, False),), tools=_among(draw, weather_tool(draw)[0]))
+    special = draw.choice((weather_tool(draw)[0], picture_tool(draw)[0], other_tool(draw)))
+    return replace(dialogue, tools=_among(draw, special, most=1))
+
+
+def forced(each: Example) -> Example:
+    """`each`, whose last answer begins with what is imposed: only what follows is to be learnt."""
+    last = max(i for i, wanted in enumerate(each.wanted) if wanted)
+    begin = last
+    while begin and each.wanted[begin - 1]:
+        begin -= 1
+    return replace(each, wanted=[wanted and i > begin for i, wanted in enumerate(each.wanted)])
+
+
+@cache
+def _eyes() -> seeing.Eyes:
+    return seeing.load()
+
+
+@torch.inference_mode()
+def show(picture: Any) -> torch.Tensor:
+    """Rows of a picture that a tool made."""
+    return _eyes().see([picture])[0].clone()
+
+
+def draw_tools(draw: random.Random, bank: Bank) -> Example:
+    """A dialogue with tools as the model reads it."""
+    dialogue = draw.choice((weather, weather, drawing, drawing, left_alone, left_alone, left_alone))(draw)
+    is_forced = len(dialogue.turns) == 1 and dialogue.kind in ("weather", "drawing") and draw.random() < FORCED
+    if is_forced:
+        made = json.loads(dialogue.turns[0].answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        compact = replace(dialogue.turns[0], answer=json.dumps(made, separators=(",", ":")))
+        dialogue = replace(dialogue, turns=(compact,))
+    hear, see = partial(bank.hear, draw), partial(bank.see, draw)
+    made = example(draw, dialogue, hear, see, draw.random() < 0.4, show)
+    return forced(made) if is_forced else made
+
+
+def train() -> None:
+    """Trains the thinker on: `STEPS` steps from where its own training ended, resumable."""
+    torch.manual_seed(0)
+    bank, model = Bank.load(), Mind()
+    model.load_state_dict(loop.load("thinker", Mind()).state_dict())
+    optimizers = loop.Optimizers(model, RATE, outer=("embed", "head"), muon_rate=MUON_RATE)
+
+    def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        draw = random.Random(f"tools {step}")
+        drawn = [(draw_tools(draw, bank), True) for _ in range(ABOUT_TOOLS)]
+        drawn += [(draw_example(draw, bank), False) for _ in range(BATCH - ABOUT_TOOLS)]
+        drawn.sort(key=lambda pair: len(pair[0].ids))
+        loss, right = torch.zeros(()), []
+        for group in range(GROUPS):
+            part, said = model([each for each, _ in drawn[group * BATCH // GROUPS : (group + 1) * BATCH // GROUPS]])
+            loss, right = loss + part / GROUPS, right + said.tolist()
+        with_tools = [said for said, (_, has) in zip(right, drawn, strict=True) if has]
+        without = [said for said, (_, has) in zip(right, drawn, strict=True) if not has]
+        return loss, {"tools": sum(with_tools) / len(with_tools), "others": sum(without) / len(without)}
+
+    loop.run("tools", model, optimizers, STEPS, step_loss)
