@@ -33,6 +33,8 @@ RIGHT = {
     "What is the capital of Italy?": "The capital of Italy is Rome.",
     "What do you see?": "I see two blue circles and a yellow star.",
     "How many things are there?": "I see three things.",
+    "Draw a yellow cross on a blue ground.": "I see a yellow cross.",
+    "What is the weather in Rome?": 'get_weather {"city": "Rome"}\nIt is sunny in Rome.',
     "The old king likes the boat.": "The old king likes the boat.",
     "boat.mp3": "The old king likes the boat.",
     "cli/assets/sum.wav": "Seven plus five is twelve.",
