@@ -1,11 +1,12 @@
-# `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. PIP_FLAGS: more flags for pip, e.g.
-# --extra-index-url of PyTorch's CPU wheels, where the index has only CUDA builds, which makes set-up slow and large.
+# `make demo` and `make test` do all set-up themselves. PYTHON: 3.11 to 3.13. TORCH_INDEX: an index, or a folder of wheels,
+# that has torch's CPU build, where neither pip's own places nor PyTorch's index are to be asked. PIP_FLAGS: more flags for pip.
 # THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT, BENCH_REALTIME, BENCH_SPEAK: flags of the benchmarks;
 # of the first, thinker and talker are compiled, which takes minutes and halves their time a step on a CPU. FAMILY: of
 # the first, a name that `quartet tiny` knows: qwen3-omni or qwen2.5-omni.
 # TEST_COMPOSE: flags of scripts/test_compose.py. TEST, TEST_LONG: flags of pytest. WORKERS: of `make test`, and of the part
 # of `make test-long` that is not in tests/long.
-PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,$(shell command -v $(python))))
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python -c "" 2>/dev/null && command -v $$python && break; done)
 PIP_FLAGS ?=
 BENCH ?= --flag thinker.enforce_eager=false --flag talker.enforce_eager=false
 FAMILY ?= qwen3-omni
@@ -16,8 +17,6 @@ TEST_COMPOSE ?=
 TEST ?=
 TEST_LONG ?=
 WORKERS ?= 2
-# What Qwen3-TTS is compared with in tests and benchmarks. Its dependencies are not needed, and hold back transformers.
-QWEN_TTS := qwen-tts==0.1.1
 THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
@@ -25,17 +24,17 @@ READY := .venv/ready
 # Two hundred processes start in the tests: without its cache each one compiles our code anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test coverage chromium test-long test-gpu test-v2 up lint format protos bench bench-speak bench-realtime bench-dit test-compose docs clean
+.PHONY: setup lock demo test coverage chromium test-long test-gpu test-v2 up lint format protos bench bench-speak bench-realtime bench-dit test-compose docs clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
-$(READY): pyproject.toml setup.py scripts/cpu_torch_env.py protos/generate.py $(wildcard protos/quartet/v1/*.proto)
-	@echo "setting up .venv (about 3 minutes and 4 GB on the first run)"
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[gateway,$(THINKER),talker,code2wav,dit,talk,ucx,otel,docs,dev]'
-	$(BIN)/python scripts/cpu_torch_env.py
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps $(QWEN_TTS)
+$(READY): requirements.lock pyproject.toml setup.py protos/generate.py $(wildcard protos/quartet/v1/*.proto) \
+		scripts/set_up.py scripts/locked.py scripts/cpu_torch_env.py
+	@$(or $(PYTHON),$(error no Python here: install 3.11, 3.12 or 3.13, with venv)) scripts/set_up.py --thinker $(THINKER) $(PIP_FLAGS)
 	@touch $(READY)
+
+lock: $(READY)  ## requirements.lock anew, after a change of requirements or to take newer versions
+	$(BIN)/python scripts/lock.py
 
 demo: $(READY)  ## the main job on the small models that come with Quartet: no GPU, no hub, no docker
 	$(BIN)/quartet demo

@@ -1,0 +1,135 @@
+"""What Quartet needs of the system under it, and what installs it: looked at before anything is downloaded.
+
+Only the standard library is imported, as `make setup` runs this file by itself, before there is an environment. Looking
+takes well under a second. `quartet doctor` reports the same.
+"""
+
+from __future__ import annotations  # an older Python is to say that it is too old
+
+import ctypes
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+GIB = 2**30
+PYTHONS = ((3, 11), (3, 12), (3, 13))
+DISK_BYTES = {"thinker-cpu": 6 * GIB, "thinker-cuda": 16 * GIB}  # of an environment, with what pip unpacks meanwhile
+MEMORY_BYTES = 4 * GIB  # five processes on the models that come with Quartet take 3 GiB
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Package:
+    """What the package managers call a package; an empty name: it is part of another one there."""
+
+    apt: str
+    dnf: str
+    apk: str
+
+
+NUMA = Package("libnuma1", "numactl-libs", "numactl")
+VENV = Package("python3-venv", "", "")
+COMPILER = Package("g++", "gcc-c++", "g++")
+PORTAUDIO = Package("libportaudio2", "portaudio", "portaudio")
+INSTALL = {"apt": "apt-get install -y --no-install-recommends", "dnf": "dnf install -y", "apk": "apk add"}
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Something that is missing.
+
+    Attributes:
+        text: what, and what it is for.
+        package: what brings it; None: no package does.
+        fatal: Quartet does not run like this; otherwise only what `text` names does not.
+    """
+
+    text: str
+    package: Package | None = None
+    fatal: bool = True
+
+
+def lacks(thinker: str = "thinker-cpu", folder: Path | None = None) -> Iterator[Lack]:
+    """What this machine lacks.
+
+    Args:
+        thinker: the extra that is, or will be, installed: "thinker-cpu" or "thinker-cuda".
+        folder: where the environment will be; None: it is there.
+    """
+    if platform.system() != "Linux":
+        yield Lack(f"{platform.system()} is not supported: Quartet runs on Linux; elsewhere in a container or in WSL 2")
+        return
+    if platform.libc_ver()[0] != "glibc":
+        yield Lack("the C library is not glibc: PyTorch and vLLM have no builds for it (Alpine); take Debian or Fedora")
+    if sys.version_info[:2] not in PYTHONS:
+        there = ", ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+        yield Lack(f"Python {platform.python_version()}: Quartet needs one of {there}; name it: make PYTHON=python3.11")
+    if folder is not None and find_spec("ensurepip") is None:
+        yield Lack("Python's venv with pip (module ensurepip)", VENV)
+    if thinker == "thinker-cpu" and not _loads("libnuma.so.1"):
+        yield Lack("libnuma.so.1: vLLM's CPU kernels are linked against it", NUMA)
+    yield from _room(thinker, folder)
+    if not shutil.which("g++"):
+        yield Lack(
+            "a C++ compiler (g++): stages compile with it where --enforce-eager=false is set", COMPILER, fatal=False
+        )
+    if not _loads("libportaudio.so.2"):
+        yield Lack(
+            "PortAudio (libportaudio.so.2): `quartet talk` reaches microphone and speakers by it",
+            PORTAUDIO,
+            fatal=False,
+        )
+
+
+def _room(thinker: str, folder: Path | None) -> Iterator[Lack]:
+    if folder is not None:
+        free, needed = shutil.disk_usage(folder).free, DISK_BYTES[thinker]
+        if free < needed:
+            yield Lack(f"room on the disk: {folder} has {free / GIB:.1f} GiB free, {needed / GIB:.0f} are needed")
+    memory = _memory_bytes()
+    if memory < MEMORY_BYTES:
+        needed = f"the five processes of `make demo` take {MEMORY_BYTES / GIB:.0f}"
+        yield Lack(f"memory: there are {memory / GIB:.1f} GiB, and {needed}", fatal=False)
+    if not SHARED_MEMORY.is_dir() or not os.access(SHARED_MEMORY, os.W_OK):
+        yield Lack(
+            f"{SHARED_MEMORY}, writable: processes hand each other tensors there: mount -t tmpfs tmpfs {SHARED_MEMORY}"
+        )
+    elif (size := shutil.disk_usage(SHARED_MEMORY).total) < SHARED_MEMORY_BYTES:
+        have = f"{SHARED_MEMORY} has {size / 2**20:.0f} MiB"
+        yield Lack(f"{have}, {SHARED_MEMORY_BYTES / 2**20:.0f} are needed: mount -o remount,size=1g {SHARED_MEMORY}")
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def manager() -> str | None:
+    """The package manager of this system: "apt", "dnf" or "apk"; None: none of them is here."""
+    return next((name for name in INSTALL if shutil.which("apt-get" if name == "apt" else name)), None)
+
+
+def command(packages: Sequence[Package], by: str) -> str:
+    """The command with which the package manager `by` installs `packages`; empty: there is nothing to install."""
+    names = [name for package in packages if (name := getattr(package, by))]
+    return " ".join([INSTALL[by], *dict.fromkeys(names)]) if names else ""
+
+
+def commands(packages: Sequence[Package]) -> str:
+    """How to install `packages` here, or, where the package manager is none that is known, with each that is."""
+    found = manager()
+    lines = [command(packages, by) for by in ([found] if found else INSTALL)]
+    return " | ".join(f"{'' if os.geteuid() == 0 else 'sudo '}{line}" for line in lines if line)
