@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "cli" / "doctor")]  # by itself: the package's others need libraries
 
 import system  # noqa: E402  # pyright: ignore[reportMissingImports]
+import torch_cpu  # noqa: E402
 from locked import LOCK, Locked, read, select  # noqa: E402
 
-TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "set-up.log"
@@ -149,41 +149,17 @@ def _counting(report: Progress | None, of: int, begun: threading.Event) -> Itera
         thread.join()
 
 
-def install_torch(packages: Sequence[Locked], flags: Sequence[str]) -> None:
-    """torch's CPU build: by pip as it is configured, else from TORCH_INDEX, which may also be a folder.
-
-    Raises:
-        SetUpError: none of them has it.
-    """
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    here = f"python_version == '{python}' and platform_machine == '{platform.machine()}'"
-    builds = list(select(packages, ["torch-cpu"]))
-    known = [each for each in builds if here in each.lines]
-    version = f"torch=={builds[0].version}"
-    wanted = ["--requirement", _file("torch", known)] if known else [version]
-    named = os.environ.get("TORCH_INDEX")
-    own, other = list(flags), [*flags, *_index(named or TORCH_INDEX)]
-    print(
-        f"fetching {version}{'' if known else ', of which the lock has no hash for this Python and machine'}",
-        file=sys.stderr,
-    )
-    failures = [pip(*arguments, *wanted) for arguments in ([other] if named else [own])]
-    if failures[-1] and not named:
-        print(f"pip does not find it; asking {TORCH_INDEX}", file=sys.stderr)
-        failures.append(pip(*other, *wanted))
-    if failures[-1]:
-        raise SetUpError(
-            f"{_cause(failures[-1])}\n{version} is neither where pip looks nor in {named or TORCH_INDEX}: name another "
-            "index, or a folder that has its wheel, by TORCH_INDEX"
-        )
-
-
-def _index(place: str) -> list[str]:
-    """pip's flags for an index, its address or a folder; or for a folder of wheels. Nothing else is asked then."""
-    folder = Path(place.removeprefix("file://")).expanduser()
-    if folder.is_dir() and any(folder.glob("*.whl")):
-        return ["--no-index", "--find-links", str(folder.resolve())]
-    return ["--index-url", folder.resolve().as_uri() if folder.is_dir() else place]
+def install_torch(flags: Sequence[str]) -> None:
+    """torch's CPU build. Raises SetUpError: no place has it."""
+    print("fetching torch's CPU build", file=sys.stderr)
+    failures: list[str] = []
+    for arguments in torch_cpu.attempts(VENV, flags):
+        if failures:
+            print(f"pip does not find it; asking {torch_cpu.INDEX}", file=sys.stderr)
+        if not (failure := pip(*arguments)):
+            return
+        failures.append(failure)
+    raise SetUpError(f"{_cause(failures[-1])}\n{torch_cpu.remedy()}")
 
 
 def _file(name: str, packages: Sequence[Locked]) -> str:
@@ -212,7 +188,7 @@ def set_up(thinker: str, flags: Sequence[str]) -> None:
     make_environment()
     packages, report = read(), Progress()
     if thinker == "thinker-cpu":
-        install_torch(packages, flags)
+        install_torch(flags)
         sets = [*EVERYTHING, thinker]
     else:
         sets = [*EVERYTHING, thinker, "cuda"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from cli.budget import GIB
 from cli.doctor.machine import Machine
+from cli.doctor.system import commands
 from services.common.engine.device import Accelerator, device_among
 from services.common.rpc.settings import StageSettings
 
@@ -37,7 +38,10 @@ def place(machine: Machine, asked: str) -> tuple[str, Accelerator | None]:
 
 
 def judge_machine(machine: Machine) -> Iterator[Finding]:
-    """Packages, the driver, and each GPU."""
+    """The system, packages, the driver, and each GPU."""
+    for lack in machine.lacks:
+        how = f": {commands([lack.package])}" if lack.package else ""
+        yield Finding(f"missing: {lack.text}{how}", lack.fatal)
     torch = f"torch {machine.packages['torch']}"
     for name, requirement in machine.misfits:
         have = f"{name} {machine.packages[name]} is installed"
@@ -102,7 +106,7 @@ def judge_around(machine: Machine, stage: str, settings: StageSettings) -> Itera
             "(docker: --shm-size), or lower --shared-memory-mib",
             fatal=False,
         )
-    if "ucx" in settings.transports and "ucxx-cu12" not in machine.packages:
+    if "ucx" in settings.transports and "ucxx-cu13" not in machine.packages:
         yield Finding(f"{stage}: no UCX, so tensors go inline: pip install 'quartet[ucx]'", fatal=False)
     ranks = getattr(settings, "tensor_parallel_size", 1)
     if ranks > 1 and machine.devices and machine.shared_memory_bytes < NCCL_SHARED_MEMORY_BYTES:

