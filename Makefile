@@ -3,7 +3,7 @@
 # THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT, BENCH_REALTIME, BENCH_SPEAK: flags of the benchmarks;
 # of the first, thinker and talker are compiled, which takes minutes and halves their time a step on a CPU. FAMILY: of
 # the first, a name that `quartet tiny` knows: qwen3-omni or qwen2.5-omni.
-# TEST_COMPOSE: flags of scripts/test_compose.py. TEST, TEST_LONG: flags of pytest. WORKERS: of `make test`, and of the part
+# TEST_COMPOSE, TEST_BARE: flags of scripts/test_compose.py and scripts/test_bare.py. TEST, TEST_LONG: flags of pytest. WORKERS: of `make test`, and of the part
 # of `make test-long` that is not in tests/long.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c "" 2>/dev/null && command -v $$python && break; done)
@@ -14,6 +14,7 @@ BENCH_SPEAK ?= --flag talker.enforce_eager=false
 BENCH_DIT ?=
 BENCH_REALTIME ?=
 TEST_COMPOSE ?=
+TEST_BARE ?=
 TEST ?=
 TEST_LONG ?=
 WORKERS ?= 2
@@ -24,7 +25,7 @@ READY := .venv/ready
 # Two hundred processes start in the tests: without its cache each one compiles our code anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo test coverage chromium test-long test-gpu test-v2 up lint format protos bench bench-speak bench-realtime bench-dit test-compose docs clean
+.PHONY: setup lock demo test coverage chromium test-long test-gpu test-v2 up lint format test-bare test-newest test-pythons protos bench bench-speak bench-realtime bench-dit test-compose docs clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -52,6 +53,14 @@ test-long: $(READY)  ## the rest: benchmark commands, others' realtime clients, 
 	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadscope --no-loadscope-reorder tests/pure tests/stage tests/system $(TEST_LONG)
 	$(BIN)/python -m pytest -m long tests/long $(TEST_LONG)
 
+# Where uv, pyenv or the system has them. What needs an engine is skipped there: torch's CPU builds may not be at hand.
+OTHER_PYTHONS ?= 3.12 3.13
+test-pythons: $(READY)  ## tests/pure with the lock's versions on the other Pythons that are found here
+	@$(BIN)/python scripts/test_environments.py pythons $(OTHER_PYTHONS)
+
+test-newest: $(READY)  ## tests/pure and tests/stage with the newest versions that pyproject.toml allows, but for vLLM, which fixes its own
+	@$(BIN)/python scripts/test_environments.py newest
+
 test-gpu: $(READY)  ## what this machine is and what will not start on it, then all tests that need a CUDA device
 	$(BIN)/quartet doctor
 	$(BIN)/python -m pytest -m gpu
@@ -61,6 +70,9 @@ test-v2: $(READY)  ## the thinker's engine on the model runner that vLLM takes o
 
 up: $(READY)  ## serves MODEL (a directory or hub id) on this machine
 	$(BIN)/quartet up --model "$(or $(MODEL),$(error say which: make up MODEL=directory-or-id))"
+
+test-bare:  ## README's two commands in a bare Debian root: needs root, debootstrap and 20 minutes; TEST_BARE: its flags
+	$(PYTHON) scripts/test_bare.py $(TEST_BARE)
 
 docs: $(READY)  ## the documents as a site; a link to what is not there, or a page that no list names, is an error
 	$(BIN)/python -m sphinx --builder html --conf-dir docs --fail-on-warning --keep-going --quiet . docs/_build/html
