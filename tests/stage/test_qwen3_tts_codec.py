@@ -4,6 +4,7 @@ import json
 import os
 import queue
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import MimiConfig, MimiModel
 
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.stream import Event, Finished, Samples
-from services.families.qwen3_tts.tiny.codec import speaker_encoder, write_codec
+from services.families.qwen3_tts.codec_encoder import CodecEncoder
+from services.families.qwen3_tts.tiny.codec import SIZES as TINY_SIZES
+from services.families.qwen3_tts.tiny.codec import codec_config, speaker_encoder, write_codec
 from services.families.qwen3_tts.voice_sample import load_sample_reader
 from tests.support.decode_engine import feed_in_pieces
 from tests.support.hub import serving
@@ -33,6 +37,24 @@ STREAMS = [(1, 0), (90, 0), (9, 1), (9, 9), (40, 20), (90, 33), (60, 16), (90, 8
 SIZES = ["tiny", "small"]
 SECONDS = [1.0, 3.33, 7.0]
 """Of voice samples: whole frames, and a last one that is not full."""
+_QUANTIZER = (
+    *("input_proj.weight", "output_proj.weight"),
+    *(f"layers.N.codebook.{name}" for name in ("cluster_usage", "embed_sum", "initialized")),
+)
+ENCODER_TENSORS = {
+    "downsample.conv.weight",
+    *(f"encoder.layers.N.{conv}.{name}" for conv in ("conv", "block.N.conv") for name in ("bias", "weight")),
+    *(
+        f"encoder_transformer.layers.N.{name}"
+        for name in (
+            *(f"{norm}_layernorm.{part}" for norm in ("input", "post_attention") for part in ("bias", "weight")),
+            *(f"self_attn.{one}_proj.weight" for one in "qkvo"),
+            *("mlp.fcN.weight", "mlp_layer_scale.scale", "self_attn_layer_scale.scale"),
+        )
+    ),
+    *(f"quantizer.{half}_residual_vector_quantizer.{name}" for half in ("semantic", "acoustic") for name in _QUANTIZER),
+}
+"""As published, less `encoder.`, with N for numbers."""
 
 
 class Case:
@@ -162,6 +184,22 @@ def test_a_voice_sample_is_heard_as_the_reference_hears_it(case: Case, seconds: 
     assert frames.shape == (-(-len(sound) // 1920), 16)
     assert len(frames.unique(dim=0)) > len(frames) // 2  # one frame again and again would prove nothing
     assert torch.equal(voice.frames, frames)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_codecs_encoder_is_that_of_transformers_under_its_published_names(size: str) -> None:
+    """transformers moved and renamed it in 5.21: what is loaded by name is to be found in any version."""
+    torch.manual_seed(6)
+    mimi: Any = MimiModel(MimiConfig(**codec_config(TINY_SIZES[size])["encoder_config"])).eval()
+    encoder = CodecEncoder(mimi)
+    assert {re.sub(r"\d+", "N", name) for name in encoder.state_dict()} == ENCODER_TENSORS
+    with torch.inference_mode():
+        for name, tensor in encoder.state_dict().items():
+            if name.endswith("embed_sum"):
+                tensor.normal_()  # transformers' are all zero, which every vector is nearest to
+        expected = mimi.encode(sound := _speech(3.33)[None, None], num_quantizers=16).audio_codes
+        assert len(expected.unique()) > 16
+        assert torch.equal(encoder(sound, 16), expected)
 
 
 def test_a_checkpoint_that_cannot_hear_samples_is_refused_by_what_it_lacks(case: Case, tmp_path: Path) -> None:

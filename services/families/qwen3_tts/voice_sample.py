@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import MimiConfig, MimiModel
 
 from services.common.engine.ecapa import SpeakerEncoder
 from services.common.engine.weights import Checkpoint
 from services.families import read_config
 from services.families.qwen3_tts.code2wav import FOLDER
+from services.families.qwen3_tts.codec_encoder import CodecEncoder, new_codec_encoder
 from services.families.qwen3_tts.speaker_encoder import mel_spectrogram, new_speaker_encoder
 from services.talker.inputs import Voice
 
@@ -35,7 +35,7 @@ def load_sample_reader(
     rate_hz, codec_rate_hz = speaker_config.get("sample_rate"), codec_config.get("input_sample_rate")
     if rate_hz is None or rate_hz != codec_rate_hz:
         raise ValueError(f"speaker_encoder_config.sample_rate {rate_hz} must be the codec's, {codec_rate_hz}")
-    speaker, codec = new_speaker_encoder(speaker_config), _empty_codec_encoder(codec_config)
+    speaker, codec = new_speaker_encoder(speaker_config), new_codec_encoder(codec_config.get("encoder_config") or {})
     parts: list[tuple[nn.Module, str, str]] = [(speaker, SPEAKER_PREFIX, ""), (codec, _CODEC_PREFIX, FOLDER)]
     for module, prefix, subfolder in parts:
         _load(module, folder, prefix, subfolder)
@@ -43,14 +43,6 @@ def load_sample_reader(
     if dtype == torch.float32:
         torch.backends.cudnn.allow_tf32 = False  # on by default, and 1e-3 off
     return VoiceSampleReader(speaker, codec, codec_config)
-
-
-def _empty_codec_encoder(codec_config: dict[str, Any]) -> MimiModel:
-    """The codec's encoder, whose decoder is another model."""
-    settings: dict[str, Any] = codec_config.get("encoder_config") or {}
-    model: Any = MimiModel(MimiConfig(**{key: value for key, value in settings.items() if key != "model_type"}))
-    model.upsample = model.decoder_transformer = model.decoder = None
-    return model
 
 
 def _load(module: nn.Module, folder: Path, prefix: str, subfolder: str) -> None:
@@ -70,7 +62,7 @@ class VoiceSampleReader:
         codec_config: config.json of the codec.
     """
 
-    def __init__(self, speaker: SpeakerEncoder, codec: MimiModel, codec_config: dict[str, Any]) -> None:
+    def __init__(self, speaker: SpeakerEncoder, codec: CodecEncoder, codec_config: dict[str, Any]) -> None:
         self._speaker, self._codec = speaker, codec
         self._groups: int = codec_config["encoder_valid_num_quantizers"]
         self._samples_per_frame: int = codec_config["encode_downsample_rate"]
@@ -88,6 +80,6 @@ class VoiceSampleReader:
         sound = samples.to(parameter.device)
         mels = mel_spectrogram(sound, self._sample_rate_hz, self._speaker.mel_bins)
         vector = self._speaker(mels.to(parameter.dtype)[None])[0]
-        encoded: Any = self._codec.encode(sound.to(parameter.dtype)[None, None], num_quantizers=self._groups)
+        codes = self._codec(sound.to(parameter.dtype)[None, None], self._groups)
         frames = -(-len(samples) // self._samples_per_frame)  # the encoder fills the last frame up
-        return Voice(vector, encoded.audio_codes[0, :, :frames].T.to("cpu", torch.int64).contiguous())
+        return Voice(vector, codes[0, :, :frames].T.to("cpu", torch.int64).contiguous())

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
-from transformers import MimiConfig, MimiModel
 
 from services.families.qwen3_tts.code2wav import FOLDER, MODEL_TYPE, Qwen3TtsDecoder, new_decoder
+from services.families.qwen3_tts.codec_encoder import new_codec_encoder
 from services.families.qwen3_tts.speaker_encoder import new_speaker_encoder
 
 SAMPLE_RATE_HZ = 24_000
@@ -205,8 +205,7 @@ def _decoder_tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def _encoder_tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    model: Any = MimiModel(MimiConfig(**config))
-    model.upsample = model.decoder_transformer = model.decoder = None
+    model: Any = new_codec_encoder(config)
     _randomize(model)
     for quantizer in (
         model.quantizer.semantic_residual_vector_quantizer,
@@ -221,7 +220,7 @@ def _set_spread(encoder: Any, projection: nn.Conv1d) -> None:
     """Scales what is quantized to the length of the codebooks' vectors, so that codes vary with the sound."""
     made: list[Any] = []
     hook = projection.register_forward_hook(lambda module, inputs, output: made.append(output))
-    encoder.eval().encode(0.3 * torch.randn(1, 1, CALIBRATION_FRAMES * SAMPLES_PER_FRAME))
+    encoder.eval()(0.3 * torch.randn(1, 1, CALIBRATION_FRAMES * SAMPLES_PER_FRAME))
     hook.remove()
     projection.weight.div_(made[0].std())
 
