@@ -76,6 +76,8 @@ def _accumulate(directory: Path, objects: list[Object]) -> list[Object]:
     for each in objects:
         if "namespace" in spec:
             each["metadata"]["name" if each["kind"] in CLUSTER_WIDE else "namespace"] = spec["namespace"]
+            for subject in each.get("subjects", []):
+                subject["namespace"] = spec["namespace"]
     return objects
 
 
