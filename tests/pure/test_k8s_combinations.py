@@ -1,4 +1,4 @@
-"""deploy/k8s: each component beside each other one, on each overlay, in either order: works, or is refused by kustomize.
+"""deploy/k8s: each component beside each other one, on each overlay, in either order: it works, or kustomize refuses it.
 
 README's table of components says which, and is compared with what is found here.
 """
