@@ -1,4 +1,4 @@
-"""deploy/k8s: each component beside each other one, on each overlay, in either order: it works, or kustomize refuses it.
+"""deploy/k8s: each component beside each other one, on each overlay, in either order: it works, or is refused by name.
 
 README's table of components says which, and is compared with what is found here.
 """
