@@ -200,3 +200,16 @@ def test_scaled_without_its_diffusion_stage_may_be_of_text_or_speech(tmp_path: P
         own = {**spec, "resources": [f"{k8s}/base", "autoscaling.yaml"], "components": added}
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(own))
         assert found_wrong(build(folder)) == [], component
+
+
+def test_the_readmes_own_overlay_is_one(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
+    given = yaml.safe_load(example)
+    given["images"] = []  # of a registry, whose names the checks do not know
+    folder = with_components(tmp_path, "single-gpu", ["dit"])
+    paths = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert [Path(name).name for name in given["resources"] + given["components"]] == ["single-gpu", "dit"]
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(given | paths))
+    objects = build(folder)
+    assert found_wrong(objects) == []
+    assert Cluster(objects).environment("dit")["QUARTET_DIT_MODEL"] == "Qwen/Qwen-Image-Edit"
