@@ -63,12 +63,18 @@ async def health() -> dict[str, str]:
 
 
 @router.get("/ready", responses={503: {"description": "a stage does not serve"}})
-async def ready(http: Request) -> Json:
-    """200 if every stage serves, else 503; with the state of each stage and of each of its replicas."""
+async def ready(http: Request, partly: bool = False) -> Json:
+    """200 if every stage serves, else 503; with the outputs that can be had now, and the states of stages and replicas.
+
+    `partly=true`: 200 also while stages are away, once every one was checked and some output can be had.
+    """
     pipeline: Pipeline = http.app.state.gateway.pipeline
-    is_ready, stages = pipeline.ready, pipeline.by_name.items()
+    stages, served = pipeline.by_name.items(), pipeline.served
+    is_partly_ready = bool(served) and pipeline.is_settled
+    is_ready = pipeline.ready or (partly and is_partly_ready)
     body = {
-        "status": "ready" if is_ready else "not ready",
+        "status": "ready" if pipeline.ready else "partly ready" if is_partly_ready else "not ready",
+        "outputs": served,
         "stages": {name: stage.state for name, stage in stages},
         "replicas": {name: stage.describe_replicas() for name, stage in stages},
     }

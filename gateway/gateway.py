@@ -212,6 +212,10 @@ class Gateway:
             sampling.seed = seed
         return sampling
 
+    def not_known_yet(self, *kinds: str) -> ApiError:
+        """The 503 for the first stage of an answer that is of `kinds` and was never reached; there is one."""
+        return not_reached(next(stage for stage in self.pipeline.answer if stage.kind in kinds and stage.info is None))
+
     def model_stage(self, name: str) -> Stage:
         """The stage of the model `name`. Raises ApiError: 404 if there is none, 503 if no name is known yet."""
         models = self.models

@@ -202,7 +202,8 @@ def _fill_message(
         if message.audio and not message.content:
             transcript = gateway.transcripts.get(message.audio.id)
             if transcript is None:
-                reason = f"{message.audio.id!r} is unknown or has expired; send the answer's text as content instead"
+                why = "has expired, or is another gateway's; send the answer's text as content instead"
+                reason = f"{message.audio.id!r} is unknown: it {why}"
                 raise invalid(f"messages[{index}].audio.id", reason)
             result.content.add(text=transcript)
         result.reasoning = message.reasoning_content or message.reasoning or ""

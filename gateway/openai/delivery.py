@@ -201,7 +201,9 @@ async def _imitate_uploaded(
             delivered.log["voice"] = voice.id
             return
     more = ", ..." if len(voices) > _TOLD_VOICES else ""
-    known = f"use one of {', '.join(voices[:_TOLD_VOICES])}{more}" if voices else "none has been uploaded"
+    known = (
+        f"use one of {', '.join(voices[:_TOLD_VOICES])}{more}" if voices else "none has been uploaded to this gateway"
+    )
     how = "; or upload one by POST /v1/audio/voices, or send ref_audio" if rate_hz else ""
     raise invalid(param, f"no voice {asked.voice.id!r}; {known}{how}")
 

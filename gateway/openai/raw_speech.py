@@ -8,7 +8,7 @@ import pybase64
 from pydantic import Field
 
 from gateway.errors import invalid
-from gateway.gateway import Gateway, not_reached
+from gateway.gateway import Gateway
 from gateway.media.encode import encode_audio
 from gateway.openai.answer import WholeAnswer
 from gateway.openai.schema import AudioFormat
@@ -77,10 +77,9 @@ class RawSpeech:
         self.start = talker_pb2.SpeakStart(
             speaker=gateway.speaker(params.voice, "speech.voice"), sampling=sampling, wants_frames=params.codes
         )
-        stages = {stage.kind: stage for stage in gateway.pipeline.answer}
         talker, code2wav = gateway.pipeline.info("talker"), gateway.pipeline.info("code2wav")
         if talker is None or code2wav is None:
-            raise not_reached(stages["talker" if talker is None else "code2wav"])
+            raise gateway.not_known_yet("talker", "code2wav")
         self._groups, self._rate_hz, self._samples = (
             talker.num_code_groups,
             code2wav.sample_rate_hz,

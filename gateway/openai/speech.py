@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from gateway import metrics
 from gateway.errors import ApiError, in_own_terms, invalid
-from gateway.gateway import Gateway, not_reached
+from gateway.gateway import Gateway
 from gateway.media.encode import BYTES_PER_SAMPLE, AudioStream
 from gateway.openai.connection import LAST_WORD_S, EventStream, StreamedResponse, admitted, owner_of, sse
 from gateway.openai.delivery import Delivered, Delivery, deliver
@@ -144,10 +144,11 @@ class Speaking:
     ) -> "Speaking":
         """What is asked for in the request `http`, which calls the text `text`. Raises ApiError: it cannot be spoken
         here so."""
-        arrived, stage = time.monotonic(), gateway.stage_for("speech", asked.model)
+        arrived = time.monotonic()
+        gateway.stage_for("speech", asked.model)
         talker, code2wav = gateway.pipeline.info("talker"), gateway.pipeline.info("code2wav")
         if talker is None or code2wav is None:
-            raise not_reached(stage)
+            raise gateway.not_known_yet("talker", "code2wav")
         if not talker.reads_text:
             raise invalid("model", "its talker reads what its thinker writes only", "unsupported_model")
         return cls(gateway, asked, await deliver(gateway, asked, talker, owner_of(http)), arrived, http, text)

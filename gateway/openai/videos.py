@@ -261,7 +261,8 @@ async def _video(http: Request, video_id: str) -> Video:
 
 
 def _not_found(video_id: str) -> ApiError:
-    return ApiError(404, f"no video {video_id!r}; it may have expired", "video_id", "not_found")
+    message = f"no video {video_id!r}; it was deleted, has expired, or is another gateway's"
+    return ApiError(404, message, "video_id", "not_found")
 
 
 async def _read(http: Request, gateway: Gateway) -> tuple[VideoRequest, MediaFile | None]:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.errors import ApiError, invalid
-from gateway.gateway import Gateway, not_reached
+from gateway.gateway import Gateway
 from gateway.media.fetch import MediaError
 from gateway.media.voice_sample import as_flac, read_sample
 from gateway.openai.connection import admitted, owner_of
@@ -121,7 +121,7 @@ async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
         found = await gateway.voices.find(voice, owner_of(http))
         if found is None:
             builtin = spelled(voice, gateway.pipeline.voices)
-            why = "it is the model's own" if builtin is not None else "GET /v1/audio/voices lists them"
+            why = "it is the model's own" if builtin is not None else "GET /v1/audio/voices lists those of this gateway"
             raise ApiError(404, f"no uploaded voice {voice!r}; {why}", "voice", "not_found")
         await gateway.voices.remove(found)
     http.state.log["voice"] = found.id
@@ -153,7 +153,7 @@ def _require_cloning(gateway: Gateway) -> int:
     """Samples a second of what the talker imitates. Raises ApiError: 501, nothing does; 503, that is not known yet."""
     stage = gateway.pipeline.output("speech")
     if stage is not None and gateway.pipeline.info("talker") is None:
-        raise not_reached(stage)
+        raise gateway.not_known_yet("talker")
     if not (rate_hz := _sample_rate_hz(gateway)):
         what = "this model imitates no voices: it has its own" if stage else "nothing here speaks"
         message = f"{what}; GET /v1/audio/voices lists them" if stage else what

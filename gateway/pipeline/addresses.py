@@ -107,6 +107,11 @@ class NameWatcher:
         self._found = {endpoint: [endpoint.host] if endpoint.is_literal else [] for endpoint in endpoints}
         self._tell()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether each name was looked up, with whatever outcome."""
+        return all(found or endpoint.host in self.errors for endpoint, found in self._found.items())
+
     async def watch(self, interval_s: float) -> None:
         """Looks every name up for ever, `interval_s` after the last answer. Returns at once without names."""
         names = [endpoint for endpoint in self._found if not endpoint.is_literal]

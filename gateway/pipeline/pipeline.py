@@ -85,6 +85,17 @@ class Pipeline:
         return all(stage.serving for stage in self.by_name.values())
 
     @property
+    def served(self) -> list[Output]:
+        """The outputs whose stages serve, down to the first that they come from."""
+        by_name, route = self.by_name, self.config.route
+        return [output for output in self.config.made if all(by_name[name].serving for name in route(output))]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every stage serves, or was found not to: nothing that serves is merely not known yet."""
+        return all(stage.is_settled for stage in self.by_name.values())
+
+    @property
     def has_room(self) -> bool:
         """Whether each stage of an answer has a replica that no request waits for."""
         return all(

@@ -24,6 +24,7 @@ from services.common.telemetry import tracing
 # One whose connection is refused or reset is down at once.
 LATE_CHECKS = 3
 _MEDIA_CHUNK_BYTES = 1024 * 1024
+_NOT_CHECKED = "not checked yet"
 
 # What clients hear of a stage instead of its own words, which may be a transport's; those are for the log.
 _WORDS: dict[type[StageError], str] = {
@@ -66,7 +67,7 @@ class Replica:
         self, stage: str, kind: str, address: str, server_name: str, channels: Channels, on_change: Callable[[], None]
     ) -> None:
         self.stage, self.kind, self.address, self.server_name = stage, kind, address, server_name
-        self.health = "not checked yet"
+        self.health = _NOT_CHECKED
         self.refusal: str | None = None
         self.info: server_info_pb2.GetServerInfoResponse | None = None
         self.down_since: float | None = time.monotonic()
@@ -146,6 +147,11 @@ class Replica:
     def healthy(self) -> bool:
         """Whether it says that it serves."""
         return self.health == "SERVING"
+
+    @property
+    def was_checked(self) -> bool:
+        """Whether its health has been found out, whatever it was."""
+        return self.health != _NOT_CHECKED
 
     @property
     def serving(self) -> bool:

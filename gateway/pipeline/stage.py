@@ -116,6 +116,12 @@ class Stage:
         return any(replica.serving for replica in self.replicas.values())
 
     @property
+    def is_settled(self) -> bool:
+        """Whether a replica serves, or each was checked, and each name looked up, without finding one."""
+        looked_up = self._names.is_settled and all(replica.was_checked for replica in self.replicas.values())
+        return self.serving or looked_up
+
+    @property
     def state(self) -> str:
         """ "SERVING" if a replica serves, or else why none does, in words for people."""
         states = {address: replica.state for address, replica in self.replicas.items()}

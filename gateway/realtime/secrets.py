@@ -143,7 +143,8 @@ def secret_of(socket: HTTPConnection) -> ClientSecret | None:
         return None
     found = socket.app.state.client_secrets.find(presented)
     if found is None:
-        message = f"the client secret is not known here, or has expired; make one by POST {PATH}/client_secrets"
+        why = "it has expired, or is another gateway's"
+        message = f"the client secret is not known here: {why}; make one by POST {PATH}/client_secrets"
         raise ApiError(401, message, None, "invalid_api_key")
     return found
 

@@ -297,7 +297,8 @@ def _without_sound(item: Item) -> Item:
 
 def _missing(param: str | None, what: str, name: str) -> ApiError:
     label = f"{param}: " if param else ""
-    reason = f"there is no {what} {name[:80]!r}; it was deleted, has expired, was not stored, or never was"
+    why = "it was deleted, has expired, was not stored, is another gateway's, or never was"
+    reason = f"there is no {what} {name[:80]!r}; {why}"
     return ApiError(404, f"{label}{reason}", param, "not_found")
 
 

@@ -164,6 +164,10 @@ def kubectl(command: Command) -> None:
     match command.words[1:]:
         case ("kustomize", directory) | ("apply" | "delete", "-k", directory):
             assert objects(directory)
+        case ("-n", "quartet", "wait", "--for=condition=Available", "deployment", "--all", _):
+            pass
+        case ("-n", "quartet", "delete", _, "-l", _):
+            pass  # tests/pure/test_k8s_combinations.py: what it removes
         case ("-n", "quartet", *words):
             named = [word for word in words if "/" in word]
             assert set(named) <= objects("deploy/k8s/overlays/cpu-demo")

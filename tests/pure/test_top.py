@@ -128,7 +128,7 @@ async def _look_at_a_running_gateway(nobody: str) -> None:
         await gateway.until(lambda: not gateway.app.state.gateway.pipeline.ready)
         await watch.look()
         assert text(watch).count("SERVING") == 2
-        assert "not ready" in text(watch)
+        assert "partly ready" in text(watch)
     await watch.look()
     assert not watch.reached
     assert "not reached" in text(watch)

@@ -1,5 +1,6 @@
 """kubectl renders deploy/k8s as the tests' own renderer does."""
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -15,7 +16,25 @@ from tests.support.kustomize import WITH_TLS, build, with_components
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 DIRECTORIES = ("overlays/cpu-demo", "overlays/single-gpu", "overlays/speech", "overlays/scaled", "monitoring")
 
-OTHERS = [("cpu-demo", ["speech"]), ("speech", ["ucx"]), ("scaled", ["inference-pool"])]
+OTHERS = [
+    ("cpu-demo", ["speech"]),
+    ("cpu-demo", ["gpu", "ingress", "text"]),
+    ("single-gpu", ["dit", "inference-pool", "state", "tls"]),
+    ("speech", ["ucx", "state"]),
+    ("scaled", ["inference-pool"]),
+]
+# (overlay, components, what kubectl names): those that README's table does not offer
+REFUSED = [
+    ("cpu-demo", ["dit"], "PersistentVolumeClaim.v1.[noGrp]/models"),
+    ("speech", ["dit"], "one-of-text-speech-dit"),
+    ("single-gpu", ["dit", "text"], "one-of-text-speech-dit"),
+    ("single-gpu", ["text", "dit"], "one-of-text-speech-dit"),
+    ("cpu-demo", ["speech", "text"], "one-of-text-speech-dit"),
+    ("scaled", ["speech"], "one-of-text-speech-dit"),
+    ("scaled", ["state"], "one-gateway"),
+    ("cpu-demo", ["tls", "ucx"], "one-of-tls-ucx"),
+    ("single-gpu", ["tls", "dit"], "dit-before-tls"),
+]
 
 
 def _by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
@@ -27,9 +46,13 @@ def _by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
     return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load(text)}
 
 
+def kustomize(directory: Path) -> subprocess.CompletedProcess[str]:
+    """What kubectl makes of it."""
+    return subprocess.run(["kubectl", "kustomize", str(directory)], capture_output=True, text=True, timeout=120)
+
+
 def rendered_alike(directory: Path) -> bool:
-    command = ["kubectl", "kustomize", str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = kustomize(directory)
     assert done.returncode == 0, done.stderr
     return _by_name(build(directory)) == _by_name(list(yaml.safe_load_all(done.stdout)))
 
@@ -42,6 +65,36 @@ def test_kubectl_renders_the_same(directory):
 @pytest.mark.parametrize(("overlay", "components"), [*WITH_TLS, *OTHERS])
 def test_kubectl_renders_the_same_with_components(tmp_path, overlay, components):
     assert rendered_alike(with_components(tmp_path, overlay, components))
+
+
+@pytest.mark.parametrize("namespace", [None, "elsewhere"])
+def test_kubectl_puts_all_of_an_own_overlay_into_one_namespace(tmp_path, namespace):
+    more = {} if namespace is None else {"namespace": namespace}
+    folder = with_components(tmp_path, "single-gpu", ["dit", "inference-pool", "state", "ucx"], **more)
+    assert rendered_alike(folder)
+
+
+@pytest.mark.parametrize(("overlay", "components", "what"), REFUSED)
+def test_kubectl_refuses_what_is_not_offered(tmp_path, overlay, components, what):
+    folder = with_components(tmp_path, overlay, components)
+    with pytest.raises(ValueError, match="to patch"):
+        build(folder)
+    done = kustomize(folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert what in done.stderr
+
+
+@pytest.mark.long  # 110 of them; the other overlays were compared once
+def test_kubectl_renders_each_two_components_as_the_tests_do(tmp_path):
+    components = sorted(each.name for each in (ROOT / "deploy/k8s/components").iterdir())
+    for pair in itertools.permutations(components, 2):
+        folder = with_components(tmp_path, "single-gpu", list(pair))
+        try:
+            build(folder)
+        except ValueError:
+            assert kustomize(folder).returncode == 1, pair
+        else:
+            assert rendered_alike(folder), pair
 
 
 @pytest.mark.parametrize("command", [each for each in commands() if each.words[0] == "kubectl"], ids=str)

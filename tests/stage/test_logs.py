@@ -30,7 +30,7 @@ raise ValueError("its end")
 """
 
 GRPC = """
-import socket, sys
+import socket, ssl, sys
 from concurrent import futures
 import {package}
 import grpc
@@ -43,6 +43,11 @@ with socket.create_connection(("127.0.0.1", port)) as client:  # one that speaks
     client.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
     while client.recv(1024):
         pass
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+context.set_alpn_protocols(["h2"])
+with socket.create_connection(("127.0.0.1", port)) as client:  # one that asks for a name that is not its own
+    context.wrap_socket(client, server_hostname="elsewhere").close()
 sys.stdin.read()
 server.stop(None).wait()
 """
@@ -81,5 +86,6 @@ def test_grpcs_own_lines_are_left_out_unless_asked_for(package, tmp_path, monkey
         assert told.stdin
         assert told.stderr
         assert any("Handshake failed" in line for line in told.stderr)
+        assert any("No match found for server name" in line for line in told.stderr)
         told.stdin.close()
         told.stderr.read()

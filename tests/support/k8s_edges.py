@@ -3,15 +3,22 @@
 import ipaddress
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
+from gateway.settings import GatewaySettings
 from gateway.strict import YamlError
 from services.common.telemetry import metrics
 from services.demo_models import OMNI, PAINTER, resolve
 from tests.support.k8s_objects import PORTS, ROOT, Cluster, Object, pod_of, stages_of
 
 METRICS_PORT = 9464
+PIPELINE = ROOT / "gateway/pipelines/qwen3-omni-dit.yaml"
+# What the gateway has for its own cluster: probes, metrics, profiles, the page, the reference.
+INSIDE = {"/health", "/ready", "/metrics", "/start_profile", "/stop_profile", "/", "/page/{name}"}
+INSIDE |= {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
 
 
 def routing_problems(cluster: Cluster) -> Iterator[str]:
@@ -151,8 +158,27 @@ def _ingress(cluster: Cluster) -> Iterator[str]:
                     port["name"] for port in service["spec"]["ports"]
                 ]:
                     yield f"Ingress {each['metadata']['name']}: no Service {backend}"
-                if path["path"] != "/v1":
-                    yield f"Ingress {each['metadata']['name']}: {path['path']} is for the inside"
+            open_paths = [(path["path"], path["pathType"] == "Prefix") for path in rule["http"]["paths"]]
+            yield from published_problems(f"Ingress {each['metadata']['name']}", open_paths)
+        if cluster.settings("gateway").api_keys_file is None:
+            yield f"Ingress {each['metadata']['name']}: without API keys"
+
+
+def published_problems(what: str, open_paths: list[tuple[str, bool]]) -> Iterator[str]:
+    """Which paths of the API (path, whether all below it) do not reach, and which of the inside they do."""
+    for path in _gateway_paths():
+        is_open = any(path == each or (below and path.startswith(f"{each}/")) for each, below in open_paths)
+        if is_open == (path in INSIDE):
+            yield f"{what}: {path} is {'for the inside' if is_open else 'not reached'}"
+    for each, below in open_paths:
+        if not any(path == each or (below and path.startswith(f"{each}/")) for path in _gateway_paths()):
+            yield f"{what}: {each} is no path of the gateway"
+
+
+@cache
+def _gateway_paths() -> list[str]:
+    app = create_app(GatewaySettings(pipeline=PIPELINE), load_pipeline(PIPELINE))
+    return sorted({path for route in app.routes if (path := getattr(route, "path", None))})
 
 
 def _autoscalers(cluster: Cluster) -> Iterator[str]:

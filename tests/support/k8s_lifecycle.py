@@ -12,7 +12,7 @@ AUTOSCALER_WAITS_S = 600  # the cluster autoscaler's default max-graceful-termin
 
 def lifecycle_problems(cluster: Cluster) -> Iterator[str]:
     """What is wrong, a line each."""
-    for check in (_probes, _starts, _ends):
+    for check in (_probes, _starts, _ends, _exclusive):
         yield from check(cluster)
 
 
@@ -22,7 +22,7 @@ def _probes(cluster: Cluster) -> Iterator[str]:
         probes = {kind: container.get(f"{kind}Probe", {}) for kind in ("startup", "readiness", "liveness")}
         if name == "gateway":
             found = {kind: probe.get("httpGet") for kind, probe in probes.items()}
-            paths = {"startup": "/ready", "readiness": "/health", "liveness": "/health"}
+            paths = {"startup": "/ready?partly=true", "readiness": "/health", "liveness": "/health"}
             wanted: dict[str, Any] = {kind: {"port": "http", "path": path} for kind, path in paths.items()}
         else:
             names = {"startup": SERVICES[name], "readiness": SERVICES[name], "liveness": ""}
@@ -74,3 +74,13 @@ def _ends(cluster: Cluster) -> Iterator[str]:
         strategy = each["spec"].get("strategy", {})
         if strategy.get("type") == "RollingUpdate" and strategy["rollingUpdate"]["maxUnavailable"] != 0:
             yield f"Deployment {name}: a rollout stops pods before others are ready"
+
+
+def _exclusive(cluster: Cluster) -> Iterator[str]:
+    """What one process has, another one cannot have before it is gone: a gateway's claim, whose database it locks."""
+    gateway = cluster.get("Deployment", "gateway")
+    if any("persistentVolumeClaim" in volume for volume in pod_of(gateway)["volumes"]):
+        if gateway["spec"]["strategy"] != {"type": "Recreate"}:
+            yield "Deployment gateway: a rollout waits for a new pod, and the new pod for the old one's claim"
+        if gateway["spec"].get("replicas") != 1 or cluster.named("HorizontalPodAutoscaler", "gateway"):
+            yield "Deployment gateway: several would share a claim"

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tests.support.k8s_edges import published_problems
 from tests.support.k8s_objects import PORTS, Cluster, Object, containers, pod_of
 
 PICKER = "endpoint-picker"
@@ -91,6 +92,8 @@ def _route(cluster: Cluster) -> Iterator[str]:
     route = _only(cluster, "HTTPRoute")
     if route["apiVersion"] != f"{ROUTES}/v1" or set(route["spec"]) != {"parentRefs", "rules"}:
         yield f"HTTPRoute: {route['apiVersion']} {sorted(route['spec'])}"
+    if cluster.settings("gateway").api_keys_file is None:
+        yield "HTTPRoute: without API keys"
     parsed = [
         end for parser in _configuration(cluster)["requestHandler"]["parsers"] for end in PARSED[parser["pluginRef"]]
     ]
@@ -111,9 +114,9 @@ def _route(cluster: Cluster) -> Iterator[str]:
             service = cluster.named("Service", backend["name"])
             if service is None or backend["port"] not in [port["port"] for port in service["spec"]["ports"]]:
                 yield f"HTTPRoute: no Service {backend}"
-        for path in paths:
-            if not path["value"].startswith(("/v1", "/inference/v1/generate")):
-                yield f"HTTPRoute: {path['value']} is for the inside"
+        if backend.get("kind") != "InferencePool":
+            open_paths = [(path["value"], path["type"] == "PathPrefix") for path in paths]
+            yield from published_problems("HTTPRoute", open_paths)
 
 
 def _configuration(cluster: Cluster) -> Any:

@@ -6,8 +6,10 @@ Where kubectl is there, tests/stage/test_kubectl.py compares the two. What it do
 import copy
 import hashlib
 import json
+import os
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ import yaml
 
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[2]
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 FILE_NAMES = ("kustomization.yaml", "Kustomization")
 KNOWN = {"apiVersion", "kind", "namespace", "resources", "components", "images", "configMapGenerator", "patches"}
 CLUSTER_WIDE = ("Namespace",)
+LOCAL = "config.kubernetes.io/local-config"
 # Lists that are maps: what names an element. All other lists are replaced as a whole.
 MERGE_KEYS = {
     "containers": "name",
@@ -35,6 +39,7 @@ def build(directory: Path) -> list[Object]:
         ValueError: it uses a feature that is not known here, or names what is not there.
     """
     objects = _accumulate(directory.resolve(), [])
+    objects = [each for each in objects if LOCAL not in each["metadata"].get("annotations", {})]
     renamed = {}
     for each in objects:
         if each.pop("generated", False):
@@ -51,12 +56,15 @@ def _accumulate(directory: Path, objects: list[Object]) -> list[Object]:
     file = next((directory / name for name in FILE_NAMES if (directory / name).is_file()), None)
     if file is None:
         raise ValueError(f"{directory} has no kustomization")
-    spec = yaml.safe_load(file.read_text())
+    spec = json.loads(_parsed(file.read_text())[0])
     if unknown := set(spec) - KNOWN:
         raise ValueError(f"{file}: {sorted(unknown)} is not known to tests/support/kustomize.py")
     for name in spec.get("resources", []):
         path = directory / name
         objects = objects + (_accumulate(path, []) if path.is_dir() else _documents(path))
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{directory}: there twice: {sorted(twice)}")
     for generator in spec.get("configMapGenerator", []):
         _generate(directory, generator, objects)
     for name in spec.get("components", []):
@@ -66,14 +74,21 @@ def _accumulate(directory: Path, objects: list[Object]) -> list[Object]:
     for image in spec.get("images", []):
         _set_tag(objects, image["name"], image["newTag"])
     for each in objects:
-        if "namespace" in spec and each["kind"] not in CLUSTER_WIDE:
-            each["metadata"]["namespace"] = spec["namespace"]
+        if "namespace" in spec:
+            each["metadata"]["name" if each["kind"] in CLUSTER_WIDE else "namespace"] = spec["namespace"]
+            for subject in each.get("subjects", []):
+                subject["namespace"] = spec["namespace"]
     return objects
 
 
 def _documents(path: Path) -> list[Object]:
     # by way of JSON, so that what anchors share is shared no more
-    return [json.loads(json.dumps(each)) for each in yaml.safe_load_all(path.read_text()) if each]
+    return [json.loads(each) for each in _parsed(path.read_text())]
+
+
+@cache
+def _parsed(text: str) -> list[str]:
+    return [json.dumps(each) for each in yaml.load_all(text, _LOADER) if each]
 
 
 def _generate(directory: Path, generator: Object, objects: list[Object]) -> None:
@@ -91,7 +106,7 @@ def _generate(directory: Path, generator: Object, objects: list[Object]) -> None
 
 def _patch(directory: Path, entry: Object, objects: list[Object]) -> None:
     text = (directory / entry["path"]).read_text() if "path" in entry else entry["patch"]
-    for patch in yaml.safe_load_all(text):
+    for patch in map(json.loads, _parsed(text)):
         if "target" in entry:
             kind, name = entry["target"]["kind"], entry["target"]["name"]
         else:
@@ -111,15 +126,21 @@ def _patch(directory: Path, entry: Object, objects: list[Object]) -> None:
 
 
 def _apply_operations(target: Object, operations: list[Object]) -> None:
-    """JSON patch, `add` and `replace` of members of mappings."""
+    """JSON patch: `add`, `replace` and `remove` of members of mappings, `add` to the end of a list."""
     for operation in operations:
         *path, last = [part.replace("~1", "/") for part in operation["path"].split("/")[1:]]
         place: Any = target
         for part in path:
             place = place[int(part)] if isinstance(place, list) else place[part]
-        if operation["op"] not in ("add", "replace") or (operation["op"] == "replace" and last not in place):
-            raise ValueError(f"{operation}: cannot be done")
-        place[last] = operation["value"]
+        match operation["op"]:
+            case "add" if last == "-":
+                place.append(operation["value"])
+            case "remove" if last in place:
+                del place[last]
+            case "add" | "replace" if operation["op"] == "add" or last in place:
+                place[last] = operation["value"]
+            case _:
+                raise ValueError(f"{operation}: cannot be done")
 
 
 def _merge(old: Any, new: Any, key: str) -> Any:
@@ -157,7 +178,7 @@ def _rename_references(value: Any, renamed: dict[str, str]) -> None:
             _rename_references(member, renamed)
 
 
-WITH_TLS = [("cpu-demo", ["keys", "tls"]), ("single-gpu", ["tls"]), ("speech", ["tls"]), ("scaled", ["tls", "dit-tls"])]
+WITH_TLS = [("cpu-demo", ["keys", "tls"]), ("single-gpu", ["tls"]), ("speech", ["tls"]), ("scaled", ["tls"])]
 """(overlay, components) of a user that adds mutual TLS."""
 
 
@@ -167,12 +188,10 @@ def copy_deployment(root: Path) -> None:
         shutil.copytree(ROOT / folder, root / folder)
 
 
-def with_components(tmp_path: Path, overlay: str, components: list[str]) -> Path:
-    """An overlay of a user's own: `overlay`, and `components` added to it."""
-    copy_deployment(tmp_path)
-    own = tmp_path / "deploy/k8s/overlays/own"
-    own.mkdir()
-    added = [f"../../components/{name}" for name in components]
-    kustomization = {"namespace": "quartet", "resources": [f"../{overlay}"], "components": added}
-    (own / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    return own
+def with_components(tmp_path: Path, overlay: str, components: list[str], **more: Any) -> Path:
+    """An overlay of a user's own: `overlay`, and `components` added to it; `more` beside them."""
+    k8s = os.path.relpath(ROOT / "deploy/k8s", tmp_path.resolve())
+    added = [f"{k8s}/components/{name}" for name in components]
+    kustomization = {"resources": [f"{k8s}/overlays/{overlay}"], "components": added, **more}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return tmp_path
