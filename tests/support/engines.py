@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-PACKAGES = frozenset(("torch", "vllm", "transformers", "tokenizers", "diffusers", "safetensors", "peft", "greenlet"))
+PACKAGES = frozenset(
+    ("torch", "vllm", "transformers", "tokenizers", "huggingface_hub", "diffusers", "safetensors", "peft", "greenlet")
+)
 _OPTION = "--engines"
 
 
