@@ -17,7 +17,8 @@ from locked import read, select
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_ENGINE = ("base", "build", "gateway", "otel", "onnx", "dev")
-NEWEST_EXTRAS = "gateway,talker,code2wav,dit,otel,dev"
+NEWEST_EXTRAS = "gateway,talker,code2wav,dit,otel,onnx,docs,dev"
+OF_THE_THINKER = ("torchvision", "msgspec", "pyzmq")  # which its tests need without vLLM, and tests' checkpoints
 SHOWN = ("torch", "transformers", "diffusers", "fastapi", "grpcio", "numpy", "pydantic")
 
 
@@ -77,6 +78,8 @@ def with_newest(more: Sequence[str]) -> int:
     own = environment(".venv-newest", sys.executable)
     subprocess.run([sys.executable, str(ROOT / "scripts" / "torch_cpu.py"), "--python", own, "--quiet"], check=True)
     pip(own, "--upgrade", "--editable", f".[{NEWEST_EXTRAS}]")
+    pip(own, "--no-deps", *OF_THE_THINKER)
+    subprocess.run([own, str(ROOT / "scripts" / "cpu_torch_env.py")], check=True)
     peers = [each.lines for each in select(read(), ["peers"])]
     (ROOT / ".venv-newest" / "peers.lock").write_text("".join(peers))
     pip(own, "--no-deps", "--requirement", str(ROOT / ".venv-newest" / "peers.lock"))

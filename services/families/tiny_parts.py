@@ -57,6 +57,13 @@ def prefer_text(head: torch.Tensor, tokenizer: Any, special_tokens: Sequence[str
             head[token_id] = 0
 
 
+def name_tokens(tokenizer: Any, named_tokens: Mapping[str, str]) -> None:
+    """Gives a tokenizer the attributes `NAME` and `NAME_id` of each token, which a processor looks up in it."""
+    for name, token in named_tokens.items():
+        setattr(tokenizer, name, token)
+        setattr(tokenizer, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
+
+
 def save_processor(out: Path, processor: Any, named_tokens: Mapping[str, str]) -> None:
     """Writes everything that `from_pretrained(out)` of the processor's class reads.
 

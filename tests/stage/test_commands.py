@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from concurrent import futures
+from importlib.util import find_spec
 from pathlib import Path
 
 import grpc
@@ -52,6 +53,7 @@ def test_top_of_nothing_is_an_error(tmp_path: Path):
     assert "does not answer" in done.stderr
 
 
+@pytest.mark.skipif(find_spec("vllm") is None, reason="the thinker's engine is not installed")
 def test_doctor_of_this_machine(tiny_checkpoint: Path, tmp_path: Path) -> None:
     done = command.quartet("doctor", "--model", str(tiny_checkpoint), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -36,7 +36,8 @@ class Setup:
     def __init__(self, checkpoint: Path) -> None:
         self.reference = Qwen25Reference(checkpoint)
         self.family, self.model = load_talker(str(checkpoint), torch.device("cpu"), torch.float32)
-        self.layer = self.reference.processor and len(self.reference.model.thinker.model.layers)
+        text_model = self.reference.model.thinker.model
+        self.layer = len(getattr(text_model, "language_model", text_model).layers)  # newer ones have the former
         self.answer = cache(self._answer)
 
     def _answer(self, name: str) -> ReferenceAnswer:

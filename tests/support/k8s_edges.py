@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import fastapi.routing
+
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
@@ -178,7 +180,8 @@ def published_problems(what: str, open_paths: list[tuple[str, bool]]) -> Iterato
 @cache
 def _gateway_paths() -> list[str]:
     app = create_app(GatewaySettings(pipeline=PIPELINE), load_pipeline(PIPELINE))
-    return sorted({path for route in app.routes if (path := getattr(route, "path", None))})
+    flat = getattr(fastapi.routing, "iter_route_contexts", iter)  # newer ones keep the routes of a router in it
+    return sorted({path for route in flat(app.routes) if (path := getattr(route, "path", None))})
 
 
 def _autoscalers(cluster: Cluster) -> Iterator[str]:

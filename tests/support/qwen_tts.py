@@ -18,10 +18,14 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
+import transformers
+from packaging.version import Version
 from safetensors.torch import load_file
 from torch import nn
 
+_ENDS_WITH = Version("5.21")  # it sets what is a property from then on
 _ABSENT = ("librosa", "librosa.filters", "sox", "onnxruntime", "einops")
 _ABSENT_KALDI = ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi")
 
@@ -97,6 +101,8 @@ def _loaded(model: nn.Module, folder: Path) -> nn.Module:
 @cache
 def _package() -> SimpleNamespace:
     """The modules of the package, by what they are."""
+    if Version(transformers.__version__) >= _ENDS_WITH:
+        pytest.skip(f"qwen-tts has no codec with transformers {transformers.__version__}, from {_ENDS_WITH} on")
     names = {
         "codec": "core.tokenizer_12hz.modeling_qwen3_tts_tokenizer_v2",
         "codec_config": "core.tokenizer_12hz.configuration_qwen3_tts_tokenizer_v2",

@@ -17,11 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from tests.support.kept import kept_value
 
 Conversation = list[dict[str, Any]]
+_NO_SOUND_IN_VIDEO = Version("5.24")  # where it was seen: it counts the sound's tokens before they are in the prompt
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,8 @@ class Reference:
                 if part["type"] in media:
                     media[part["type"]].append(part[part["type"]])
         shown = conversation
+        if use_audio_in_video and Version(transformers.__version__) >= _NO_SOUND_IN_VIDEO:
+            pytest.skip(f"the processor of transformers {transformers.__version__} takes no video with its sound")
         if use_audio_in_video:  # the sound is part of the video in the prompt
             shown = [
                 {**m, "content": [p for p in m["content"] if p["type"] != "audio"]}

@@ -37,8 +37,7 @@ def new_tokenizer(merges: int) -> transformers.Qwen2Tokenizer:
 
 def save_processor(out: Path, tokenizer: transformers.Qwen2Tokenizer) -> None:
     """Writes everything that `Qwen2_5OmniProcessor.from_pretrained(out)` reads."""
-    for name, token in NAMED_TOKENS.items():
-        setattr(tokenizer, name, token)
+    tiny_parts.name_tokens(tokenizer, NAMED_TOKENS)
     tokenizer.chat_template = CHAT_TEMPLATE.read_text()
     patch: dict[str, Any] = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2, "size": PIXELS}
     processor: Any = transformers.Qwen2_5OmniProcessor(

@@ -96,8 +96,7 @@ def save_processor(
         thinks: whether the chat template opens thoughts.
         pixels: fewest and most of a picture, which is scaled to lie between.
     """
-    for name, token in NAMED_TOKENS.items():
-        setattr(tokenizer, name, token)
+    tiny_parts.name_tokens(tokenizer, NAMED_TOKENS)
     template = ("{%- set thinks = true -%}\n" if thinks else "") + CHAT_TEMPLATE.read_text()
     tokenizer.chat_template = template
     processor: Any = transformers.Qwen3OmniMoeProcessor(
