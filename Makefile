@@ -53,13 +53,13 @@ test-long: $(READY)  ## the rest: benchmark commands, others' realtime clients, 
 	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadscope --no-loadscope-reorder tests/pure tests/stage tests/system $(TEST_LONG)
 	$(BIN)/python -m pytest -m long tests/long $(TEST_LONG)
 
-# Where uv, pyenv or the system has them. What needs an engine is skipped there: torch's CPU builds may not be at hand.
+# Where the path or pyenv has them. What needs an engine is skipped there: torch's CPU builds may not be at hand.
 OTHER_PYTHONS ?= 3.12 3.13
-test-pythons: $(READY)  ## tests/pure with the lock's versions on the other Pythons that are found here
-	@$(BIN)/python scripts/test_environments.py pythons $(OTHER_PYTHONS)
+test-pythons:  ## tests/pure with the lock's versions on the other Pythons that are found here
+	@$(PYTHON) scripts/test_environments.py pythons $(OTHER_PYTHONS)
 
-test-newest: $(READY)  ## tests/pure and tests/stage with the newest versions that pyproject.toml allows, but for vLLM, which fixes its own
-	@$(BIN)/python scripts/test_environments.py newest
+test-newest:  ## tests/pure and tests/stage with the newest versions that pyproject.toml allows, but for vLLM, which fixes its own
+	@$(PYTHON) scripts/test_environments.py newest
 
 test-gpu: $(READY)  ## what this machine is and what will not start on it, then all tests that need a CUDA device
 	$(BIN)/quartet doctor
@@ -113,4 +113,4 @@ test-compose: $(READY)  ## what a user of docker compose does, on this machine: 
 	$(BIN)/python scripts/test_compose.py $(TEST_COMPOSE)
 
 clean:
-	rm -rf .venv quartet/v1 build docs/_build *.egg-info
+	rm -rf .venv .venv-3.* .venv-newest quartet/v1 build docs/_build *.egg-info
