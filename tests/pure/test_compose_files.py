@@ -191,7 +191,9 @@ def test_containers_set_only_settings_that_exist(name):
     image = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
     used = {variable for service in services for variable in service.get("environment", {})}
     used |= set(re.findall(r"\b(QUARTET_[A-Z0-9_]+)=", image))
-    assert {each for each in used if each.startswith("QUARTET_") and "_ENCODER_" not in each} <= known
+    assert {each for each in used if each.startswith("QUARTET_") and "_ENCODER_" not in each} <= known | {
+        "QUARTET_OTLP_ENDPOINT"
+    }
 
 
 def test_the_example_sets_only_what_is_read():
@@ -217,7 +219,9 @@ def test_only_this_machine_reaches_a_gateway_without_keys():
     assert host
     assert gateway["environment"]["QUARTET_GATEWAY_PUBLISHED_HOST"] == host[0]
     assert host[0] == "${QUARTET_BIND:-127.0.0.1}"
-    assert gateway["environment"]["QUARTET_GATEWAY_ALLOW_ANONYMOUS"] == "${QUARTET_ALLOW_ANONYMOUS:-false}"
+    assert gateway["environment"]["QUARTET_GATEWAY_ALLOW_ANONYMOUS"] == (
+        "${QUARTET_GATEWAY_ALLOW_ANONYMOUS:-${QUARTET_ALLOW_ANONYMOUS:-false}}"
+    )
 
 
 def test_what_the_security_files_name_is_mounted():
