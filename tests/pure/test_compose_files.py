@@ -199,6 +199,7 @@ def test_containers_set_only_settings_that_exist(name):
 def test_the_example_sets_only_what_is_read():
     files = COMPOSE + "".join((ROOT / f"deploy/docker/{name}.yaml").read_text() for name in ("gpu", *SECURITY))
     read = set(re.findall(r"\$\{(\w+)", files)) | {"COMPOSE_FILE", "COMPOSE_PROFILES"}
+    read |= set(re.findall(r"- (QUARTET_\w+)", (ROOT / "deploy/docker/settings.yaml").read_text()))
     example = set(re.findall(r"^#?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     assert example <= read
 
