@@ -43,7 +43,7 @@ class Process:
     """
 
     def __init__(self, command: list[str]) -> None:
-        self._said, self._lock = bytearray(), threading.Lock()
+        self._said = {1: bytearray(), 2: bytearray()}  # the last of what it said by standard output and error
         self._killed_before = _memory_kills()
         pipe = subprocess.PIPE
         self._child = subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True)
@@ -75,7 +75,8 @@ class Process:
         """Why it ended with `status`, in one sentence."""
         if _memory_kills() > self._killed_before:
             return f"killed for want of memory: the container's limit is {_memory_limit_mib()} MiB"
-        lines = [line for line in bytes(self._said).decode(errors="replace").splitlines() if line.strip()]
+        said = b"\n".join(map(bytes, self._said.values()))
+        lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
         if cause := _critical(lines):
             return cause
         if status > 128:
@@ -84,9 +85,8 @@ class Process:
 
     def _pump(self, source: IO[bytes], to: int) -> None:
         while piece := os.read(source.fileno(), LAST_BYTES):
-            with self._lock:
-                self._said += piece
-                del self._said[:-LAST_BYTES]
+            self._said[to] += piece
+            del self._said[to][:-LAST_BYTES]
             while piece:
                 piece = piece[os.write(to, piece) :]
 
@@ -146,14 +146,15 @@ def _say(level: str, event: str, **facts: object) -> None:
 def main(command: list[str]) -> NoReturn:
     """Runs `command` until it has served, or has failed to start too often."""
     process: Process | None = None
-    stopped = False
+    stopped = waiting = False
 
     def stop(*_: object) -> None:
         nonlocal stopped
         stopped = True
-        if process is None:
+        if process is not None:
+            process.terminate()
+        elif waiting:
             sys.exit(0)
-        process.terminate()
 
     name = command[-1].rpartition(".")[2]
     for file in (SERVED, FAILED):
@@ -161,11 +162,15 @@ def main(command: list[str]) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     for failures in range(1, TRIES + 1):
+        waiting = False
         process = Process(command)
+        if stopped:
+            process.terminate()
         status = process.wait()
         if stopped or status == 0 or SERVED.exists():
             sys.exit(status)
-        why, process = process.why(status), None
+        why = process.why(status)
+        process, waiting = None, True
         if why.startswith("killed for want of memory"):
             why += f" ({name.upper()}_MEMORY)"
         if failures < TRIES:
