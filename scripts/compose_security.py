@@ -21,8 +21,11 @@ def refuses_to_be_public(system: System) -> Iterator[str]:
     """Published to others than this machine, a gateway without keys does not start."""
     system.settings["QUARTET_BIND"] = "0.0.0.0"
     try:
-        said = system.refused("run", "--rm", "--no-deps", "gateway")
+        ended = system.refused("up", "-d", "--no-deps", "--wait", "gateway")
+        assert f"{system.project}-gateway-1 is unhealthy" in ended, ended
+        said = docker("logs", system.containers("gateway")[0]["Id"], errors=True)
     finally:
+        system.compose("rm", "--stop", "--force", "gateway")
         del system.settings["QUARTET_BIND"]
     why = re.search(r"without API keys the gateway is for this machine alone.*QUARTET_BIND=127.0.0.1", said)
     assert why, said

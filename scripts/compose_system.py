@@ -21,12 +21,13 @@ STAGES = {
 }
 
 
-def docker(*arguments: str, check: bool = True) -> str:
-    """Standard output of `docker ARGUMENTS`. Raises SystemExit, with what it printed, if it failed."""
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+def docker(*arguments: str, check: bool = True, errors: bool = False, given: str | None = None) -> str:
+    """Standard output of `docker ARGUMENTS`, or, with `errors`, its standard error; `given` is its input. Raises
+    SystemExit, with what it printed, if it failed."""
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False, input=given)
     if check and done.returncode:
         raise SystemExit(f"docker {' '.join(arguments)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout.strip()
+    return (done.stderr if errors else done.stdout).strip()
 
 
 def free_port() -> int:
@@ -111,8 +112,10 @@ class System:
         return done.returncode, done.stderr.strip()
 
     def kill(self, container: dict[str, Any]) -> None:
-        """SIGKILL to its process, as a crash: `docker kill` would count as wanted and not be followed by a restart."""
-        os.kill(container["State"]["Pid"], 9)
+        """SIGKILL to its stage's process, the child of its first one, as a crash: `docker kill` would count as wanted,
+        and not be followed by a restart."""
+        first = container["State"]["Pid"]
+        os.kill(int(Path(f"/proc/{first}/task/{first}/children").read_text().split()[0]), 9)
 
     def address(self, container: dict[str, Any]) -> str:
         """Its IP address on the network of the stages, which this host reaches."""

@@ -1,10 +1,10 @@
 """What a user does with docker compose, done and checked: `make test-compose`, or `python scripts/test_compose.py`.
 
-Builds the images, starts the system, talks to it, looks at its containers, scales, kills and replaces stages
-under load, drains all, turns keys and TLS on, adds the dit and Prometheus, takes it all down. Needs docker with compose
-2.20 or newer. Where there is no image of Prometheus, PROMETHEUS_IMAGE names another, or --no-prometheus leaves it out;
---no-replicas leaves out what needs several replicas of a stage, --no-dit the dit with its image. --keep leaves the
-system running at the end, or where it failed.
+Builds the images, has starts fail, starts the system, talks to it, looks at its containers, scales, kills and
+replaces stages under load, drains all, turns keys and TLS on, adds the dit and Prometheus, takes it all down. Needs
+docker with compose 2.20 or newer. Where there is no image of Prometheus, PROMETHEUS_IMAGE names another, or
+--no-prometheus leaves it out; --no-replicas leaves out what needs several replicas of a stage, --no-dit the dit with
+its image. --keep leaves the system running at the end, or where it failed.
 """
 
 import argparse
@@ -20,6 +20,8 @@ from typing import Any
 import grpc
 import openai
 from compose_alone import alone
+from compose_failures import failed_starts
+from compose_health import health_checks
 from compose_load import ALOUD, QUESTIONS, Load, speak
 from compose_profiles import dit, prometheus
 from compose_security import keys_and_tls, refuses_to_be_public
@@ -243,11 +245,13 @@ def _leaving(system: System, stage: str, container: dict[str, Any]) -> str:
 
 STEPS = {
     "build": build,
+    "failed starts": failed_starts,
     "up": start,
     "chat with speech": chat,
     "containers": containers,
     "reflection and health": reflection,
     "each stage alone": alone,
+    "health checks": health_checks,
     "two talkers": two_talkers,
     "scale and replace under load": scale_and_replace,
     "gateway replaced under load": replace_gateway,

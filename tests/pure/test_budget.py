@@ -105,7 +105,7 @@ def test_files_have_the_budget():
     overlay = (ROOT / "deploy/k8s/overlays/single-gpu/kustomization.yaml").read_text()
     for name, value in settings.items():
         assert f"{name}={value}" in example
-        assert f"QUARTET_{name}: ${{{name}:-{value}}}" in gpu
+        assert f"QUARTET_{name}: ${{QUARTET_{name}:-${{{name}:-{value}}}}}" in gpu
         assert f"- QUARTET_{name}={value}\n" in overlay
 
 

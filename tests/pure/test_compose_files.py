@@ -27,6 +27,7 @@ SPEECH = yaml.safe_load((ROOT / "deploy/docker/speech.yaml").read_text())["servi
 TEXT = yaml.safe_load((ROOT / "deploy/docker/text.yaml").read_text())["services"]
 SECURITY = ("keys", "tls")
 OURS = ("gateway", "thinker", "talker", "code2wav", "dit")
+START = ROOT / "deploy/docker/start.py"
 
 
 def test_versions_are_pinned_in_one_place():
@@ -65,8 +66,27 @@ def test_containers_are_hardened(name):
     assert service["restart"] == "unless-stopped"
     assert service["deploy"]["resources"]["limits"]["memory"]
     assert ("ports" in service) is (name == "gateway")
-    drain_s = next(int(v) for k, v in service["environment"].items() if k.endswith("_DRAIN_TIMEOUT_S"))
-    assert int(service["stop_grace_period"].removesuffix("s")) > drain_s
+    drain = service["environment"][f"QUARTET_{name.upper()}_DRAIN_TIMEOUT_S"]
+    assert _default(service["stop_grace_period"], "s") > _default(drain)
+
+
+def _default(text, unit=""):
+    """The number that `${NAME:-NUMBER}` has by default."""
+    found = re.fullmatch(rf"\$\{{QUARTET_\w+:-(\d+){unit}\}}", text)
+    assert found, text
+    return int(found[1])
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_failed_starts_are_counted_and_known_to_all(name):
+    """And nobody waits for another's health: compose would wait for all of them before it says that one has failed."""
+    module = "gateway" if name == "gateway" else f"services.{name}"
+    assert SERVICES[name]["command"] == ["start.py", "python", "-m", module]
+    assert f'CMD ["python", "-m", "{module}"]' in image(name)
+    assert "starts:/run/quartet-starts" in SERVICES[name]["volumes"]
+    needs = SERVICES[name].get("depends_on", {})
+    assert set(needs) == (set(OURS[1:]) if name == "gateway" else set())
+    assert all(how == {"condition": "service_started", "required": False} for how in needs.values())
 
 
 def test_plain_commands_see_the_whole_system():
@@ -90,7 +110,7 @@ def test_a_speech_server_starts_without_the_thinker():
     assert waits == ["gateway"]
     assert SERVICES["gateway"]["depends_on"]["thinker"]["required"] is False
     (mount,) = SPEECH["gateway"]["volumes"]
-    source, target, _ = mount.split(":")
+    [(source, target)] = re.findall(r"^\$\{QUARTET_PIPELINE:-(\S+)\}:(\S+):ro$", mount)
     assert any(mounted.endswith(f":{target}:ro") for mounted in SERVICES["gateway"]["volumes"])
     assert set(load_pipeline(ROOT / source).stages) == {"talker", "code2wav"}
 
@@ -102,7 +122,7 @@ def test_a_server_of_text_starts_the_thinker_alone():
         assert [name for name, service in SERVICES.items() if stage in service.get("depends_on", ())] == ["gateway"]
         assert SERVICES["gateway"]["depends_on"][stage]["required"] is False
     (mount,) = TEXT["gateway"]["volumes"]
-    source, target, _ = mount.split(":")
+    [(source, target)] = re.findall(r"^\$\{QUARTET_PIPELINE:-(\S+)\}:(\S+):ro$", mount)
     assert any(mounted.endswith(f":{target}:ro") for mounted in SERVICES["gateway"]["volumes"])
     assert set(load_pipeline(ROOT / source).stages) == {"thinker"}
 
@@ -141,18 +161,24 @@ def test_health_checks_start_no_python_and_wait_for_a_slow_start(name):
     assert not more
     variable = f"QUARTET_{name.upper()}_{'PORT' if name == 'gateway' else 'METRICS_PORT'}"
     assert f"{variable}=" in image
-    assert check == f"exec healthy ${variable} {'/health' if name == 'gateway' else '/ready'}"
+    assert check == f"exec healthy --watch ${variable} {'/health' if name == 'gateway' else '/ready'}"
     limits = dict(re.findall(r"--([a-z-]+)=(\S+)", options))
-    assert int(limits["start-period"].removesuffix("h")) * 3600 * 4e6 > 70e9, "70 GB at 4 MB/s are fetched at first"
-    in_compose = {"test": ["CMD-SHELL", f"exec healthy $${variable} /ready"]}  # and the image's limits
+    assert int(limits["timeout"].removesuffix("h")) * 3600 * 4e6 > 70e9, "70 GB at 4 MB/s are fetched at first"
+    assert limits["retries"] == "1", "the command itself asks again before it says no"
+    assert "start-period" not in limits, "in which Docker would hear no failure"
+    in_compose = {"test": ["CMD-SHELL", f"exec healthy --watch $${variable} /ready"]}  # and the image's limits
     assert SERVICES[name].get("healthcheck") == (in_compose if name == "gateway" else None)
 
 
-def test_the_health_command_is_in_every_image():
-    assert os.access(COMMAND, os.X_OK)
-    base = DOCKERFILE.split("FROM ${PYTHON_IMAGE} AS python\n")[1].split("\nFROM ")[0]
-    assert f"COPY {COMMAND.relative_to(ROOT)} /usr/local/bin/" in base
-    assert f"!{COMMAND.relative_to(ROOT)}" in (ROOT / ".dockerignore").read_text().splitlines()
+def test_the_commands_of_the_containers_are_in_every_image():
+    """In a layer of their own behind the packages, which are not installed again when a command changes."""
+    commands = [COMMAND, START]
+    names = " ".join(str(command.relative_to(ROOT)) for command in commands)
+    for name in OURS:
+        assert f"COPY {names} /usr/local/bin/" in image(name)
+    for command in commands:
+        assert os.access(command, os.X_OK)
+        assert f"!{command.relative_to(ROOT)}" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -165,12 +191,15 @@ def test_containers_set_only_settings_that_exist(name):
     image = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
     used = {variable for service in services for variable in service.get("environment", {})}
     used |= set(re.findall(r"\b(QUARTET_[A-Z0-9_]+)=", image))
-    assert {each for each in used if each.startswith("QUARTET_") and "_ENCODER_" not in each} <= known
+    assert {each for each in used if each.startswith("QUARTET_") and "_ENCODER_" not in each} <= known | {
+        "QUARTET_OTLP_ENDPOINT"
+    }
 
 
 def test_the_example_sets_only_what_is_read():
     files = COMPOSE + "".join((ROOT / f"deploy/docker/{name}.yaml").read_text() for name in ("gpu", *SECURITY))
     read = set(re.findall(r"\$\{(\w+)", files)) | {"COMPOSE_FILE", "COMPOSE_PROFILES"}
+    read |= set(re.findall(r"- (QUARTET_\w+)", (ROOT / "deploy/docker/settings.yaml").read_text()))
     example = set(re.findall(r"^#?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     assert example <= read
 
@@ -191,7 +220,9 @@ def test_only_this_machine_reaches_a_gateway_without_keys():
     assert host
     assert gateway["environment"]["QUARTET_GATEWAY_PUBLISHED_HOST"] == host[0]
     assert host[0] == "${QUARTET_BIND:-127.0.0.1}"
-    assert gateway["environment"]["QUARTET_GATEWAY_ALLOW_ANONYMOUS"] == "${QUARTET_ALLOW_ANONYMOUS:-false}"
+    assert gateway["environment"]["QUARTET_GATEWAY_ALLOW_ANONYMOUS"] == (
+        "${QUARTET_GATEWAY_ALLOW_ANONYMOUS:-${QUARTET_ALLOW_ANONYMOUS:-false}}"
+    )
 
 
 def test_what_the_security_files_name_is_mounted():
@@ -203,6 +234,9 @@ def test_what_the_security_files_name_is_mounted():
         assert volume.endswith(":ro")
         assert source in ("${QUARTET_KEYS_DIR:-./keys}", f"${{QUARTET_TLS_DIR:-./tls}}/{name}")
         for variable, file in service["environment"].items():
+            if variable == "QUARTET_TLS_SERVER_NAME":
+                assert file is None  # as it is in .env
+                continue
             setting = variable.removeprefix("QUARTET_").removeprefix("GATEWAY_").lower()
             assert setting in GatewaySettings.model_fields
             assert str(Path(file).parent) == target

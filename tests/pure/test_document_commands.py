@@ -125,8 +125,8 @@ def docker(command: Command) -> None:
                 assert (ROOT / words[1]).is_file()
                 words = words[2:]
             flags = {"up": {"-d", "--build", "--wait", "--no-recreate", "--scale", "--force-recreate", "--no-deps"}}
-            flags |= {"down": {"--volumes"}, "logs": set()}
-            assert {word for word in words[1:] if word[0] == "-"} <= flags[words[0]]
+            flags |= {"down": {"--volumes"}, "logs": {"--tail"}}
+            assert {word.partition("=")[0] for word in words[1:] if word[0] == "-"} <= flags[words[0]]
             named = {word.partition("=")[0] for word in words[1:] if word[0] != "-"}
             assert named <= set(COMPOSE["services"])
         case ("build", *words):

@@ -224,7 +224,9 @@ def test_the_renderer_refuses_what_it_does_not_know(tmp_path: Path):
 
 
 def test_one_gpu_is_shared_as_in_compose(rendered):
-    compose = dict(re.findall(r"(QUARTET_\w+): \$\{\w+:-([^}]+)\}", (ROOT / "deploy/docker/gpu.yaml").read_text()))
+    compose = dict(
+        re.findall(r"(QUARTET_\w+): \$\{\1:-\$\{\w+:-([^}]+)\}\}", (ROOT / "deploy/docker/gpu.yaml").read_text())
+    )
     cluster = Cluster(rendered["single-gpu"])
     here = {**cluster.environment("thinker"), **cluster.environment("talker"), **cluster.environment("code2wav")}
     assert compose
