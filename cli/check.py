@@ -1,6 +1,7 @@
 """The first mistakes of `quartet up`, told in one line before a process starts or a library of a stage is imported."""
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any
 
 from cli.budget import GIB
 from cli.plan import DIFFUSION, GATEWAY, Options, PlannedStage, StartError, UsageError, is_diffusion
+from cli.ports import holder
 from gateway.api_keys import read_key_file
 from gateway.settings import GatewaySettings
 from gateway.strict import YamlError
@@ -120,7 +122,8 @@ def _check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise StartError(f"--port {port}: {error.strerror}; name a free one") from None
+            by = f" by {found}" if error.errno == errno.EADDRINUSE and (found := holder(port)) else ""
+            raise StartError(f"--port {port}: {error.strerror}{by}; name a free one") from None
 
 
 def _check_memory(models: Iterable[str]) -> None:

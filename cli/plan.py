@@ -21,7 +21,7 @@ DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 
 
 class StartError(CommandError):
-    """A process cannot start; the message says why, with the end of its log if it has one."""
+    """A process cannot start; the message says why, and what to do. `details`: the end of its log, where asked for."""
 
 
 class UsageError(StartError):
@@ -61,6 +61,8 @@ class Options:
         host, port: of the HTTP API.
         pipeline: a file, or the name of a shipped one.
         run_directory: gets the logs and state.json; None: a temporary one, which goes when the system has stopped.
+        temporary: a directory that goes then, too, however it stopped; the other may lie in it.
+        verbose: whether the error of a failed start has the end of a log.
         stage_arguments: flags for the stage of that kind, or the gateway, after its others.
         has_gateway: whether the gateway is started; not where a program of the user's own asks the stages.
     """
@@ -70,6 +72,8 @@ class Options:
     port: int = 8000
     pipeline: Path = PIPELINE
     run_directory: Path | None = None
+    temporary: Path | None = None
+    verbose: bool = False
     stage_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dit_model: str | None = None
     tls: Tls = field(default_factory=Tls)

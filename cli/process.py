@@ -11,8 +11,9 @@ from pathlib import Path
 from cli.reaper import Reaper, sweep_shared_memory, waits_for
 from services.common.engine.process import die_with_parent
 
-TAIL_BYTES = 4096
+TAIL_BYTES = 64 * 1024
 VMSTAT = Path("/proc/vmstat")
+OUT_OF_MEMORY = "out of memory"
 
 
 class ChildProcess:
@@ -109,4 +110,4 @@ def ending(status: int, killed: int = 0) -> str:
             child: the stage then ends with an error.
     """
     said = f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"
-    return f"{said}; out of memory: the kernel has killed {killed} meanwhile (dmesg)" if killed else said
+    return f"{said}; {OUT_OF_MEMORY}: the kernel has killed {killed} meanwhile (dmesg)" if killed else said
