@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from cli.reaper import Reaper, sweep_shared_memory, waits_for
@@ -52,7 +53,7 @@ class ChildProcess:
                 # A group, to be ended as one, but not a session: Linux shares the cores evenly between sessions
                 # (autogroup), and an event loop would wait up to half a second behind its own process's engine.
                 process_group=0,
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(die_with_parent, os.getpid()),
             )
         self._reaper.watch(self.pid)
         self._group_is_left = True

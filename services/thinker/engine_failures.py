@@ -5,12 +5,12 @@ import functools
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from services.common import failures
+from services.common.engine.process import end_now
 from services.thinker.plugin import SCRATCH_DIR
 
 FILE = "errors.jsonl"
@@ -65,21 +65,25 @@ def keep_errors(with_tracebacks: bool) -> None:
             if handler is not keeper:
                 handler.addFilter(_without_traceback)
 
-    def ending_quietly(run: Callable[..., None]) -> Callable[..., None]:
+    def ending_at_once(run: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(run)
         def wrapped(process: BaseProcess) -> None:
+            status = 0
             try:
                 run(process)
+            except SystemExit as ended:
+                status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
             except Exception as error:
                 if keeper is not None:
                     keeper.keep(error)
                 if with_tracebacks:
                     raise
-                sys.exit(1)  # multiprocessing would print the traceback, in no format; the log has the error
+                status = 1  # multiprocessing would print the traceback, in no format; the log has the error
+            end_now(status)
 
         return wrapped
 
-    BaseProcess.run = ending_quietly(BaseProcess.run)
+    BaseProcess.run = ending_at_once(BaseProcess.run)
 
 
 def cause(directory: Path, error: BaseException) -> str | None:
