@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from cli import hub
 from cli.budget import GIB
 from cli.plan import StartError, UsageError
 from services.common.hub_faults import hub_fault
@@ -57,27 +58,25 @@ def check_hub(flag: str, model: str, config_file: str) -> None:
         UsageError: the hub does not give it.
         StartError: there is no room for it.
     """
-    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+    if not hub.may_be_asked():
         return
     try:
-        from huggingface_hub import constants, hf_hub_download
+        hub.fetched(model, config_file)
     except ImportError:  # where only a gateway is installed, no stage starts anyway
         return
-    try:
-        hf_hub_download(model, config_file)
-    except OSError as error:
-        if getattr(error, "errno", None) is not None and error.filename:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None and error.filename:
             raise UsageError(f"{flag} {model}: {no_permission(Path(error.filename), error)}") from None
         raise UsageError(f"{flag} {model}: {hub_fault(error)}") from None
-    except Exception as error:  # the client's and its HTTP library's have no other class in common
-        raise UsageError(f"{flag} {model}: {hub_fault(error)}") from None
+    from huggingface_hub import constants
+
     cache = Path(constants.HF_HUB_CACHE)
     missing = sum(_missing_bytes(model, cache))
     free = shutil.disk_usage(cache).free
     if missing > free:
         raise StartError(
-            f"{flag} {model}: the disk is full: {missing / GIB:.3g} GiB are to be fetched, {cache} has {free / GIB:.3g}: "
-            "make room there, or name another place by HF_HOME"
+            f"{flag} {model}: the disk is full: {missing / GIB:.3g} GiB are to be fetched, {free / GIB:.3g} are free in "
+            f"{cache}: make room there, or name another place by HF_HOME"
         )
 
 
@@ -85,6 +84,8 @@ def _missing_bytes(model: str, cache: Path) -> Iterator[int]:
     """Sizes of the weights on the hub that are not here; none where the hub does not say."""
     from huggingface_hub import HfApi, try_to_load_from_cache
 
+    if not hub.is_reached():
+        return
     try:
         siblings = HfApi().model_info(model, files_metadata=True, timeout=10).siblings or []
     except Exception:  # not reached; what is here may be all that is needed

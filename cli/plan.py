@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cli import hub
 from cli.terminal import CommandError
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.kinds import KINDS
@@ -128,12 +129,12 @@ def is_diffusion(model: str) -> bool:
 
 def pipeline_for(model: str) -> Path:
     """The pipeline file for a checkpoint directory or hub id; where config.json cannot be read, Qwen3-Omni's."""
-    if is_diffusion(model):
-        return DIT_PIPELINE
     try:
+        if is_diffusion(model):
+            return DIT_PIPELINE
         config = read_config(_folder_of_config(model))
         return SHIPPED / (family_of(config).pipeline_of(config) or PIPELINE)
-    except (OSError, ValueError, ImportError):
+    except Exception:  # the hub's client and its HTTP library have errors of their own; `check` says what is wrong
         return PIPELINE
 
 
@@ -141,15 +142,13 @@ def _folder_of_config(model: str) -> Path:
     """Where the config.json of a checkpoint directory or hub id is; the latter's is fetched.
 
     Raises:
-        OSError, ValueError: the hub has none, or is not reached.
-        ImportError: the hub's client is not installed.
+        OSError: it cannot be read.
+        Exception: see `hub.fetched`.
     """
     folder = Path(resolve(model))
     if folder.is_dir():
         return folder
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(model, "config.json")).parent
+    return hub.fetched(model, "config.json").parent
 
 
 def stages_to_start(options: Options) -> list[PlannedStage]:

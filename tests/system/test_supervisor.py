@@ -366,8 +366,11 @@ def test_a_first_mistake_is_one_line_before_anything_starts(stages: Path, flags:
 
 def test_weights_larger_than_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_omni_moe", "talker_config": {}}')
+    size = check.memory_bytes()
+    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(check.memory_bytes())  # a hole: takes no place on the disk
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)  # a hole: takes no place on the disk
     monkeypatch.setattr(check, "has_gpu", lambda: False)
     options = Options(str(tmp_path), port=0)
     with pytest.raises(StartError, match=r"needs .* GiB, this machine has .*: take a larger one"):
