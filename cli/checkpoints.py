@@ -75,8 +75,8 @@ def check_hub(flag: str, model: str, config_file: str) -> None:
     free = shutil.disk_usage(cache).free
     if missing > free:
         raise StartError(
-            f"{flag} {model}: the disk is full: {missing / GIB:.3g} GiB are to be fetched, {free / GIB:.3g} are free in "
-            f"{cache}: make room there, or name another place by HF_HOME"
+            f"{flag} {model}: the disk is full: {missing / GIB:.3g} GiB are to be fetched, {free / GIB:.3g} are free "
+            f"in {cache}: make room there, or name another place by HF_HOME"
         )
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from cli import run_files
@@ -106,7 +107,7 @@ class Supervisor:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await asyncio.gather(*starting)
         except TimeoutError:
-            raise StartError(f"not ready within {START_TIMEOUT_S:g} s; the logs are in {self._kept_logs()}") from None
+            raise StartError(f"not ready within {START_TIMEOUT_S:g} s; the logs are in {self._kept_logs}") from None
         finally:
             for task in starting:
                 task.cancel()
@@ -159,10 +160,11 @@ class Supervisor:
         else:
             last = failures.last_error(log)
             sentence = f"{child.name} {ended}{f': {last}' if last else ''}"
-        error = StartError(f"{sentence} (log: {self._kept_logs() / child.log_file.name})")
+        error = StartError(f"{sentence} (log: {self._kept_logs / child.log_file.name})")
         error.details = log if self._verbose else ""
         return error
 
+    @cached_property
     def _kept_logs(self) -> Path:
         """Where the logs are when all has been stopped."""
         return run_files.keep_logs(self.run_directory) if self._temporary else self.run_directory
