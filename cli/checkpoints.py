@@ -11,6 +11,7 @@ from cli.budget import GIB
 from cli.plan import StartError, UsageError
 from services.common.hub_faults import hub_fault
 
+_LFS_POINTER = b"version "
 _HEADER_BYTES = 8  # of a safetensors file: the length of the header, which is JSON, little endian
 
 
@@ -26,7 +27,7 @@ def check_files(flag: str, model: str, folder: Path) -> None:
         except OSError as error:
             raise UsageError(f"{flag} {model}: {no_permission(file, error)}") from None
         if fault:
-            raise UsageError(f"{flag} {model}: {file.name} is {fault}: fetch it again")
+            raise UsageError(f"{flag} {model}: {file.name} is {fault}")
 
 
 def no_permission(file: Path, error: OSError) -> str:
@@ -38,16 +39,19 @@ def no_permission(file: Path, error: OSError) -> str:
 def _fault_of(file: Path) -> str | None:
     size = file.stat().st_size
     with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(_HEADER_BYTES), "little")
+        begin = opened.read(_HEADER_BYTES)
+        if begin == _LFS_POINTER:
+            return "a pointer of Git LFS instead of the file: git lfs pull"
+        length = int.from_bytes(begin, "little")
         if _HEADER_BYTES + length > size:
-            return f"cut off or no safetensors file ({size} bytes)"
+            return f"cut off, or no safetensors file ({size} bytes): fetch it again"
         try:
             header = json.loads(opened.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, AttributeError):
-            return "no safetensors file"
+            return "no safetensors file: fetch it again"
     whole = _HEADER_BYTES + length + max(ends, default=0)
-    return f"cut off: {size} of {whole} bytes are there" if size < whole else None
+    return f"cut off: {size} of {whole} bytes are there: fetch it again" if size < whole else None
 
 
 def check_hub(flag: str, model: str, config_file: str) -> None:

@@ -137,9 +137,10 @@ def said(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Ite
     cut = Path(shutil.copytree(tiny_checkpoint, tmp / "cut"))
     os.truncate(cut / "model.safetensors", (cut / "model.safetensors").stat().st_size - CUT_BYTES)
     omni = {"model_type": "qwen3_omni_moe", "talker_config": {}}
-    huge, far, closed = (config_of(tmp / name, omni) for name in ("huge", "far", "closed"))
+    huge, far, closed, pointer = (config_of(tmp / name, omni) for name in ("huge", "far", "closed", "pointer"))
     safetensors(huge / "model.safetensors", check.memory_bytes())
     safetensors(far / "model.safetensors", 64 * 2**20)
+    (pointer / "model.safetensors").write_text("version 1\noid sha256:0\nsize 1\n")
     closed.chmod(0)
     (tmp / "empty").mkdir()
     (tmp / "cpuinfo").write_text("flags\t\t: fpu sse4_2 avx\n")
@@ -166,6 +167,7 @@ def said(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Ite
             "no such model": Start(["--model", "none/such/here"]),
             "wrong checkpoint": Start(["--model", str(tmp / "empty")]),
             "cut checkpoint": Start(["--model", str(cut)]),
+            "pointer of Git LFS": Start(["--model", str(pointer)]),
             "foreign checkpoint": Start(["--model", str(bert(tmp / "bert"))]),
             "gated hub id": Start(["--model", "some/omni"], gated.environment(tmp / "gated")),
             "unknown hub id": Start(["--model", "some/typo"], hub.environment(tmp / "unknown")),
