@@ -155,7 +155,11 @@ class Supervisor:
     def _failed(self, child: ChildProcess, status: int) -> StartError:
         """What the end of a process that was to start says, in one sentence; the whole is in a file."""
         log, ended = child.log_tail(), self._ending(status)
-        if OUT_OF_MEMORY not in ended and (cause := failures.own_words(log)):
+        if OUT_OF_MEMORY in ended:
+            sentence = (
+                f"{child.name} {ended}: take a larger machine, raise a container's limit, or take a smaller model"
+            )
+        elif cause := failures.own_words(log):
             sentence = f"{child.name} cannot start: {cause}"
         else:
             last = failures.last_error(log)

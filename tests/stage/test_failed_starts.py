@@ -36,11 +36,12 @@ from tests.system.test_supervisor import OTHERS, QUARTET, REPOSITORY, environmen
 __all__ = ["stages"]  # the fixture
 
 PAGE = REPOSITORY / "docs/starting.md"
-LONG = {"memory limit", "engine has no room", "engine is killed"}
+LONG = {"limit of a container's memory", "memory refused", "engine has no room", "engine is killed"}
 NEEDS_ROOT = {"library missing", "CPU without AVX2", "no disk for logs", "no disk for the model", "no /dev/shm"}
 NEEDS_ROOT |= {"no network", "no permission"}
 WITHOUT_RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]  # of root, to read what it may not
 CUT_BYTES = 1000
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 def table() -> dict[str, str]:
@@ -246,18 +247,41 @@ def test_the_table_has_a_row_for_each_way() -> None:
 def test_what_the_engine_fails_with_is_said_by_the_thinker() -> None:
     output = Start(["--pipeline", "text", "--thinker-arg=--kv-cache-bytes=1000"]).run()
     holds("engine has no room", output)
-    log = Path(re.findall(r"\(log: (.*)\)", output)[0])
-    assert "Traceback" in log.read_text()
-    shutil.rmtree(log.parent)
+    assert "Traceback" in Path(re.findall(r"\(log: (.*)\)", output)[0]).read_text()
+    remove_log(output)
 
 
 @pytest.mark.long
-def test_a_limit_of_memory_is_named() -> None:
-    """Of the address space: the kernel then refuses what a process asks for, as it does where memory may not be
-    overcommitted."""
-    start = Start(["--pipeline", "speech"], wrapper=["prlimit", f"--as={900 * 2**20}"])
+def test_memory_that_is_refused_is_named() -> None:
+    """By a limit of the address space, as it is where memory may not be overcommitted."""
+    start = Start(["--pipeline", "speech"], {"OMP_NUM_THREADS": "1"}, ["prlimit", f"--as={1400 * 2**20}"])
     output = start.run()
-    holds("memory limit", output)
+    holds("memory refused", output)
+    remove_log(output)
+
+
+@pytest.mark.long
+def test_a_stage_that_the_kernel_kills_for_its_memory_is_named() -> None:
+    """By a limit of all processes together, as a container has it."""
+    group = MEMORY_GROUPS / f"quartet-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(300 * 2**20))
+    except OSError:
+        pytest.skip("needs root, and groups of memory (cgroup v1)")
+    enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
+    try:
+        output = Start(["--pipeline", "speech"], {"OMP_NUM_THREADS": "1"}, enter).run()
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text(), "all have ended")
+        group.rmdir()
+    holds("limit of a container's memory", output)
+    remove_log(output)
+
+
+def remove_log(output: str) -> None:
+    """What a failed start has kept."""
+    shutil.rmtree(Path(re.findall(r"\(log: (.*)\)", output)[0]).parent)
 
 
 @pytest.mark.long
