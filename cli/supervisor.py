@@ -19,6 +19,7 @@ from gateway.pipeline.kinds import KINDS
 from services.common import failures
 from services.common.rpc import probe
 
+MORE_MEMORY = "take a larger machine, raise a container's limit, or take a smaller model"
 RUN_PREFIX = "quartet-"
 PAUSE_S = 0.15  # between two looks at a process that starts
 START_TIMEOUT_S = 1800.0  # a 60 GB checkpoint from a slow disk, and vLLM's compilation
