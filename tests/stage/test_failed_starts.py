@@ -36,7 +36,7 @@ from tests.system.test_supervisor import OTHERS, QUARTET, REPOSITORY, environmen
 __all__ = ["stages"]  # the fixture
 
 PAGE = REPOSITORY / "docs/starting.md"
-LONG = {"limit of a container's memory", "memory refused", "engine has no room", "engine is killed"}
+LONG = {"limit of a container's memory", "engine has no room", "engine is killed"}
 NEEDS_ROOT = {"library missing", "CPU without AVX2", "no disk for logs", "no disk for the model", "no /dev/shm"}
 NEEDS_ROOT |= {"no network", "no permission"}
 WITHOUT_RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]  # of root, to read what it may not
@@ -248,15 +248,6 @@ def test_what_the_engine_fails_with_is_said_by_the_thinker() -> None:
     output = Start(["--pipeline", "text", "--thinker-arg=--kv-cache-bytes=1000"]).run()
     holds("engine has no room", output)
     assert "Traceback" in Path(re.findall(r"\(log: (.*)\)", output)[0]).read_text()
-    remove_log(output)
-
-
-@pytest.mark.long
-def test_memory_that_is_refused_is_named() -> None:
-    """By a limit of the address space, as it is where memory may not be overcommitted."""
-    start = Start(["--pipeline", "speech"], {"OMP_NUM_THREADS": "1"}, ["prlimit", f"--as={1400 * 2**20}"])
-    output = start.run()
-    holds("memory refused", output)
     remove_log(output)
 
 
