@@ -37,7 +37,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     (r"driver on your system is too old", "NVIDIA's driver is too old", "install a newer one; `quartet doctor` says"),
     (r"CUDA out of memory", "the GPU's memory is full", "end what else runs there, or take a smaller model"),
     (
-        r"can't allocate memory|Cannot allocate memory|MemoryError|[Oo]ut of memory|bad_alloc|could not create a primitive",
+        r"[Cc]an(no|')t allocate memory|MemoryError|[Oo]ut of memory|bad_alloc|could not create a primitive",
         "the memory is full",
         "end what else runs, or take a larger machine or a smaller model",
     ),

@@ -32,9 +32,6 @@ class StageProbe:
         service: full name of the service that is asked for; "": liveness.
         tls: files of the certificate, its key and the CA; none: in the clear.
         server_name: that the certificate there must have; "": the first name of our own, as it is our own process.
-
-    Raises:
-        TlsError: a file cannot be used.
     """
 
     def __init__(self, address: str, service: str, tls: Sequence[Path] = (), server_name: str = "") -> None:
@@ -46,8 +43,13 @@ class StageProbe:
         import grpc
         from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+        from services.common.rpc.tls import TlsError
+
         if self._channel is None:
-            self._channel = self._open()
+            try:
+                self._channel = self._open()
+            except TlsError as error:
+                return str(error)
         stub = health_pb2_grpc.HealthStub(self._channel)
         check = cast("Any", stub).Check  # pyright: ignore[reportAttributeAccessIssue]
         try:
@@ -77,15 +79,8 @@ class StageProbe:
 
 def grpc_state(address: str, service: str, timeout_s: float, tls: Sequence[Path], server_name: str = "") -> str:
     """What the health of a stage is, asked once: see `StageProbe`."""
-    from services.common.rpc.tls import TlsError
-
-    probe = StageProbe(address, service, tls, server_name)
-    try:
+    with contextlib.closing(StageProbe(address, service, tls, server_name)) as probe:
         return probe.state(timeout_s)
-    except TlsError as error:
-        return str(error)
-    finally:
-        probe.close()
 
 
 def listens(host: str, port: int, timeout_s: float) -> bool:
