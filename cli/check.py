@@ -1,17 +1,22 @@
 """The first mistakes of `quartet up`, told in one line before a process starts or a library of a stage is imported."""
 
 import contextlib
+import errno
 import io
 import os
 import re
 import socket
+import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from cli.budget import GIB
+from cli.checkpoints import check_files, check_hub, no_permission
 from cli.plan import DIFFUSION, GATEWAY, Options, PlannedStage, StartError, UsageError, is_diffusion
+from cli.ports import holder
 from gateway.api_keys import read_key_file
 from gateway.settings import GatewaySettings
 from gateway.strict import YamlError
@@ -19,7 +24,10 @@ from services.common.rpc import tls
 from services.common.rpc.settings import Settings
 from services.demo_models import OMNI, resolve
 from services.families import family_of, read_config
+from services.thinker import cpu
 
+SHARED_MEMORY = "/dev/shm"
+LEAST_SHARED_MEMORY_BYTES = 64 * 1024
 HOST_BYTES = 2 * GIB  # without GPUs: the processes themselves, and the thinker's KV cache
 _HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -31,6 +39,8 @@ def check(options: Options, stages: Sequence[PlannedStage]) -> None:
         UsageError: a checkpoint, a file or a flag for a process is at fault.
         StartError: the port is taken, or the weights are larger than this machine's memory.
     """
+    for kind in {stage.kind for stage in stages}:
+        check_machine(kind)
     for stage in stages:
         check_model("--dit-model" if stage.model == options.dit_model else "--model", stage.model, stage.kind)
     _check_settings(options, stages)
@@ -48,12 +58,21 @@ def check_model(flag: str, model: str, kind: str) -> None:
         UsageError: it is neither, or the directory has no checkpoint for such a stage.
     """
     folder = Path(resolve(model))
+    try:
+        _check_model(flag, model, kind, folder)
+    except OSError as error:
+        raise UsageError(f"{flag} {model}: {no_permission(folder, error)}") from None
+
+
+def _check_model(flag: str, model: str, kind: str, folder: Path) -> None:
     if not folder.is_dir():
         if not _HUB_ID.fullmatch(model):
             raise UsageError(
                 f"{flag} {model}: there is no such directory, and a hub id is NAMESPACE/NAME; with Quartet comes {OMNI}"
             )
-    elif kind in DIFFUSION:
+        check_hub(flag, model, "model_index.json" if kind in DIFFUSION else "config.json")
+        return
+    if kind in DIFFUSION:
         if not is_diffusion(model):
             raise UsageError(f"{flag} {model}: has no model_index.json: it is no checkpoint of diffusers")
     else:
@@ -65,6 +84,26 @@ def check_model(flag: str, model: str, kind: str) -> None:
         if kind not in family.stages(config):
             served = f": give --pipeline {Path(pipeline).stem}" if (pipeline := family.pipeline_of(config)) else ""
             raise UsageError(f"{flag} {model}: this checkpoint has no {kind}{served}")
+    check_files(flag, model, folder)
+
+
+def check_machine(kind: str) -> None:
+    """Looks at what a stage of `kind` needs of this machine beside memory.
+
+    Raises:
+        StartError: something is not there; names it and what to do.
+    """
+    if kind == "thinker" and not has_gpu() and (lacks := cpu.lacks()):
+        raise StartError(f"{kind}: {lacks}")
+    if sys.platform == "linux":
+        try:
+            with tempfile.TemporaryFile(dir=SHARED_MEMORY) as file:
+                file.write(bytes(LEAST_SHARED_MEMORY_BYTES))
+        except OSError as error:
+            raise StartError(
+                f"{SHARED_MEMORY}: {error.strerror}: processes share memory there, so mount it with 64 MiB or more "
+                f"(docker: --shm-size=1g; else mount -t tmpfs tmpfs {SHARED_MEMORY})"
+            ) from None
 
 
 def stage_settings(kind: str, model: str, flags: Sequence[str]) -> Any:
@@ -120,7 +159,8 @@ def _check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise StartError(f"--port {port}: {error.strerror}; name a free one") from None
+            by = f" by {found}" if error.errno == errno.EADDRINUSE and (found := holder(port)) else ""
+            raise StartError(f"--port {port}: {error.strerror}{by}; name a free one") from None
 
 
 def _check_memory(models: Iterable[str]) -> None:

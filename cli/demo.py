@@ -1,7 +1,6 @@
 """`quartet demo`: the models that come with Quartet are asked aloud, about a picture, in writing, and to paint."""
 
 import io
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from cli.generation import Image as MadeImage
 from cli.generation import make_images
 from cli.http import check, connect
 from cli.plan import demo_options
+from cli.ports import free_ports
+from cli.run_files import removed, temporary
 from cli.terminal import CommandError, bar
 from cli.up import running
 
@@ -27,6 +28,7 @@ PICTURE_COLOURS = ((240, 210, 30), (31, 80, 200))  # what the painter calls yell
 PICTURE_STEPS = 8
 _NEAR = 60  # of red, green and blue, 0 to 255: as far as a pixel may be from its colour
 VOICE = "ada"
+STOP_GRACE_S = 3.0  # nobody else's requests are under way, and whoever presses ctrl-C waits
 
 console = Console()
 
@@ -75,22 +77,36 @@ def questions() -> list[Question]:
     ]
 
 
-def run(seed: int, port: int, out: Path, picture_file: Path) -> None:
+def run(seed: int, port: int | None, out: Path, picture_file: Path, *, verbose: bool = False) -> None:
     """Runs the demo; writes the last answer's speech to `out`, the painted picture to `picture_file`.
+
+    Args:
+        seed: of what is drawn by chance.
+        port: of the HTTP API; None: a free one.
+        out, picture_file: are written.
+        verbose: see `Options`.
 
     Raises:
         StartError, ApiError: the system did not start, or did not answer.
         DemoError: an answer is wrong, the speech is silent or of the wrong length, or the picture is not what was
             asked for.
     """
-    with tempfile.TemporaryDirectory(prefix="quartet-demo-") as scratch:
-        options = demo_options(
-            port=port, run_directory=Path(scratch) / "run", stage_arguments={"gateway": [f"--jobs-dir={scratch}/jobs"]}
-        )
-        with running(options) as stack, connect(stack.url) as client:
-            console.print(f"heard in {ASSETS / 'sum.wav'}: [bold]{_heard(client)}[/bold]\n")
-            answers = _converse(client, seed)
-            picture = _make_picture(client, seed)
+    scratch = temporary("quartet-demo-")
+    options = demo_options(
+        port=port or free_ports(1)[0],
+        run_directory=scratch / "run",
+        temporary=scratch,
+        stage_arguments={"gateway": [f"--jobs-dir={scratch}/jobs"]},
+        verbose=verbose,
+    )
+    with (
+        removed(scratch),
+        running(options, STOP_GRACE_S) as stack,
+        connect(stack.url) as client,
+    ):
+        console.print(f"heard in {ASSETS / 'sum.wav'}: [bold]{_heard(client)}[/bold]\n")
+        answers = _converse(client, seed)
+        picture = _make_picture(client, seed)
     write_wav(answers[-1], out)
     picture_file.write_bytes(picture.content)
     for question, answer in zip(questions(), answers, strict=True):

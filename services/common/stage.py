@@ -1,6 +1,7 @@
 """The start-up that all stages share: start the engine, serve, drain."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from quartet.v1 import profile_pb2_grpc, server_info_pb2, server_info_pb2_grpc, stream_pb2_grpc
-from services.common import profile_service
+from services.common import failures, profile_service
 from services.common.engine.process import freeze_heap
 from services.common.engine.recorder import TorchRecorder
 from services.common.profiles import MIB, Profiles
@@ -125,6 +126,11 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         info.config_digest = config_digest(info, settings)
         return info
 
+    @property
+    def has_served(self) -> bool:
+        """Whether its start is behind it."""
+        return self._info is not None
+
     async def GetServerInfo(
         self, request: server_info_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> server_info_pb2.GetServerInfoResponse:
@@ -177,7 +183,7 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         try:
             return await engine
         except (ValueError, OSError) as error:
-            raise CannotLoad(str(error)) from error
+            raise CannotLoad(failures.sentence(error)) from error
 
     async def serve(self, start: Callable[[], Coroutine[Any, Any, server_info_pb2.GetServerInfoResponse]]) -> None:
         """Serves until `request_stop`, then drains: refuses new work, finishes what is in flight, stops.
@@ -275,7 +281,9 @@ def main(
 ) -> None:
     """Entry point of a stage's process: logs, traces, uvloop; `serve` until SIGTERM or SIGINT.
 
-    What cannot be loaded is said in one line, and the exit status is 2.
+    Why it cannot start is the last line of its log, in one sentence (`failures.EVENT`); the exit status is 2 where
+    something that the settings name is at fault, else 1. Where in the program that was is logged before, at level
+    debug or where the environment has QUARTET_TRACEBACKS=1.
 
     Args:
         settings: of the stage.
@@ -283,8 +291,11 @@ def main(
         serve: calls `Stage.serve`.
     """
 
+    started: list[Stage] = []
+
     async def run() -> None:
         stage = Stage(settings, name, service, streams)
+        started.append(stage)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stage.request_stop)
         await serve(stage, settings)
@@ -294,7 +305,11 @@ def main(
     tracing.configure(name)
     try:
         uvloop.run(run())
-    except CannotLoad as error:
-        log.critical("cannot start", model=settings.model, error=str(error))
-        log.debug("where it failed", exc_info=error)
-        sys.exit(2)
+    except Exception as error:
+        if any(stage.has_served for stage in started):
+            raise
+        level = logging.INFO if failures.shows_tracebacks() else logging.DEBUG
+        log.log(level, "where it failed", exc_info=error)
+        cause = str(error) if isinstance(error, CannotLoad) else failures.sentence(error)
+        log.critical(failures.EVENT, model=settings.model, error=cause)
+        sys.exit(2 if isinstance(error, CannotLoad) else 1)

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+from services.common.engine.process import end_now
 from services.common.stage import main
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
@@ -18,3 +19,4 @@ if __name__ == "__main__":
     from services.thinker.servicer import SERVICE_NAME, serve
 
     main(settings, "thinker", SERVICE_NAME, serve)
+    end_now()

@@ -12,7 +12,7 @@ from services.common.engine.device import log_choices
 from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.stream.rows import Rows
 from services.families import read_config
-from services.thinker import device, execution
+from services.thinker import device, engine_failures, execution
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Prompt
 from services.thinker.environment import scratch_dir
@@ -125,18 +125,24 @@ class ThinkerEngine:
         """Loads the model; the event loop stays free meanwhile.
 
         Raises:
-            ValueError: a path that the settings ask for cannot run on this device, or vLLM lacks the parser of tool
-                calls that they name.
+            ValueError: a path that the settings ask for cannot run on this device, vLLM lacks the parser of tool calls
+                that they name, or its own process failed, with what that failed with.
             Exception: what vLLM raises when it cannot load or does not fit.
         """
         checkpoint = await asyncio.to_thread(load_checkpoint, settings.model)
         async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(scratch_dir())
+            scratch = stack.enter_context(scratch_dir())
             name, tokenizer = settings.tool_call_parser, checkpoint.tokenizer
             tool_parser = await asyncio.to_thread(find_parser, name, tokenizer) if name else None
             rows = RowReceiver()
             stack.push_async_callback(rows.close)
-            llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)
+            try:
+                llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)
+            except Exception as error:
+                cause = await asyncio.to_thread(engine_failures.cause, scratch, error)
+                if cause is None:
+                    raise
+                raise ValueError(cause) from error
             adapters = Adapters(llm, settings, checkpoint.folder)
             kinds = checkpoint.row_kinds(settings.keep_embeddings)
             engine = cls(llm, checkpoint, rows, kinds, stack.pop_all(), adapters, tool_parser)

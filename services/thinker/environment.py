@@ -16,9 +16,11 @@ from pathlib import Path
 
 import torch
 
+from services.common import failures
 from services.common.telemetry import logs
-from services.thinker import device
+from services.thinker import cpu, device
 from services.thinker.config import ThinkerSettings
+from services.thinker.engine_failures import keep_errors
 from services.thinker.plugin import SCRATCH_DIR
 
 _VLLM_LOG_LEVEL = "VLLM_LOGGING_LEVEL"
@@ -30,7 +32,7 @@ def configure(settings: ThinkerSettings) -> None:
     """Call before vLLM or transformers is imported. What the operator set stays as it is.
 
     Raises:
-        ValueError: vLLM cannot run on the device that `settings` name.
+        ValueError: vLLM cannot run on the device that `settings` name, or on this CPU.
     """
     visible = device.visible_devices(
         settings.device,
@@ -41,6 +43,8 @@ def configure(settings: ThinkerSettings) -> None:
     )
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    if device.vllm_is_for_cpus() and (lacks := cpu.lacks()):
+        raise ValueError(lacks)
     os.environ[_LOG_LEVEL] = settings.log_level  # for vLLM's processes, which are not given the flags
     for name, value in defaults(settings).items():
         os.environ.setdefault(name, value)
@@ -143,3 +147,4 @@ def _lock(directory: Path, flags: int = 0) -> int:
 
 if __name__ == "__mp_main__":  # in each process that vLLM spawns, before anything of vLLM's is imported there
     configure_logs()
+    keep_errors(failures.shows_tracebacks() or os.environ[_LOG_LEVEL] == "debug")

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
 from quartet.v1 import server_info_pb2, stream_pb2
+from services.common import failures
 from services.common.rpc.channels import Channels
 from services.common.rpc.errors import StageLost, Unavailable
 from services.common.rpc.settings import StageSettings
@@ -150,12 +151,14 @@ def test_what_cannot_be_loaded_ends_the_process_with_one_line_and_status_2(error
         main(settings(model="no/such"), "talker", SERVICE, serve)
     assert ended.value.code == 2
     (said,) = [line for line in lines if line["log_level"] == "critical"]
-    assert said["error"] == str(error)
+    assert said["error"] == " ".join(str(error).split())
     assert {line["log_level"] for line in lines if "exc_info" in line} <= {"debug"}
 
 
-def test_a_fault_of_ours_at_the_start_keeps_its_traceback(monkeypatch):
+@pytest.mark.parametrize(("asked", "level"), [("1", "info"), ("", "debug")])
+def test_a_fault_of_ours_at_the_start_is_one_line_and_its_traceback_is_to_be_had(asked: str, level: str, monkeypatch):
     monkeypatch.setattr("services.common.telemetry.logs.configure", lambda *_: None)
+    monkeypatch.setenv(failures.TRACEBACKS, asked)
 
     async def load() -> server_info_pb2.GetServerInfoResponse:
         raise KeyError("ours")
@@ -163,5 +166,9 @@ def test_a_fault_of_ours_at_the_start_keeps_its_traceback(monkeypatch):
     async def serve(stage: Stage, its: StageSettings) -> None:
         await stage.serve(lambda: stage.load(load()))
 
-    with pytest.raises(KeyError, match="ours"):
+    with structlog.testing.capture_logs() as lines, pytest.raises(SystemExit) as ended:
         main(settings(), "talker", SERVICE, serve)
+    assert ended.value.code == 1
+    assert lines[-1]["event"] == failures.EVENT
+    assert lines[-1]["error"] == "KeyError: 'ours'"
+    assert [line["log_level"] for line in lines if "exc_info" in line] == [level]

@@ -22,6 +22,8 @@ class Hub:
         self.log: list[tuple[str, str]] = []
         """Requests: (method, path) without its query. A file's path is its name in the repository, without a slash."""
         self.url = ""
+        self.is_gated = False
+        """Whether it gives its files to nobody."""
 
     def environment(self, cache: Path) -> dict[str, str]:
         """Variables of a process that is to use this hub, and keep in `cache` what it fetches."""
@@ -37,7 +39,7 @@ class Hub:
         """(Status, headers, body) for a GET of `path`."""
         facts = f"/api/models/{self.model}"
         if path in (facts, f"{facts}/revision/main", f"{facts}/revision/{COMMIT}"):
-            siblings = [{"rfilename": self._name(file)} for file in self._files()]
+            siblings = [{"rfilename": self._name(file), "size": file.stat().st_size} for file in self._files()]
             return _json({"id": self.model, "sha": COMMIT, "siblings": siblings})
         if path in (f"{facts}/tree/main", f"{facts}/tree/{COMMIT}"):
             return _json(
@@ -48,6 +50,8 @@ class Hub:
             )
         if self.model not in path:
             return 404, {"X-Error-Code": "RepoNotFound"}, b""
+        if self.is_gated and self.file_of(path):
+            return 403, {"X-Error-Code": "GatedRepo"}, b""
         file = self.folder / (self.file_of(path) or "no folder here")
         if not file.is_file():
             return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, b""

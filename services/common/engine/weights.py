@@ -16,6 +16,8 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from tqdm.auto import tqdm
 
+from services.common.hub_faults import hub_fault
+
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -154,7 +156,7 @@ class Checkpoint:
             repository = self._repository or self.model
             return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns, tqdm_class=progress))
         except (OSError, httpx.HTTPError, HFValidationError) as error:
-            reason = f"{self.model} is neither a directory nor a model that the hub has: {error}"
+            reason = f"{self.model} is neither a directory nor a model that the hub has: {hub_fault(error)}"
             raise ValueError(reason) from None
 
     def select(self, wanted: Callable[[str], bool], subfolder: str = "") -> None:
