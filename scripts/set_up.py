@@ -159,7 +159,7 @@ def install_torch(flags: Sequence[str]) -> None:
         if not (failure := pip(*arguments)):
             return
         failures.append(failure)
-    raise SetUpError(f"{_cause(failures[-1])}\n{torch_cpu.remedy()}")
+    raise SetUpError("no space left on the disk" if "No space left" in failures[-1] else torch_cpu.remedy())
 
 
 def _file(name: str, packages: Sequence[Locked]) -> str:

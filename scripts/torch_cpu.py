@@ -46,8 +46,9 @@ def attempts(folder: Path, flags: Sequence[str]) -> list[list[str]]:
 
 def remedy() -> str:
     """What to do when all attempts have failed."""
-    place = os.environ.get("TORCH_INDEX") or f"where pip looks, nor in {INDEX}"
-    return f"torch's CPU build is not in {place}: name an index, or a folder that has its wheel, by TORCH_INDEX"
+    named = os.environ.get("TORCH_INDEX")
+    where = f"not in {named}" if named else f"neither where pip looks nor, as far as that is reached, in {INDEX}"
+    return f"torch's CPU build is {where}: name an index, or a folder that has its wheel, by TORCH_INDEX"
 
 
 def _only(place: str) -> list[str]:
