@@ -62,7 +62,8 @@ class Options:
         host, port: of the HTTP API.
         pipeline: a file, or the name of a shipped one.
         run_directory: gets the logs and state.json; None: a temporary one, which goes when the system has stopped.
-        temporary: a directory that goes then, too, however it stopped; the other may lie in it.
+        temporary: a directory that goes then, too, however it stopped, with all temporary files of the processes; the
+            other may lie in it.
         verbose: whether the error of a failed start has the end of a log.
         stage_arguments: flags for the stage of that kind, or the gateway, after its others.
         has_gateway: whether the gateway is started; not where a program of the user's own asks the stages.

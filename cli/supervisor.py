@@ -55,7 +55,7 @@ class Supervisor:
         stages = stages_to_start(options)
         check(options, stages)
         self._stages = {stage.name: stage for stage in stages}
-        self._verbose = options.verbose
+        self._verbose, self._scratch = options.verbose, options.temporary
         self.run_directory = options.run_directory or run_files.temporary(RUN_PREFIX)
         self._temporary = options.temporary or (None if options.run_directory else self.run_directory)
         try:
@@ -93,6 +93,8 @@ class Supervisor:
     def _add(self, name: str, module: str, flags: Sequence[str]) -> None:
         command = [sys.executable, "-P", "-m", module, *flags]
         environment = _environment(self._stages.get(name), len(self._stages))
+        if self._scratch:  # libraries leave files of their own for temporary files, e.g. torch's compiler a folder
+            environment["TMPDIR"] = str(self._scratch)
         log_file = self.run_directory / f"{name}.log"
         self._children[name] = ChildProcess(name, command, environment, log_file, self._reaper)
 
