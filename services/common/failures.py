@@ -98,10 +98,10 @@ def first_cause(texts: Iterable[str]) -> str | None:
 
 
 def ended_child(text: str) -> str | None:
-    """What a signal has ended, where vLLM says by which one; None: it does not."""
+    """What has ended without a word, and by which signal where vLLM says that; None: `text` is about something else."""
     found = _ENDED_CHILD.search(text)
     if found is None:
-        return None
+        return f"the engine's process was killed: {_SIGNALS[signal.SIGKILL]}" if _CONSEQUENCES.search(text) else None
     number = signal.Signals(-int(found[1]))
     remedy = _SIGNALS.get(number, f"its log may say more; {TRACEBACKS}=1 has it say all")
     return f"the engine's process was ended by {number.name}: {remedy}"

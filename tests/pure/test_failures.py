@@ -39,7 +39,8 @@ def test_a_cause_goes_before_its_consequences() -> None:
 def test_a_signal_that_ended_the_engine_is_named() -> None:
     killed = "Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': -4}"
     assert "SIGILL: the CPU lacks an instruction" in str(failures.ended_child(killed))
-    assert failures.ended_child(OPAQUE) is None
+    assert str(failures.ended_child(OPAQUE)).startswith("the engine's process was killed: most likely")
+    assert failures.ended_child("ValueError: other") is None
 
 
 def test_a_log_says_why_its_process_ended() -> None:
