@@ -58,6 +58,7 @@ ARRIVES = {
     "TORCH_INDEX": everywhere("build.args.TORCH_INDEX"),
     "WHEELS_IMAGE": everywhere("build.args.WHEELS_IMAGE"),
     "HF_TOKEN": variable_of("HF_TOKEN", STAGES),
+    "HF_ENDPOINT": variable_of("HF_ENDPOINT", STAGES),
     "OMP_NUM_THREADS": variable_of("OMP_NUM_THREADS", STAGES),
     "GRPC_VERBOSITY": variable_of("GRPC_VERBOSITY"),
     "QUARTET_OTLP_ENDPOINT": variable_of("QUARTET_OTLP_ENDPOINT"),
