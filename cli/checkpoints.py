@@ -9,7 +9,7 @@ from pathlib import Path
 from cli import hub
 from cli.budget import GIB
 from cli.plan import StartError, UsageError
-from services.common.hub_faults import hub_fault
+from services.common.engine.hub_faults import hub_fault
 
 _LFS_POINTER = b"version "
 _HEADER_BYTES = 8  # of a safetensors file: the length of the header, which is JSON, little endian

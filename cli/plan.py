@@ -62,11 +62,11 @@ class Options:
         host, port: of the HTTP API.
         pipeline: a file, or the name of a shipped one.
         run_directory: gets the logs and state.json; None: a temporary one, which goes when the system has stopped.
-        temporary: a directory that goes then, too, however it stopped, with all temporary files of the processes; the
-            other may lie in it.
-        verbose: whether the error of a failed start has the end of a log.
         stage_arguments: flags for the stage of that kind, or the gateway, after its others.
         has_gateway: whether the gateway is started; not where a program of the user's own asks the stages.
+        temporary: a directory that goes when the system has stopped, however it did, with all temporary files of the processes; the run
+            directory may lie in it.
+        verbose: whether the error of a failed start has the end of a log.
     """
 
     model: str
@@ -74,13 +74,13 @@ class Options:
     port: int = 8000
     pipeline: Path = PIPELINE
     run_directory: Path | None = None
-    temporary: Path | None = None
-    verbose: bool = False
     stage_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dit_model: str | None = None
     tls: Tls = field(default_factory=Tls)
     api_keys_file: Path | None = None
     has_gateway: bool = True
+    temporary: Path | None = None
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         self.pipeline = pipeline_file(self.pipeline)

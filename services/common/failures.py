@@ -66,6 +66,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "{1}",
         "raise --kv-cache-bytes, or lower --max-context-tokens",
     ),
+    (r"[Ff]ailed to bind to address \S*:(\d+)", "port {1} is taken", "name a free one by --port"),
     (r"[Ff]ailed to bind|[Aa]ddress already in use", "the port is taken", "name a free one by --port"),
     (r"GatedRepo|Access to model .* is restricted", "the model is gated", _GATED),
 )

@@ -43,5 +43,9 @@ def test_every_decision_is_listed() -> None:
 
 
 def test_the_workflow_runs_the_gate() -> None:
-    (job,) = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())["jobs"].values()
-    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())["jobs"]
+    runs = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    install = "sudo apt-get update && sudo apt-get install -y --no-install-recommends libnuma1"
+    assert runs["gate"] == [install, ".ci/run"]
+    assert runs["newest"] == [install, "make test-newest"]
+    assert runs["pythons"] == [install, "make test PYTHON=python${{ matrix.python }}"]

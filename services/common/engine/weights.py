@@ -16,7 +16,7 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from tqdm.auto import tqdm
 
-from services.common.hub_faults import hub_fault
+from services.common.engine.hub_faults import hub_fault
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
