@@ -64,8 +64,8 @@ class Options:
         run_directory: gets the logs and state.json; None: a temporary one, which goes when the system has stopped.
         stage_arguments: flags for the stage of that kind, or the gateway, after its others.
         has_gateway: whether the gateway is started; not where a program of the user's own asks the stages.
-        temporary: a directory that goes when the system has stopped, however it did, with all temporary files of the processes; the run
-            directory may lie in it.
+        temporary: a directory that goes when the system has stopped, however it did, with all temporary files of the
+            processes; the run directory may lie in it.
         verbose: whether the error of a failed start has the end of a log.
     """
 
