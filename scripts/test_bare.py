@@ -60,8 +60,9 @@ def make_index(root: Path) -> None:
 
 def run_inside(root: Path, command: str, log: Path) -> tuple[int, float]:
     """Runs `command` in the checkout in `root`; its mounts are its own and go with it. Returns status and seconds."""
-    mounts = "".join(f"mount --rbind /{name} {root}/{name} && " for name in ("sys", "dev"))
-    enter = f"{mounts}mount -t proc proc {root}/proc && mount -t tmpfs tmpfs {root}/dev/shm && exec chroot {root} bash -c 'cd /{HOME} && exec {command}'"
+    mounts = [f"mount --rbind /{name} {root}/{name}" for name in ("sys", "dev")]
+    mounts += [f"mount -t proc proc {root}/proc", f"mount -t tmpfs tmpfs {root}/dev/shm"]
+    enter = " && ".join([*mounts, f"exec chroot {root} bash -c 'cd /{HOME} && exec {command}'"])
     started_s = time.monotonic()
     with log.open("wb") as file:
         done = subprocess.run(
