@@ -159,9 +159,7 @@ class Supervisor:
         """What the end of a process that was to start says, in one sentence; the whole is in a file."""
         log, ended = child.log_tail(), self._ending(status)
         if OUT_OF_MEMORY in ended:
-            sentence = (
-                f"{child.name} {ended}: take a larger machine, raise a container's limit, or take a smaller model"
-            )
+            sentence = f"{child.name} {ended}: {MORE_MEMORY}"
         elif cause := failures.own_words(log):
             sentence = f"{child.name} cannot start: {cause}"
         else:
