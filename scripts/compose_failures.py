@@ -15,8 +15,9 @@ SPEECH = "docker-compose.yaml:deploy/docker/speech.yaml"
 
 
 def failed_starts(system: System) -> Iterator[str]:
-    """Too little memory, no such model, a model of another kind, a library that is missing."""
+    """Too little memory, a dtype that is none, no such model, a model of another kind, a library that is missing."""
     yield _fails(system, "no memory", {"TALKER_MEMORY": "280m"}, ("talker",), "280 MiB (TALKER_MEMORY)")
+    yield _fails(system, "wrong dtype", {"QUARTET_TALKER_DTYPE": "float7"}, ("talker",), "dtype")
     nothing = {"QUARTET_MODEL": "/models/nothing"}
     yield _fails(system, "no model", nothing, tuple(STAGES), "/models/nothing")
     mount = ("--volume", f"{system.project}_models:/models")

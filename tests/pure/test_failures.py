@@ -20,7 +20,7 @@ OPAQUE = "RuntimeError: Engine core initialization failed. See root cause above.
         (OSError(28, "No space left on device", "/data/x"), r"the disk is full \(/data/x\): make room there, .*"),
         (PermissionError(13, "Permission denied", "/data/x"), "no permission for /data/x: .*"),
         (ImportError("libfoo.so.2: cannot open shared object file"), "the library libfoo.so.2 is not on .*"),
-        (RuntimeError("Failed to bind to address 127.0.0.1:1"), "the port is taken: .*"),
+        (RuntimeError("Failed to bind to address 127.0.0.1:1"), "port 1 is taken: .*"),
         (ValueError("1 validation error for C\n  Value error, no such thing [type=value_error, x]"), "no such thing"),
     ],
 )

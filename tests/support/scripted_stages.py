@@ -242,9 +242,11 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
             *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas) if not start.count_only),
             thinker_pb2.GenerateResponse(summary=summary),
         ]
-        played = self.script.play(start, outputs, context)
-        async for output in redirected(played, None if self.script.older else self._deltas.to(start.deltas_to)):
-            yield output
+        sink = None if self.script.older else self._deltas.to(start.deltas_to)
+        # closed here: one that a failure leaves behind would count as running until it is collected
+        async with aclosing(self.script.play(start, outputs, context)) as played:
+            async for output in redirected(played, sink):
+                yield output
 
 
 def _prompt_logprobs(start: thinker_pb2.GenerateStart) -> Iterator[thinker_pb2.PromptLogprobs]:
