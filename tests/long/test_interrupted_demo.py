@@ -27,8 +27,9 @@ MOMENTS = [
     ("starting thinker", 4.0, 2),  # the thinker imports vLLM
     ("code2wav  ready", 3.0, 1),  # the thinker's engine begins
     ("heard in", 0.2, 1),  # it answers
-    ("paints", 0.0, 2),  # it paints, or stops
+    ("paints", 0.0, 2),  # it paints, or stops, or has ended
 ]
+LAST_WORDS = "talk to it"
 
 
 class Demo:
@@ -100,7 +101,7 @@ def test_ctrl_c_ends_a_demo_and_leaves_nothing(demo: Demo, said: str, later_s: f
         demo.press_ctrl_c()
     demo.process.wait(ENDS_WITHIN_S)
     print(f"ended {time.monotonic() - before:.1f} s after ctrl-C: {demo.process.returncode}")
-    assert demo.process.returncode != 0
+    assert demo.process.returncode != 0 or LAST_WORDS in demo.said
     until(lambda: not demo.processes(), "all of its processes have ended")
     until(lambda: not any(demo.temporary.iterdir()), "its temporary files are gone")
     assert not [file for file in shared if Path(file).exists()]

@@ -10,7 +10,7 @@ from training.__main__ import PARTS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 # Those that read what others wrote come after them.
-ORDER = ("code2wav", "talker", "hearing", "seeing", "thinker", "painter_vae", "painter")
+ORDER = ("code2wav", "talker", "hearing", "seeing", "thinker", "tools", "painter_vae", "painter")
 # Few of all: sounds and pictures of the bank, dialogues a step.
 BRIEF = """
 import sys
@@ -20,9 +20,10 @@ loop.OUT = Path(sys.argv[2])
 units.FILE = loop.OUT / "units.npz"
 codec.Codes.file = loop.OUT / "codes.pt"
 import training.thinker as thinker
-import training.hearing, training.seeing, training.painter, training.talker
+import training.hearing, training.seeing, training.painter, training.talker, training.tools as tools
 thinker.BANK_SOUNDS, thinker.BANK_PICTURES, thinker.GROUPS = 9, 50, 2
-for module in (codec, training.hearing, training.seeing, training.painter, training.talker, thinker):
+tools.GROUPS, tools.ABOUT_TOOLS = 2, 1
+for module in (codec, training.hearing, training.seeing, training.painter, training.talker, thinker, tools):
     module.BATCH = 3
     module.STEPS = int(sys.argv[3])
 training.painter.VAE_STEPS = int(sys.argv[3])
