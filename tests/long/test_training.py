@@ -39,6 +39,6 @@ def test_every_part_begins_and_goes_on(tmp_path: Path) -> None:
     for part in ORDER:
         for steps in (2, 3):
             command = [sys.executable, "-c", BRIEF, part, str(tmp_path), str(steps)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, (part, done.stderr[-2000:])
             assert f"{part}: step {steps}/{steps}" in done.stdout
