@@ -13,8 +13,8 @@ from microphone import call
 from processes import Groups
 from utterances import RATE_HZ, Utterance, silence
 
-from gateway.realtime.audio import MODEL_RATE_HZ, InputAudio
-from gateway.realtime.detector import Detectors
+from gateway.dialects.realtime.audio import MODEL_RATE_HZ, InputAudio
+from gateway.listening.detector import Detectors
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PIECE_S = 0.1

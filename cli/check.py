@@ -17,9 +17,9 @@ from cli.budget import GIB
 from cli.checkpoints import check_files, check_hub, no_permission
 from cli.plan import DIFFUSION, GATEWAY, Options, PlannedStage, StartError, UsageError, is_diffusion
 from cli.ports import holder
-from gateway.api_keys import read_key_file
+from gateway.access.api_keys import read_key_file
 from gateway.settings import GatewaySettings
-from gateway.strict import YamlError
+from gateway.yaml_source import YamlError
 from services.common.rpc import tls
 from services.common.rpc.settings import Settings
 from services.demo_models import OMNI, resolve

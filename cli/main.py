@@ -201,7 +201,7 @@ def key(
     """Make an API key: it is printed once, on stderr; what goes into the gateway's --api-keys-file, on stdout."""
     from pydantic import ValidationError
 
-    from gateway.api_keys import ApiKeyEntry, digest, new_key
+    from gateway.access.api_keys import ApiKeyEntry, digest, new_key
 
     made = new_key()
     try:

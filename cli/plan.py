@@ -10,7 +10,7 @@ from cli.terminal import CommandError
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
-from gateway.strict import YamlError
+from gateway.yaml_source import YamlError
 from services.demo_models import OMNI, PAINTER, resolve
 from services.families import family_of, read_config
 

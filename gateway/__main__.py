@@ -8,18 +8,18 @@ import sys
 import structlog
 import uvicorn
 
+from gateway.answers.video_store import VideoStore
 from gateway.app import create_app
+from gateway.dialects.realtime.events import MAX_EVENT_CHARACTERS
+from gateway.http.workers.supervisor import supervise
+from gateway.http.workers.worker import Worker
+from gateway.listening.detector_models import OnnxSilero
+from gateway.listening.onnx import ModelFileError
+from gateway.listening.turn_model import TurnModel
 from gateway.pipeline.config import load_pipeline
-from gateway.realtime.events import MAX_EVENT_CHARACTERS
-from gateway.realtime.onnx import ModelFileError
-from gateway.realtime.silero import OnnxSilero
-from gateway.realtime.turn_model import TurnModel
 from gateway.settings import GatewaySettings
 from gateway.store import StoreError
-from gateway.strict import YamlError
-from gateway.video_store import VideoStore
-from gateway.workers.supervisor import supervise
-from gateway.workers.worker import Worker
+from gateway.yaml_source import YamlError
 from services.common.rpc import tls
 from services.common.telemetry import logs, tracing
 

@@ -10,44 +10,43 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from gateway import router_gauges
-from gateway.api_keys import ApiKeys
-from gateway.errors import ApiError
-from gateway.gateway import Gateway
-from gateway.json_writer import Json
-from gateway.middleware import BodyLimit, RequestContext, RequireKey
-from gateway.openai import (
-    adapters,
+from gateway.access.api_keys import ApiKeys
+from gateway.access.client_secrets import ClientSecrets
+from gateway.access.shared import Shared
+from gateway.answers.gateway import Gateway
+from gateway.answers.video_jobs import VideoJobs
+from gateway.answers.video_store import VideoStore
+from gateway.dialects.openai import (
     audio,
     chat,
     completions,
-    generate,
     images,
     models,
     speech,
     speech_stream,
-    tokens,
     transcriptions,
     videos,
     voices,
 )
-from gateway.openai.connection import ClientGone
-from gateway.origin import OwnPagesOnly
+from gateway.dialects.operators import profiles as profiling
+from gateway.dialects.operators import router_gauges
+from gateway.dialects.realtime import connection as realtime
+from gateway.dialects.realtime import secrets
+from gateway.dialects.responses import conversations
+from gateway.dialects.responses import endpoint as responses
+from gateway.dialects.responses.responses import Responses
+from gateway.dialects.vllm import adapters, generate, tokens
+from gateway.errors import ApiError
+from gateway.http.connection import ClientGone
+from gateway.http.csrf import OwnPagesOnly
+from gateway.http.json_writer import Json, error_response
+from gateway.http.middleware import BodyLimit, RequestContext, RequireKey
+from gateway.http.workers.forwarding import Forwarding
+from gateway.http.workers.worker import Worker
 from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
-from gateway.profiling import endpoints as profiling
-from gateway.realtime import connection as realtime
-from gateway.realtime import secrets
-from gateway.responses import conversations
-from gateway.responses import endpoint as responses
-from gateway.responses.responses import Responses
 from gateway.settings import GatewaySettings
-from gateway.video_jobs import VideoJobs
-from gateway.video_store import VideoStore
-from gateway.workers.forwarding import Forwarding
-from gateway.workers.shared import Shared
-from gateway.workers.worker import Worker
 from services.common.engine.process import freeze_heap
 from services.common.rpc.channels import Channels
 from services.common.rpc.tls import Credentials
@@ -148,7 +147,7 @@ def create_app(
 
     app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)
     app.state.generations = generate.Running()
-    app.state.client_secrets = secrets.ClientSecrets(shared)
+    app.state.client_secrets = ClientSecrets(shared)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
@@ -171,7 +170,7 @@ def create_app(
 async def _api_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     http.state.log.update(error.log)
-    return error.response()
+    return error_response(error)
 
 
 async def _http_exception(http: Request, error: Exception) -> Response:
@@ -179,7 +178,7 @@ async def _http_exception(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else None
     message = f"{http.method} {http.url.path}: {error.detail}"
-    response = ApiError(error.status_code, message, None, code).response()
+    response = error_response(ApiError(error.status_code, message, None, code))
     response.headers.update(error.headers or {})
     return response
 

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.json_writer import Json
 from services.common.rpc import errors
 
 # What one stage refuses of another's stream: not the client's fault, and not in its words.
@@ -44,13 +43,6 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The response body."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
-
-    def response(self) -> Json:
-        """The whole HTTP response."""
-        headers = {}
-        if self.retry_after_s is not None:
-            headers["retry-after"] = str(max(1, round(self.retry_after_s)))
-        return Json(self.body(), self.status, headers)
 
 
 def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:

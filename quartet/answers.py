@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from gateway.answers.answer import WholeAnswer, usage
 from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
-from gateway.openai import answer as gateway_answer
-from gateway.openai.answer import WholeAnswer
 from gateway.pipeline import run
 from quartet.errors import Error, refused
 
@@ -156,7 +155,7 @@ class Collected(WholeAnswer):
             audio=_audio(bytes(self.samples), self.sample_rate_hz) if self.samples else None,
             token_ids=self.token_ids,
             finish_reason=self.finish_reason,
-            usage=gateway_answer.usage([self]),
+            usage=usage([self]),
             reasoning=self.reasoning,
             tool_calls=[call for _, call in sorted(self.calls.items())],
             logprobs=self.tokens if wants_logprobs else None,

@@ -10,21 +10,20 @@ from typing import Any, TypeVar
 
 import structlog
 from PIL import Image
-from starlette.datastructures import State
 
 from cli.plan import Tls
-from gateway.gateway import Gateway
+from gateway.answers.diffusion import ImageRequest
+from gateway.answers.gateway import Gateway
+from gateway.answers.image_chat import ImageChat
+from gateway.answers.images import ImageGeneration, to_generation
+from gateway.answers.jobs import to_jobs
+from gateway.answers.request import ChatCompletionRequest
 from gateway.media.check import MediaFile
-from gateway.openai.chat import ImageExchange
-from gateway.openai.chat_requests import to_jobs
-from gateway.openai.diffusion import ImageRequest
-from gateway.openai.forms import validated
-from gateway.openai.images import ImageGeneration, to_generation
-from gateway.openai.schema import ChatCompletionRequest
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
+from gateway.validation import validated
 from quartet.answers import Answer, Collected, Event
 from quartet.errors import Error, StartError, as_errors, as_start_errors, refused
 from quartet.media import Media, OwnFiles
@@ -215,9 +214,7 @@ class Asking:
         stage = self._image_stage()
         with as_errors():
             request.model = self._gateway.model_of(stage) or ""
-            exchange = ImageExchange(self._gateway, request, State({"request_id": request_id, "log": {}}), stage)
-            generation = await exchange.pictures()
-            generation.deadline = deadline
+            generation = await ImageChat(self._gateway, request, stage).generation(request_id, deadline, {})
             images = await _pictures(generation)
             return Answer(images=images, finish_reason="stop", timings=generation.quartet()["timings"])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cli.terminal import CommandError
 from gateway.errors import ApiError, from_error
-from gateway.strict import YamlError
+from gateway.yaml_source import YamlError
 from services.common.rpc.errors import StageError
 
 # Options that have another name in an HTTP request.

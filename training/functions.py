@@ -6,8 +6,8 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.hosted_tools import image
-from gateway.hosted_tools.schema import ImageTool
+from gateway.answers.tools import image
+from gateway.answers.tools.schema import ImageTool
 from training.dialogue import capital
 from training.words import THINGS
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from gateway.hosted_tools import image
-from gateway.hosted_tools.schema import IMAGE_TOOL
+from gateway.answers.tools import image
+from gateway.answers.tools.schema import IMAGE_TOOL
 from training import loop, seeing
 from training.dialogue import Dialogue, Turn, article, capital
 from training.functions import Tool, call, other_tool, picture_tool, weather_tool

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from gateway.pipeline.addresses import Addresses
 from gateway.pipeline.kinds import KINDS, Output, maker
-from gateway.strict import NotNegative, Positive, Strict, YamlError, YamlSource, read_yaml
+from gateway.validation import NotNegative, Positive, Strict
+from gateway.yaml_source import YamlError, YamlSource, read_yaml
 
 Kind = TypeVar("Kind", bound="_Stage")
 OUTPUTS: tuple[Output, ...] = get_args(Output)

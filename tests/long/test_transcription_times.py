@@ -5,8 +5,8 @@ import io
 import pytest
 import soundfile
 
+from gateway.listening.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses
 from gateway.media.encode import encode_audio
-from gateway.media.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses
 from tests.support.espeak import recording
 from tests.support.gateway_stack import running
 from tests.support.scripted_stages import PIECES

@@ -11,10 +11,10 @@ import structlog
 from prometheus_client import REGISTRY
 
 from cli.plan import PIPELINE
-from gateway.api_keys import digest, new_key, read_key_file
-from gateway.middleware import OPEN_PATHS, RequireKey
+from gateway.access.api_keys import digest, new_key, read_key_file
+from gateway.http.middleware import OPEN_PATHS, RequireKey
 from gateway.settings import GatewaySettings
-from gateway.strict import YamlError
+from gateway.yaml_source import YamlError
 from tests.support.gateway_stack import Running, running
 from tests.support.video_stack import MODEL as VIDEO_MODEL
 from tests.support.video_stack import VIDEO_INFO, gateway_before, scripted_dit

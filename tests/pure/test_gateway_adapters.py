@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.plan import PIPELINE
-from gateway.api_keys import new_key
+from gateway.access.api_keys import new_key
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings

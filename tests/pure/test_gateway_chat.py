@@ -10,8 +10,8 @@ import av
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from gateway.http.connection import ClientGone, EventStream
 from gateway.media.encode import encode_audio
-from gateway.openai.connection import ClientGone, EventStream
 from services.common.rpc.errors import ContextTooLong, InvalidInput, QueueFull, RequestCancelled, Unavailable
 from tests.support.clock import put_forward
 from tests.support.gateway_stack import running

@@ -7,12 +7,12 @@ import av
 import numpy as np
 import pytest
 
+from gateway.answers.answer import logprobs
+from gateway.answers.gateway import Transcripts
+from gateway.answers.request import ChatCompletionRequest
 from gateway.errors import request_field
-from gateway.gateway import Transcripts
+from gateway.http.connection import sse
 from gateway.media.encode import encode_audio
-from gateway.openai.answer import logprobs
-from gateway.openai.connection import sse
-from gateway.openai.schema import ChatCompletionRequest
 from quartet.v1 import thinker_pb2
 
 

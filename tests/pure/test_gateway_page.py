@@ -5,7 +5,7 @@ import re
 import httpx
 import pytest
 
-from gateway.api_keys import digest
+from gateway.access.api_keys import digest
 from gateway.app import create_app
 from gateway.page.files import PATHS
 from gateway.pipeline.config import load_pipeline

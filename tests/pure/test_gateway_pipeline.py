@@ -8,7 +8,7 @@ from cli.plan import PIPELINE as SHIPPED
 from gateway.pipeline.addresses import endpoints
 from gateway.pipeline.config import Outputs, PipelineConfig, load_pipeline
 from gateway.pipeline.kinds import KINDS
-from gateway.strict import YamlError
+from gateway.yaml_source import YamlError
 
 GOOD = """\
 stages:

@@ -13,7 +13,7 @@ import pytest
 from cli.request_table import table
 from cli.terminal import CommandError
 from cli.trace_file import merge
-from gateway.api_keys import new_key
+from gateway.access.api_keys import new_key
 from gateway.profiling.clocks import Clock
 from tests.pure.test_api_keys import bearer, entry, write
 from tests.support.gateway_stack import running

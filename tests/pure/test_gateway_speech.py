@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from gateway.openai.sentences import cut
+from gateway.answers.sentences import cut
 from quartet.v1 import talker_pb2
 from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, Unavailable
 from tests.support.gateway_stack import Running

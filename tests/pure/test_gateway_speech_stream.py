@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gateway.api_keys import digest
+from gateway.access.api_keys import digest
 from services.common.rpc.errors import InternalError, QueueFull
 from tests.support.gateway_stack import Running, running
 from tests.support.scripted_stages import PCM16, SAMPLE_RATE_HZ, VOICES
@@ -160,7 +160,7 @@ async def test_who_says_nothing_does_not_keep_a_place():
 
 
 async def test_who_reads_nothing_does_not_keep_a_place(monkeypatch):
-    monkeypatch.setattr("gateway.openai.speech_stream.LAST_WORD_S", 0.0)
+    monkeypatch.setattr("gateway.dialects.openai.speech_stream.LAST_WORD_S", 0.0)
 
     async def never(*_) -> None:
         await asyncio.Event().wait()

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from gateway.answers.transcription.formats import Segment, srt, vtt
+from gateway.listening.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses, decoded, windows
 from gateway.media.encode import encode_audio
-from gateway.media.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses, decoded, windows
-from gateway.openai.transcript import Segment, srt, vtt
 from quartet.v1 import thinker_pb2
 from services.common.rpc.errors import ContextTooLong, InternalError, InvalidInput, QueueFull
 from tests.support.gateway_stack import Running
@@ -277,7 +277,7 @@ async def test_a_fault_of_our_own_ends_the_request(gateway, monkeypatch):
     def fault(*_) -> bytes:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("gateway.openai.transcription.encode_audio", fault)
+    monkeypatch.setattr("gateway.answers.transcription.run.encode_audio", fault)
     assert (await post(gateway)).status_code == 500
 
 
@@ -327,7 +327,7 @@ async def test_who_leaves_during_a_long_silence_ends_the_listening(gateway, monk
         finally:
             ended.set()
 
-    monkeypatch.setattr("gateway.openai.sounds.decoded", silence)
+    monkeypatch.setattr("gateway.answers.transcription.audio_sources.decoded", silence)
     asking = asyncio.create_task(post(gateway))
     await gateway.until(listening.is_set)
     asking.cancel()
@@ -335,7 +335,7 @@ async def test_who_leaves_during_a_long_silence_ends_the_listening(gateway, monk
 
 
 async def test_sound_that_is_too_long_for_the_time_is_an_error(gateway, monkeypatch):
-    monkeypatch.setattr("gateway.openai.sounds.FileSound.left_s", lambda self: 0.0)
+    monkeypatch.setattr("gateway.answers.transcription.audio_sources.FileSound.left_s", lambda self: 0.0)
     assert (await post(gateway)).status_code == 504
 
 
@@ -344,7 +344,7 @@ async def test_a_broken_detector_is_an_error_and_no_hang(gateway, monkeypatch):
         raise RuntimeError("broken")
         yield
 
-    monkeypatch.setattr("gateway.openai.sounds.windows", broken)
+    monkeypatch.setattr("gateway.answers.transcription.audio_sources.windows", broken)
     assert (await post(gateway)).status_code == 500
 
 

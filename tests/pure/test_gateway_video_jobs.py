@@ -9,13 +9,13 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.answers.video_jobs import VideoJobs
+from gateway.answers.video_store import Video as StoredVideo
+from gateway.answers.video_store import VideoStore
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from gateway.store import StoreError
-from gateway.video_jobs import VideoJobs
-from gateway.video_store import Video as StoredVideo
-from gateway.video_store import VideoStore
 from quartet.v1 import dit_pb2
 from services.common.rpc.errors import QueueFull, Unavailable
 from tests.support.clock import put_forward

@@ -12,11 +12,11 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from cli.main import app
+from gateway.answers.voice_store import NameTaken, Voice, VoicesFull, VoiceStore
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from gateway.store import StoreError
-from gateway.voice_store import NameTaken, Voice, VoicesFull, VoiceStore
 from quartet.v1 import server_info_pb2
 from tests.support.gateway_stack import HEALTH_TIMEOUT_S, Running, running, serving
 from tests.support.scripted_stages import PCM16, scripted_stages

@@ -7,11 +7,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import Response
 
-from gateway.api_keys import ApiKey, ApiKeyEntry, digest
+from gateway.access.api_keys import ApiKey, ApiKeyEntry, digest
+from gateway.access.shared import Shared
+from gateway.answers.gateway import Transcripts
 from gateway.errors import ApiError
-from gateway.gateway import Transcripts
-from gateway.workers import supervisor, together
-from gateway.workers.shared import Shared
+from gateway.http.workers import merge, supervisor
 
 PAGE = """\
 # HELP quartet_gateway_requests_total HTTP requests ended
@@ -40,7 +40,7 @@ def test_what_a_killed_gateway_left_is_removed_and_what_a_running_one_has_is_not
 
 
 def test_the_metrics_of_all_are_told_apart_and_those_of_the_stages_told_once():
-    merged = together.metrics([(i, Response(PAGE.format(requests=i + 1))) for i in range(3)])
+    merged = merge.metrics([(i, Response(PAGE.format(requests=i + 1))) for i in range(3)])
     samples = {
         (sample.name, sample.labels.get("worker")): sample.value
         for family in text_string_to_metric_families(bytes(merged.body).decode())
@@ -79,7 +79,7 @@ def test_a_rate_is_that_of_all_processes(tmp_path: Path):
 
 
 def test_a_transcript_is_known_to_all_and_only_the_newest_are_kept(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("gateway.gateway._MAX_TRANSCRIPTS", 3)
+    monkeypatch.setattr("gateway.answers.gateway._MAX_TRANSCRIPTS", 3)
     first, second = (Transcripts(60, Shared(tmp_path / "shared.sqlite", worker)) for worker in range(2))
     ids = [first.new_id() for _ in range(5)]
     for i, (audio_id, expires_at) in enumerate(ids):

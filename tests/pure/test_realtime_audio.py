@@ -8,8 +8,8 @@ import pytest
 import soundfile
 import soxr
 
-from gateway.realtime import g711
-from gateway.realtime.audio import MODEL_RATE_HZ, PCM_RATE_HZ, InputAudio, OutputAudio
+from gateway.dialects.realtime import g711
+from gateway.dialects.realtime.audio import MODEL_RATE_HZ, PCM_RATE_HZ, InputAudio, OutputAudio
 
 QUESTION = Path(__file__).parents[2] / "cli/assets/question.wav"
 LAWS = [("mu", "pcm_mulaw", "audio/pcmu"), ("a", "pcm_alaw", "audio/pcma")]

@@ -11,13 +11,13 @@ import pytest
 import soundfile
 import soxr
 
-from gateway.media.silero import RATE_HZ, STEP, SileroVoiceActivityDetector
-from gateway.realtime.audio import PCM_RATE_HZ, InputAudio
-from gateway.realtime.detector import Detector, DetectorError, Detectors
-from gateway.realtime.onnx import ModelFileError
-from gateway.realtime.session import SemanticVad, ServerVad
-from gateway.realtime.silero import OnnxSilero, PackagedSilero
-from gateway.realtime.turns import STEP_MS, Paused, Resumed, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.dialects.realtime.audio import PCM_RATE_HZ, InputAudio
+from gateway.dialects.realtime.session import SemanticVad, ServerVad
+from gateway.dialects.realtime.turns import STEP_MS, Paused, Resumed, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.listening.detector import Detector, DetectorError, Detectors
+from gateway.listening.detector_models import OnnxSilero, PackagedSilero
+from gateway.listening.onnx import ModelFileError
+from gateway.listening.silero import RATE_HZ, STEP, SileroVoiceActivityDetector
 from tests.support.clock import until
 
 pytestmark = pytest.mark.asyncio

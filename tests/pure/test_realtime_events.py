@@ -8,9 +8,9 @@ import pytest
 from openai.types.realtime import RealtimeClientEvent, RealtimeServerEvent
 from pydantic import TypeAdapter
 
-from gateway.realtime import events
-from gateway.realtime.events import RealtimeError, error_event, parse, server_event
-from gateway.realtime.items import decode_base64
+from gateway.dialects.realtime import events
+from gateway.dialects.realtime.events import RealtimeError, error_event, parse, server_event
+from gateway.dialects.realtime.items import decode_base64
 
 SERVER_EVENTS = TypeAdapter(RealtimeServerEvent)
 OF_EACH_TYPE: list[dict[str, Any]] = [

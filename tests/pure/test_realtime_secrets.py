@@ -11,10 +11,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from gateway.api_keys import ApiKey, ApiKeyEntry, digest, new_key
+from gateway.access import client_secrets
+from gateway.access.api_keys import ApiKey, ApiKeyEntry, digest, new_key
+from gateway.access.client_secrets import AZURE_PATH, ClientSecrets, key_of, subprotocol_of
 from gateway.errors import ApiError
-from gateway.realtime import secrets
-from gateway.realtime.secrets import ClientSecrets, key_of, subprotocol_of
 from tests.support.gateway_stack import Running, running
 
 ALICE, BOB = new_key(), new_key()
@@ -87,8 +87,8 @@ def test_a_secret_is_found_until_it_expires(store, clock):
 
 
 def test_secrets_are_bounded_for_each_key_and_together(store, clock, monkeypatch):
-    monkeypatch.setattr(secrets, "_MAX_SECRETS_PER_KEY", 2)
-    monkeypatch.setattr(secrets, "_MAX_SECRETS", 3)
+    monkeypatch.setattr(client_secrets, "_MAX_SECRETS_PER_KEY", 2)
+    monkeypatch.setattr(client_secrets, "_MAX_SECRETS", 3)
     alice, bob = key(), key("bob", BOB)
     for _ in range(2):
         store.make(alice, {}, 10)
@@ -108,7 +108,7 @@ def test_what_the_secrets_sessions_take_is_bounded(store, monkeypatch):
     with pytest.raises(ApiError) as caught:
         store.make(None, {"instructions": "x" * 2**18}, 10)
     assert (caught.value.status, caught.value.param) == (400, "session")
-    monkeypatch.setattr(secrets, "_MAX_HELD_CHARACTERS", 250)
+    monkeypatch.setattr(client_secrets, "_MAX_HELD_CHARACTERS", 250)
     store.make(None, {"instructions": "x" * 100}, 10)
     with pytest.raises(ApiError) as caught:
         store.make(None, {"instructions": "x" * 200}, 10)
@@ -126,7 +126,7 @@ def write_keys(file: Path, **keys: str) -> Path:
     return new.replace(file)
 
 
-async def connected(gateway: Running, presented: str, path: str = secrets.PATH) -> dict[str, Any]:
+async def connected(gateway: Running, presented: str, path: str = client_secrets.PATH) -> dict[str, Any]:
     """The first event of a session that is opened as browsers do."""
     offered = [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{presented}")]
     async with connect(gateway.url.replace("http", "ws") + path, subprotocols=offered, open_timeout=60) as opened:
@@ -134,7 +134,7 @@ async def connected(gateway: Running, presented: str, path: str = secrets.PATH) 
         return json.loads(await opened.recv())
 
 
-async def refused(gateway: Running, presented: str, path: str = secrets.PATH) -> int:
+async def refused(gateway: Running, presented: str, path: str = client_secrets.PATH) -> int:
     try:
         await connected(gateway, presented, path)
     except InvalidStatus as error:
@@ -157,12 +157,12 @@ async def test_openais_client_makes_secrets_that_open_sessions_in_the_keys_name(
         assert (made.session.instructions, made.session.model) == ("Be brief.", "scripted")
         session = (await connected(gateway, made.value))["session"]
         assert (session["instructions"], session["audio"]["output"]["voice"]) == ("Be brief.", "marin")
-        assert (await connected(gateway, made.value, secrets.AZURE_PATH))["session"]["instructions"] == "Be brief."
+        assert (await connected(gateway, made.value, AZURE_PATH))["session"]["instructions"] == "Be brief."
         assert (await connected(gateway, ALICE))["session"]["instructions"] == ""
         assert await refused(gateway, "ek_" + "x" * 43) == 403
         assert await refused(gateway, made.value, "/v1/audio/speech/stream") == 403  # it opens nothing else
         headers = {"authorization": f"Bearer {made.value}"}
-        for method, path in (("GET", "/v1/models"), ("POST", f"{secrets.PATH}/client_secrets")):
+        for method, path in (("GET", "/v1/models"), ("POST", f"{client_secrets.PATH}/client_secrets")):
             assert (await gateway.http.request(method, path, headers=headers, json={})).status_code == 401
 
         for kept in ({"alice": BOB}, {"bob": BOB}):  # replaced by one of its name; gone
@@ -187,7 +187,7 @@ async def test_without_api_keys_a_secret_still_brings_its_session():
         assert (await connected(gateway, made.value))["session"]["type"] == "transcription"
         assert (await connected(gateway, "anything"))["session"]["type"] == "realtime"
         assert (await connected(gateway, "ek_gone"))["error"]["code"] == "invalid_api_key"
-        response = await gateway.http.post(f"{secrets.PATH}/client_secrets", json={})
+        response = await gateway.http.post(f"{client_secrets.PATH}/client_secrets", json={})
         assert response.status_code == 200
         assert response.headers["cache-control"] == "no-store"
 
@@ -206,6 +206,6 @@ async def test_without_api_keys_a_secret_still_brings_its_session():
     ],
 )
 async def test_a_wrong_request_is_refused_by_its_member(speech_gateway: Running, body, param):
-    response = await speech_gateway.http.post(f"{secrets.PATH}/client_secrets", content=json.dumps(body))
+    response = await speech_gateway.http.post(f"{client_secrets.PATH}/client_secrets", content=json.dumps(body))
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param

@@ -17,9 +17,9 @@ from openai.types.realtime import (
 from openai.types.realtime.client_secret_create_response import Session as SecretSession
 from pydantic import TypeAdapter
 
-from gateway.realtime.events import RealtimeError, server_event
-from gateway.realtime.session import OPENAI_VOICES, RetentionRatio, Session
-from gateway.realtime.session_config import SemanticVad, ServerVad
+from gateway.dialects.realtime.events import RealtimeError, server_event
+from gateway.dialects.realtime.session import OPENAI_VOICES, RetentionRatio, Session
+from gateway.dialects.realtime.session_config import SemanticVad, ServerVad
 
 SERVER_EVENTS = TypeAdapter(RealtimeServerEvent)
 SECRET_SESSIONS = TypeAdapter(SecretSession)

@@ -8,10 +8,10 @@ import pytest
 import soxr
 from transformers import WhisperFeatureExtractor
 
-from gateway.realtime.onnx import ModelFileError
-from gateway.realtime.session import SemanticVad
-from gateway.realtime.turn_model import TurnModel, features
-from gateway.realtime.turns import STEP_MS, Paused, Resumed, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.dialects.realtime.session import SemanticVad
+from gateway.dialects.realtime.turns import STEP_MS, Paused, Resumed, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.listening.onnx import ModelFileError
+from gateway.listening.turn_model import TurnModel, features
 from tests.support.espeak import recording
 
 FILE = os.environ.get("QUARTET_TEST_TURN_MODEL")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.realtime.session import SemanticVad, ServerVad
-from gateway.realtime.turns import (
+from gateway.dialects.realtime.session import SemanticVad, ServerVad
+from gateway.dialects.realtime.turns import (
     STEP_MS,
     IdleTimeout,
     Paused,

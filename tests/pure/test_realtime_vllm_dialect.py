@@ -11,8 +11,8 @@ import pytest
 import soxr
 from websockets.asyncio.client import connect
 
+from gateway.listening.speech_windows import RATE_HZ
 from gateway.media.encode import encode_audio
-from gateway.media.speech_windows import RATE_HZ
 from services.common.rpc.errors import QueueFull
 from tests.support.espeak import recording
 from tests.support.gateway_stack import Running
@@ -131,7 +131,7 @@ async def test_what_is_wrong_is_told_as_a_text_and_the_session_goes_on(speech_ga
             event = await client.event()
             assert (event["type"], event["code"]) == ("error", code)
             assert isinstance(event["error"], str)
-        monkeypatch.setattr("gateway.realtime.vllm_dialect._MOST_WAITING_S", 0.1)
+        monkeypatch.setattr("gateway.dialects.realtime.vllm_dialect._MOST_WAITING_S", 0.1)
         await client.append(bytes(2 * PIECE_BYTES))
         assert (await client.event())["code"] == "input_audio_buffer_full"
         monkeypatch.undo()

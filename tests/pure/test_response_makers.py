@@ -10,7 +10,7 @@ from pathlib import Path
 
 import soundfile
 
-from gateway.api_keys import digest
+from gateway.access.api_keys import digest
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings

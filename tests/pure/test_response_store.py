@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.api_keys import new_key
-from gateway.responses.items import new_id
-from gateway.responses.store import ResponseStore, Thread
+from gateway.access.api_keys import new_key
+from gateway.dialects.responses.items import new_id
+from gateway.dialects.responses.store import ResponseStore, Thread
 from tests.pure.test_api_keys import bearer, entry, write
 from tests.support.gateway_stack import Running, running
 from tests.support.responses import create, prompt

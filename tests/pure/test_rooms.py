@@ -17,6 +17,14 @@ Imports = Mapping[str, frozenset[str]]
 
 # Room -> rooms that it may import from, besides itself. A room is the longest prefix of a module's name.
 STAGE = ("services.common", "services.families")
+GATEWAY = (
+    *("gateway.errors", "gateway.metrics", "gateway.pipelines", "gateway.settings", "gateway.store"),
+    *("gateway.validation", "gateway.yaml_source", "services.common"),
+)
+ANSWERS = (
+    *GATEWAY,
+    *("gateway.access", "gateway.listening", "gateway.media", "gateway.pipeline", "gateway.profiling"),
+)
 PLAN: dict[str, tuple[str, ...]] = {
     "services.common.telemetry": (),
     "services.demo_models": (),
@@ -32,6 +40,20 @@ PLAN: dict[str, tuple[str, ...]] = {
     "services.diffusion": (*STAGE, "services.demo_models"),  # settings know the size that the painter has learnt
     "services.dit": (*STAGE, "services.diffusion"),
     "services.encoder": (*STAGE, "services.diffusion"),
+    "gateway.pipeline": GATEWAY,
+    "gateway.media": GATEWAY,
+    "gateway.page": (),
+    "gateway.access": GATEWAY,
+    "gateway.listening": (*GATEWAY, "gateway.media"),
+    "gateway.profiling": (*GATEWAY, "gateway.pipeline"),
+    "gateway.http": (*GATEWAY, "gateway.access", "gateway.page"),
+    "gateway.answers": ANSWERS,
+    # Each parses requests and renders answers; none imports another.
+    "gateway.dialects.openai": (*ANSWERS, "gateway.answers", "gateway.http"),
+    "gateway.dialects.operators": (*ANSWERS, "gateway.answers", "gateway.http"),
+    "gateway.dialects.realtime": (*ANSWERS, "gateway.answers", "gateway.http"),
+    "gateway.dialects.responses": (*ANSWERS, "gateway.answers", "gateway.http"),
+    "gateway.dialects.vllm": (*ANSWERS, "gateway.answers", "gateway.http"),
     "gateway": ("services.common",),
     "cli": ("services", "gateway"),
     # Generated: what stages and gateway say to each other. The package around it is the Python API, above all others.
@@ -107,6 +129,19 @@ def test_nothing_imports_what_is_above_it(imports: Imports) -> None:
 
 def test_nothing_imports_itself_by_way_of_others(imports: Imports) -> None:
     assert circle(imports) == []
+
+
+def test_answers_know_neither_http_nor_a_dialect() -> None:
+    """The Python API stands on them: it needs no web server."""
+    code = "import sys, pkgutil, importlib, gateway.answers as a, quartet.async_omni\n"
+    code += "[importlib.import_module(m.name) for m in pkgutil.walk_packages(a.__path__, 'gateway.answers.')]\n"
+    code += "print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "gateway.answers.jobs" in loaded
+    assert [
+        name for name in loaded if name.startswith(("starlette", "fastapi", "gateway.dialects", "gateway.http"))
+    ] == []
 
 
 def test_a_stage_that_imports_the_stubs_loads_nothing_of_the_python_api() -> None:

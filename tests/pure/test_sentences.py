@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.openai.sentences import cut
+from gateway.answers.sentences import cut
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
 from cli.main import app
-from gateway.api_keys import digest, read_key_file
+from gateway.access.api_keys import digest, read_key_file
 from tests.support import command
 from tests.support.gateway_stack import running
 from tests.support.stack import free_port

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 import wave
 from pathlib import Path
@@ -74,6 +75,7 @@ async def test_a_stage_of_ones_own_joins_a_pipeline() -> None:
     assert len(answer.data or []) == 2
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_tutorial_of_a_stage_of_ones_own(tmp_path: Path) -> None:
     """docs/tutorials/own-stage.md, typed: two programs, and a picture by the one through the other."""
     port, url = str(free_port()), f"http://127.0.0.1:{free_port()}"

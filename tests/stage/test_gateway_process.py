@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.api_keys import digest, new_key
+from gateway.access.api_keys import digest, new_key
 from tests.support.certificates import flags, issue, make
 from tests.support.gateway_stack import SPEECH
 from tests.support.stack import free_port

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from gateway.api_keys import digest
+from gateway.access.api_keys import digest
 from tests.support.gateway_stack import SPEECH
 from tests.support.scripted_stages import Script, ScriptedStages, scripted_stages
 from tests.support.stack import free_port

@@ -11,7 +11,7 @@ import fastapi.routing
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
-from gateway.strict import YamlError
+from gateway.yaml_source import YamlError
 from services.common.telemetry import metrics
 from services.demo_models import OMNI, PAINTER, resolve
 from tests.support.k8s_objects import PORTS, ROOT, Cluster, Object, pod_of, stages_of

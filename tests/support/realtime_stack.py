@@ -11,10 +11,10 @@ from gateways import GatewayProcess, gateway, pipeline
 from holdings import HELD
 from utterances import RATE_HZ, silence, utterance
 
-from gateway.realtime.audio import InputAudio
-from gateway.realtime.detector import Detectors
-from gateway.realtime.session_config import ServerVad
-from gateway.realtime.turns import STEP_MS, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.dialects.realtime.audio import InputAudio
+from gateway.dialects.realtime.session_config import ServerVad
+from gateway.dialects.realtime.turns import STEP_MS, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.listening.detector import Detectors
 from tests.support.espeak import speaker_or_skip
 from tests.support.realtime_client import Gateway, RealtimeClient, base64_of, session
 from tests.support.speech import ENDLESS_SPEECH, ENDLESS_TOKENS

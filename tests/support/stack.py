@@ -20,7 +20,7 @@ from gateways import stage_addresses
 from cli.plan import PIPELINE, Tls
 from cli.scrape import Scrape
 from cli.supervisor import free_ports
-from gateway.api_keys import digest, new_key
+from gateway.access.api_keys import digest, new_key
 from services.common.rpc.tls import Credentials
 from tests.support import certificates
 from tests.support.streaming import CHANNELS

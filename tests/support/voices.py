@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import soundfile
 
-from gateway.api_keys import digest
+from gateway.access.api_keys import digest
 from quartet.v1 import server_info_pb2, talker_pb2, tensor_pb2
 from tests.support.gateway_stack import SPEECH as OMNI
 from tests.support.gateway_stack import Running

@@ -8,7 +8,7 @@ import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.api_keys import new_key
+from gateway.access.api_keys import new_key
 from services.common.rpc import channels
 from tests.support.certificates import credentials, make, serial, shown
 from tests.support.health_command import healthy

@@ -1,0 +1,239 @@
+"""API keys: their file, which is read again when it changes, and what each one's requests take of its limits."""
+
+import asyncio
+import hashlib
+import hmac
+import math
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+from pydantic import Field, StringConstraints
+
+from gateway import metrics
+from gateway.access.shared import Shared
+from gateway.errors import ApiError
+from gateway.validation import Strict
+from gateway.yaml_source import YamlError, YamlSource, read_yaml
+from services.common.rpc.tls import file_version
+
+CHECK_INTERVAL_S = 1.0
+_WINDOW_S = 60.0
+_RETRY_S = 1.0  # when a place will be free is not known
+PREFIX = "sk-quartet-"
+_ONE_MORE = "INSERT INTO running VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET requests = requests + 1"
+_RANDOM_BYTES = 32
+_MAX_REQUESTS_PER_MINUTE = 100_000  # the time of each is remembered for a minute
+
+log = structlog.get_logger()
+
+
+class ApiKeyEntry(Strict):
+    """A key as the file has it."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = Field(
+        description="in logs and metrics; letters, digits and . _ -"
+    )
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(
+        description="of the whole key, hexadecimal, as `quartet key` prints it"
+    )
+    max_concurrent_requests: int | None = Field(None, ge=1, description="requests at a time; default: no limit")
+    requests_per_minute: int | None = Field(
+        None, ge=1, le=_MAX_REQUESTS_PER_MINUTE, description="in any 60 seconds; default: no limit"
+    )
+    admin: bool = Field(False, description="may load and unload adapters and take profiles; default: no")
+
+
+class ApiKeyFile(Strict):
+    """The whole file."""
+
+    keys: list[ApiKeyEntry] = Field(min_length=1)
+
+
+def new_key() -> str:
+    """A key that nobody can guess: 256 random bits."""
+    return PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+
+
+def digest(key: str) -> str:
+    """SHA-256 of a key, hexadecimal.
+
+    Slow hashes with salt (bcrypt, argon2) are for what people make up: they keep the few likely passwords from being
+    tried. 256 random bits cannot be tried out, whatever the hash, and this one is computed for each request.
+    """
+    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).hexdigest()
+
+
+def bearer_of(headers: Mapping[str, str]) -> str:
+    """The key in the Authorization header; "" for none."""
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    return credentials.strip() if scheme.lower() == "bearer" else ""
+
+
+def read_key_file(file: Path) -> list[ApiKeyEntry]:
+    """The keys in `file`.
+
+    Raises:
+        YamlError: "FILE:LINE: what is wrong and how to fix it". What stands there for a hash is not repeated.
+    """
+    source = read_yaml(file, "key `keys`, a list of what `quartet key` prints")
+    entries = source.parse(ApiKeyFile, _explain).keys
+    _check_unique(source, entries)
+    return entries
+
+
+def _explain(error: Any) -> str:
+    path = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return f"{path}: unknown; an entry has {', '.join(ApiKeyEntry.model_fields)}"
+    if error["loc"][-1:] == ("sha256",) and error["type"] != "missing":
+        return f"{path}: must be 64 hexadecimal digits, in quotes: the key's hash as `quartet key` prints it"
+    if error["loc"][-1:] == ("name",) and error["type"] == "string_pattern_mismatch":
+        return f"{path}: must be 1 to 64 letters, digits or . _ -"
+    return f"{path}: {error['msg']}"
+
+
+def _check_unique(source: YamlSource, entries: list[ApiKeyEntry]) -> None:
+    for field in ("name", "sha256"):
+        seen: dict[str, int] = {}
+        for index, entry in enumerate(entries):
+            first = seen.setdefault(getattr(entry, field), index)
+            if first != index:
+                what = f"keys.{index}.{field}: is that of keys.{first} too; each key has its own"
+                raise source.error(("keys", index, field), what)
+
+
+class ApiKey:
+    """A key that may be used now, and what its requests take of its limits.
+
+    Attributes:
+        entry: what the file says of it now; the name stays.
+    """
+
+    def __init__(self, entry: ApiKeyEntry, shared: Shared | None = None) -> None:
+        self.entry, self.name = entry, entry.name
+        self._shared = shared or Shared()
+        self._running_metric = metrics.KEY_RUNNING.labels(self.name)
+
+    @contextmanager
+    def request(self) -> Iterator[ExitStack]:
+        """A request's place among those that the key may have at a time: held while the request is served, or by what
+        the request started, if that takes it along (`pop_all`) and closes it.
+
+        Raises:
+            ApiError: 429, a limit of the key is reached.
+        """
+        with self._place(self._check) as place:
+            metrics.KEY_REQUESTS.labels(self.name).inc()
+            yield place
+
+    def hold(self) -> Callable[[], None]:
+        """Another place beside a request's, for what it started and leaves running; the request was let in for it. What
+        is returned gives it back, once."""
+        return self._place().close
+
+    def _place(self, check: Callable[[sqlite3.Connection], None] = lambda database: None) -> ExitStack:
+        """Counts a request in, if `check` lets it; until it is closed."""
+        with self._shared.change() as database:
+            check(database)
+            database.execute(_ONE_MORE, (self.name, self._shared.worker))
+        self._running_metric.inc()
+        place = ExitStack()
+        place.callback(self._give_back)
+        return place
+
+    def _check(self, database: sqlite3.Connection) -> None:
+        self._check_concurrency(database)
+        self._check_rate(database)
+
+    def _give_back(self) -> None:
+        with self._shared.change() as database:
+            one_less = "UPDATE running SET requests = requests - 1 WHERE key_name = ? AND worker = ?"
+            database.execute(one_less, (self.name, self._shared.worker))
+        self._running_metric.dec()
+
+    def _check_concurrency(self, database: sqlite3.Connection) -> None:
+        most = self.entry.max_concurrent_requests
+        if most is None:
+            return
+        total = "SELECT coalesce(sum(requests), 0) FROM running WHERE key_name = ?"
+        (running,) = database.execute(total, (self.name,)).fetchone()
+        if running >= most:
+            reason = f"has {running} requests in progress; it may have {most} at a time"
+            raise self._refusal("concurrency", reason, _RETRY_S)
+
+    def _check_rate(self, database: sqlite3.Connection) -> None:
+        """Counts the request if it may be made."""
+        most, now = self.entry.requests_per_minute, time.monotonic()
+        begin = math.inf if most is None else now - _WINDOW_S
+        database.execute("DELETE FROM admitted WHERE key_name = ? AND at_s <= ?", (self.name, begin))
+        if most is None:
+            return
+        # of a limit that was lowered, more than one has to become old
+        newest = "SELECT at_s FROM admitted WHERE key_name = ? ORDER BY at_s DESC LIMIT 1 OFFSET ?"
+        if (blocking := database.execute(newest, (self.name, most - 1)).fetchone()) is not None:
+            raise self._refusal("rate", f"may make {most} requests a minute", blocking[0] + _WINDOW_S - now)
+        database.execute("INSERT INTO admitted VALUES (?, ?)", (self.name, now))
+
+    def _refusal(self, which: str, reason: str, retry_after_s: float) -> ApiError:
+        metrics.KEY_REFUSED.labels(self.name, which).inc()
+        message = f"the API key {self.name!r} {reason}; retry later"
+        return ApiError(429, message, None, "rate_limit_exceeded", "rate_limit_error", math.ceil(retry_after_s))
+
+
+class ApiKeys:
+    """The keys in `file`, and while `watch` runs those that are there then.
+
+    Args:
+        file: of the keys.
+        shared: has what their requests take of their limits.
+
+    Raises:
+        YamlError: the file cannot be used. Later, when it has changed, that is logged, and the keys stay as they were.
+    """
+
+    def __init__(self, file: Path, shared: Shared | None = None) -> None:
+        self._file, self._shared = file, shared or Shared()
+        self._seen = file_version(file)
+        self._keys: list[ApiKey] = []
+        self._use(read_key_file(file))
+
+    def find(self, presented: str) -> ApiKey | None:
+        """The key whose hash is that of `presented`. How long that takes says nothing of the hashes."""
+        presented_digest, found = digest(presented), None
+        for key in self._keys:
+            if hmac.compare_digest(key.entry.sha256, presented_digest):
+                found = key
+        return found
+
+    def of_hash(self, sha256: str) -> ApiKey | None:
+        """The key whose hash is `sha256`, if it is still one of them."""
+        return next((key for key in self._keys if key.entry.sha256 == sha256), None)
+
+    async def watch(self) -> None:
+        """Reads the file again whenever it has changed, for ever."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            seen = await asyncio.to_thread(file_version, self._file)
+            if seen == self._seen:
+                continue
+            self._seen = seen
+            try:
+                self._use(await asyncio.to_thread(read_key_file, self._file))
+            except YamlError as error:
+                log.error("the changed API keys cannot be used; those before stay in use", error=str(error))
+            else:
+                log.info("API keys read again", keys=[key.name for key in self._keys])
+
+    def _use(self, entries: list[ApiKeyEntry]) -> None:
+        before = {key.name: key for key in self._keys}
+        self._keys = [before.pop(entry.name, None) or ApiKey(entry, self._shared) for entry in entries]
+        for key, entry in zip(self._keys, entries, strict=True):
+            key.entry = entry
+        for name in before:
+            metrics.forget_key(name)

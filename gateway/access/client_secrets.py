@@ -1,0 +1,114 @@
+"""Short-lived keys that open realtime connections, and where a WebSocket's client presents its key."""
+
+import json
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import HTTPConnection
+
+from gateway.access.api_keys import ApiKey, bearer_of, digest
+from gateway.access.shared import Shared
+from gateway.errors import ApiError, invalid
+
+PATH = "/v1/realtime"
+AZURE_PATH = "/openai/v1/realtime"  # where Azure's clients look for it
+SUBPROTOCOL = "realtime"  # the one of those that browsers offer which the server takes
+_KEY_SUBPROTOCOL = "openai-insecure-api-key."
+PREFIX = "ek_"
+_RANDOM_BYTES = 32
+_MAX_SECRETS, _MAX_SECRETS_PER_KEY = 10_000, 1000
+_MAX_CONFIG_CHARACTERS = 256 * 1024  # of one session, as JSON
+_MAX_HELD_CHARACTERS = 64 * 1024 * 1024  # of all
+_RETRY_S = 10.0
+
+
+@dataclass(frozen=True)
+class ClientSecret:
+    """What a client secret stands for.
+
+    Attributes:
+        expires_at: Unix time in seconds.
+        key_sha256: hash of the API key that it was made with; a key that is replaced by one of its name takes its
+            secrets along. "" where there are no keys.
+        session_json: members of the session, as session.update has them.
+    """
+
+    expires_at: int
+    key_sha256: str
+    session_json: str
+
+    @property
+    def session(self) -> dict[str, Any]:
+        """What `Session.updated` takes."""
+        return json.loads(self.session_json)
+
+
+class ClientSecrets:
+    """Those that have not expired, by the hash of each.
+
+    Args:
+        shared: has them.
+        now: Unix time in seconds.
+    """
+
+    def __init__(self, shared: Shared | None = None, now: Callable[[], float] = time.time) -> None:
+        self._shared, self._now = shared or Shared(), now
+
+    def make(self, key: ApiKey | None, session: dict[str, Any], lifetime_s: int) -> tuple[str, ClientSecret]:
+        """A new one (its text, what it stands for). Raises ApiError: 429, there are too many; 400, too large."""
+        session_json = json.dumps(session, ensure_ascii=False)
+        if len(session_json) > _MAX_CONFIG_CHARACTERS:
+            reason = f"has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; send the rest by session.update"
+            raise invalid("session", reason, "session_too_large")
+        made = ClientSecret(int(self._now()) + lifetime_s, key.entry.sha256 if key else "", session_json)
+        text, name = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES), key.name if key else ""
+        with self._shared.change() as database:
+            database.execute("DELETE FROM secrets WHERE expires_at <= ?", (self._now(),))
+            _check_room(database, name, len(session_json))
+            row = (digest(text), made.expires_at, name, made.key_sha256, session_json)
+            database.execute("INSERT INTO secrets VALUES (?, ?, ?, ?, ?)", row)
+        return text, made
+
+    def find(self, presented: str) -> ClientSecret | None:
+        """The one whose text is `presented`, if it has not expired."""
+        statement = "SELECT expires_at, key_sha256, session_json FROM secrets WHERE digest = ? AND expires_at > ?"
+        found = self._shared.first(statement, digest(presented), self._now())
+        return None if found is None else ClientSecret(*found)
+
+
+def _check_room(database: sqlite3.Connection, name: str, characters: int) -> None:
+    """Raises ApiError: 429, the key `name` has too many secrets, or all keys together."""
+    held = "SELECT count(*), coalesce(sum(length(session_json)), 0), coalesce(sum(key_name = ?), 0) FROM secrets"
+    count, held_characters, of_key = database.execute(held, (name,)).fetchone()
+    if name and of_key >= _MAX_SECRETS_PER_KEY:
+        reason = f"the API key {name!r} has {_MAX_SECRETS_PER_KEY} client secrets, as many as may be"
+    elif count >= _MAX_SECRETS:
+        reason = f"there are {_MAX_SECRETS} client secrets, as many as may be"
+    elif held_characters + characters > _MAX_HELD_CHARACTERS:
+        reason = "the sessions of all client secrets take all the memory that they may"
+    else:
+        return
+    message = f"{reason}; ask for ones that expire sooner, or use each for more connections"
+    raise ApiError(429, message, None, "too_many_client_secrets", "rate_limit_error", _RETRY_S)
+
+
+def key_of(socket: HTTPConnection) -> str:
+    """The key that a WebSocket's client presents, "" for none: in the Authorization header, as Azure's clients do in
+    `api-key`, or as browsers must, which cannot set headers, in a subprotocol."""
+    if key := bearer_of(socket.headers) or socket.headers.get("api-key", "").strip():
+        return key
+    offered = (name for name in _offered(socket) if name.startswith(_KEY_SUBPROTOCOL))
+    return next(offered, "").removeprefix(_KEY_SUBPROTOCOL)
+
+
+def subprotocol_of(socket: HTTPConnection) -> str | None:
+    """What to accept the WebSocket with. A browser that offers subprotocols gives up if none is taken."""
+    return SUBPROTOCOL if SUBPROTOCOL in _offered(socket) else None
+
+
+def _offered(socket: HTTPConnection) -> list[str]:
+    return socket.scope.get("subprotocols") or []

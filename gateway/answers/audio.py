@@ -1,0 +1,56 @@
+"""How sounds are made of a prompt."""
+
+from contextlib import aclosing
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from gateway.answers.diffusion import DiffusionRequest
+from gateway.errors import invalid
+from gateway.media.encode import encode_audio
+from gateway.pipeline.dit import Pieces, generate
+from gateway.pipeline.stage import Stage
+from quartet.v1 import dit_pb2, server_info_pb2
+
+TASKS = (dit_pb2.DIT_TASK_TEXT_TO_AUDIO,)
+
+
+class AudioRequest(DiffusionRequest):
+    """A sound to be made."""
+
+    seconds: Annotated[float, Field(gt=0)] | None = Field(default=None, description="default: the model's")
+    n: Annotated[int, Field(ge=1, le=1)] | None = Field(default=None, description="the response is one file")
+    response_format: Literal["wav", "flac", "mp3", "opus", "aac"] = "wav"
+
+    def audio_start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
+        """The stage's start message. Raises ApiError: 400 naming the member that the model cannot follow."""
+        start = self.start(info)
+        if self.seconds is not None:
+            if self.seconds > info.max_audio_s:
+                raise invalid("seconds", f"must be at most {info.max_audio_s:g}")
+            start.audio_s = self.seconds
+        return start
+
+
+async def make(stage: Stage, start: dit_pb2.DitStart, timeout_s: float) -> tuple[Pieces, int]:
+    """The sound, complete, and its seed. Raises StageError."""
+    pieces, seed = Pieces(), 0
+    async with aclosing(generate(stage, start, (), timeout_s)) as responses:
+        async for response in responses:
+            match response.WhichOneof("message"):
+                case "started":
+                    seed = response.started.seed
+                case "piece":
+                    pieces.add(response.piece)
+    if not pieces.complete or pieces.sample_rate_hz <= 0:
+        raise stage.fault("did not send a whole sound")
+    return pieces, seed
+
+
+def file_of(pieces: Pieces, file_format: str) -> tuple[bytes, float]:
+    """The file in 16 bit, and its length in seconds. Blocking."""
+    samples = pieces.array()  # (samples, channels) float32
+    pcm16 = np.rint(np.clip(samples, -1.0, 1.0) * 32767).astype("<i2")
+    file = encode_audio(pcm16.tobytes(), pieces.sample_rate_hz, file_format, channels=samples.shape[1])
+    return file, len(samples) / pieces.sample_rate_hz

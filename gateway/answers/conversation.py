@@ -1,0 +1,154 @@
+"""Messages of a chat request."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from gateway.validation import Strict
+
+
+class TextPart(Strict):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(Strict):
+    """A refusal the assistant gave earlier; read as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class MediaUrl(Strict):
+    """https, http or data URL."""
+
+    url: str = Field(min_length=1)
+
+
+class ImageUrl(MediaUrl):
+    """https, http or data URL of an image."""
+
+    detail: Literal["auto", "low", "high"] | None = Field(
+        default=None, description="accepted; the model scales by itself"
+    )
+
+
+class ImagePart(Strict):
+    """An image."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class InputAudio(Strict):
+    """A sound in the request itself."""
+
+    data: str = Field(min_length=1, description="the file in base64, or a data URL of it")
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "mp4", "webm"] = Field(
+        description="of the file; how it is read, its data say"
+    )
+
+    @property
+    def url(self) -> str:
+        """The file as a data URL."""
+        return self.data if self.data.startswith("data:") else f"data:;base64,{self.data}"
+
+
+class InputAudioPart(Strict):
+    """A sound in the request itself."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class AudioUrlPart(Strict):
+    """A sound."""
+
+    type: Literal["audio_url"]
+    audio_url: MediaUrl
+
+
+class VideoUrlPart(Strict):
+    """A video."""
+
+    type: Literal["video_url"]
+    video_url: MediaUrl
+
+
+def _as_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+MediaPart = ImagePart | InputAudioPart | AudioUrlPart | VideoUrlPart
+UserPart = Annotated[TextPart | MediaPart, Field(discriminator="type")]
+TextOnly = Annotated[list[Annotated[TextPart, Field()]], Field(min_length=1), BeforeValidator(_as_parts)]
+UserContent = Annotated[list[UserPart], Field(min_length=1), BeforeValidator(_as_parts)]
+AssistantContent = Annotated[
+    list[Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]], BeforeValidator(_as_parts)
+]
+
+
+class SystemMessage(Strict):
+    """Instructions; "developer" is OpenAI's newer name for the same."""
+
+    role: Literal["system", "developer"]
+    content: TextOnly
+    name: str | None = None
+
+
+class UserMessage(Strict):
+    """What the user says and shows."""
+
+    role: Literal["user"]
+    content: UserContent
+    name: str | None = None
+
+
+class ToolMessage(Strict):
+    """The result of a tool call."""
+
+    role: Literal["tool"]
+    content: UserContent
+    tool_call_id: str
+
+
+class FunctionCall(Strict):
+    """Which function was called, with which JSON arguments."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call the assistant made."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class AudioReference(BaseModel):
+    """Names an earlier answer's audio. What else an answer's `audio` has may be sent back along; it is not read."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    id: str
+
+
+class AssistantMessage(BaseModel):
+    """An earlier answer. Clients send answers back with fields of theirs: those that mean nothing here are not read.
+    The thought before it is `reasoning_content`, or `reasoning` as vLLM calls it."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    role: Literal["assistant"]
+    content: AssistantContent | None = None
+    name: str | None = None
+    audio: AudioReference | None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    images: Any = Field(default=None, description="pictures that image_generation made; not read without that tool")
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]

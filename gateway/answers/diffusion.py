@@ -1,0 +1,249 @@
+"""Bodies of requests for images, videos and audio, and checks against the model's facts."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pybase64
+from pydantic import BeforeValidator, Field
+
+from gateway.errors import ApiError, from_error, invalid
+from gateway.media.encode import MAX_SIDE_PIXELS, ImageFormat, encode_image
+from gateway.pipeline.config import MAX_SEED
+from gateway.pipeline.stage import Stage
+from gateway.validation import Positive, Strict
+from quartet.v1 import dit_pb2, server_info_pb2
+from services.common.rpc.errors import InvalidInput, StageError
+
+PROGRESS_INTERVAL_MS = 100  # as often as a person looks
+MAX_PROMPT_CHARACTERS = 100_000  # beyond what any text encoder reads; the stage knows its own limit in tokens
+_SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
+
+
+def _weights(value: Any) -> Any:
+    """A name, or a list of names and {name, weight}, as {name: weight}."""
+    if isinstance(value, str):
+        return {value: 1.0}
+    if not isinstance(value, list):
+        return value
+    weights: dict[str, Any] = {}
+    for item in value:
+        lora = {"name": item} if isinstance(item, str) else item
+        if not isinstance(lora, dict) or not isinstance(lora.get("name"), str) or lora.keys() - {"name", "weight"}:
+            raise ValueError("each must be a name, or {name, weight}")
+        if lora["name"] in weights:
+            raise ValueError(f"{lora['name']!r} is there twice")
+        weights[lora["name"]] = lora.get("weight", 1.0)
+    return weights
+
+
+Loras = Annotated[
+    dict[str, Annotated[float, Field(allow_inf_nan=False)]],
+    BeforeValidator(_weights),
+    Field(description="adapters: a name, {name: weight}, or a list of names and {name, weight}"),
+]
+
+
+class DiffusionMembers(Strict):
+    """How a diffusion transformer makes what it makes."""
+
+    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
+    num_inference_steps: Positive | None = None
+    guidance_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    lora: Loras | None = None
+
+
+class DiffusionRequest(DiffusionMembers):
+    """Members of every request to a diffusion transformer."""
+
+    model: str | None = Field(default=None, description="default: the model that makes what the endpoint is for")
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    user: Any = Field(default=None, description="accepted; without effect")
+
+    def start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
+        """The stage's start message, but for what is the endpoint's own.
+
+        Raises:
+            ApiError: 400 naming the member that the model cannot follow.
+        """
+        if self.negative_prompt is not None and not info.negative_prompt:
+            raise invalid("negative_prompt", "this model takes none; leave it out")
+        if self.num_inference_steps is not None and self.num_inference_steps > info.max_inference_steps:
+            raise invalid("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
+        same = self.model_dump(include={"prompt", "negative_prompt", "num_inference_steps", "guidance_scale", "seed"})
+        start = dit_pb2.DitStart(**same, count=1, progress_interval_ms=PROGRESS_INTERVAL_MS)
+        for name, weight in (self.lora or {}).items():
+            if name not in info.loras:
+                known = ", ".join(info.loras) or "none"
+                raise invalid("lora", f"no adapter {name!r}; this model has: {known}")
+            start.loras.add(name=name, weight=weight)
+        return start
+
+
+def fill_size(start: dit_pb2.DitStart, size: str, info: server_info_pb2.DitInfo, file_format: str) -> None:
+    """Sets the size that `size` says.
+
+    Args:
+        start: gets it.
+        size: as the client wrote it.
+        info: the facts of the model.
+        file_format: what the result is written as, a key of MAX_SIDE_PIXELS.
+
+    Raises:
+        ApiError: 400 naming `size`: it is none, or the model or the format has none such.
+    """
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise invalid("size", f'{size[:40]!r} is no size; write WIDTHxHEIGHT in pixels, e.g. "1024x768"')
+    width, height = int(match[1]), int(match[2])
+    multiple = max(1, info.size_multiple)
+    if width % multiple or height % multiple:
+        raise invalid("size", f"width and height must be multiples of {multiple} pixels")
+    if info.max_pixels and width * height > info.max_pixels:
+        raise invalid("size", f"{size} is more than the {info.max_pixels} pixels that this model makes")
+    _check_side(width, height, file_format)
+    start.width, start.height = width, height
+
+
+def _check_side(width: int, height: int, file_format: str) -> None:
+    """Raises ApiError: 400 naming `size`, as no file of the format has so many pixels a side."""
+    if max(width, height) > (most := MAX_SIDE_PIXELS[file_format]):
+        raise invalid("size", f"{width}x{height}: {file_format} has at most {most} pixels a side")
+
+
+def require_info(stage: Stage, tasks: tuple[dit_pb2.DitTask, ...], what: str) -> server_info_pb2.DitInfo:
+    """The facts of the stage's model.
+
+    Raises:
+        ApiError: 503 while the stage does not serve; 400 naming `model` if the model does none of `tasks`.
+    """
+    if not stage.serving or stage.info is None:
+        raise from_stage(stage, stage.unavailable())
+    if not any(task in stage.info.dit.tasks for task in tasks):
+        raise invalid("model", f"{stage.info.model!r} does not make {what}", "unsupported_model")
+    return stage.info.dit
+
+
+# Members of a request by the stage's fields that they became.
+_MEMBERS = {
+    "width": "size",
+    "height": "size",
+    "count": "n",
+    "audio_s": "seconds",
+    "loras": "lora",
+    "previews": "partial_images",
+}
+
+
+def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiError:
+    """What the client hears of an error of the stage, in the names of the request's members; `images` is the one that
+    the pictures to start from came in."""
+    if isinstance(error, InvalidInput):
+        field = error.field.removeprefix("start.")
+        member = (_MEMBERS | {"images": images}).get(re.split(r"\W", field)[0], field)
+        error = InvalidInput(member, error.reason)
+    return from_error(stage.kind, error)
+
+
+@contextmanager
+def told_of(stage: Stage) -> Iterator[None]:
+    """Makes the stage's errors what the client hears of them. Raises ApiError."""
+    try:
+        yield
+    except StageError as error:
+        raise from_stage(stage, error) from error
+
+
+_BEST = 100
+
+
+class ImageMembers(Strict):
+    """What is said of pictures wherever they are asked for."""
+
+    size: str | None = Field(
+        default=None,
+        description='"WIDTHxHEIGHT", or "auto": the model\'s size, of an edit about that of the first image',
+    )
+    output_format: ImageFormat | None = Field(default=None, description="default: png")
+    output_compression: Annotated[int, Field(ge=0, le=100)] | None = Field(
+        default=None, description="quality of jpeg and webp: 100, the default, is the best"
+    )
+
+    @property
+    def file_format(self) -> ImageFormat:
+        """Format of the files."""
+        return self.output_format or "png"
+
+    @property
+    def file_quality(self) -> int:
+        """Quality of the files, 0 to 100."""
+        return _BEST if self.output_compression is None else self.output_compression
+
+    def fill(self, start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
+        """Sets the size. Raises ApiError: 400 naming the member that contradicts another or the model."""
+        if self.output_compression is not None and self.file_format == "png":
+            raise invalid("output_compression", "only with output_format jpeg or webp: png loses nothing")
+        if self.size not in (None, "auto"):
+            fill_size(start, self.size, info, self.file_format)
+
+    def to_base64(self, pixels: np.ndarray) -> str:
+        """The file of a picture (height, width, 3) uint8, in base64. Blocking: call it in a thread.
+
+        Raises:
+            ApiError: 400, too large for the format; the model chose the size, or it would have been refused before.
+        """
+        height, width, _ = pixels.shape
+        _check_side(width, height, self.file_format)
+        return pybase64.b64encode_as_string(encode_image(pixels, self.file_format, self.file_quality))
+
+
+class ImageOptions(ImageMembers, DiffusionMembers):
+    """`quartet.dit` of a chat request: how an answer's pictures are made."""
+
+
+class StreamExtras(Strict):
+    """What OpenAI's API has no place for."""
+
+    progress: bool | None = Field(
+        default=None, description="quartet.progress events of denoising steps, at most ten a second for a picture"
+    )
+
+
+class ImageRequest(ImageMembers, DiffusionRequest):
+    """A request for pictures: OpenAI's members and those of diffusion models."""
+
+    n: Positive | None = Field(default=None, description="picture i has seed + i")
+    quality: Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"] | None = Field(
+        default=None, description="accepted; without effect: num_inference_steps is what changes it"
+    )
+    response_format: Literal["b64_json"] | None = Field(default=None, description="pictures are not kept here: no url")
+    background: Literal["auto", "opaque"] | None = Field(default=None, description="always opaque")
+    moderation: Literal["auto", "low"] | None = Field(default=None, description="accepted; nothing is moderated")
+    safety_identifier: Any = Field(default=None, description="accepted; without effect")
+    stream: bool | None = None
+    partial_images: Annotated[int, Field(ge=0, le=3)] | None = Field(
+        default=None, description="previews of each picture, at most 256 pixels a side; only with stream"
+    )
+    quartet: StreamExtras | None = None
+
+    def image_start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
+        """The stage's start message, without files and id.
+
+        Raises:
+            ApiError: 400 naming the member that contradicts another or the model.
+        """
+        if self.partial_images and not self.stream:
+            raise invalid("partial_images", "only with stream: true")
+        if self.quartet is not None and self.quartet.progress and not self.stream:
+            raise invalid("quartet.progress", "only with stream: true")
+        start = self.start(info)
+        self.fill(start, info)
+        start.count = self.n or 1
+        if start.count > info.max_count:
+            raise invalid("n", f"at most {info.max_count} pictures a request")
+        steps = self.num_inference_steps or info.default_inference_steps
+        start.previews = min(self.partial_images or 0, max(0, steps - 1))
+        return start

@@ -1,0 +1,82 @@
+"""A chat whose model makes images: the user's last message is the prompt."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from gateway.answers.conversation import ImagePart
+from gateway.answers.diffusion import ImageOptions, ImageRequest
+from gateway.answers.gateway import Gateway
+from gateway.answers.images import ImageGeneration, image_facts, load_pictures
+from gateway.answers.jobs import last_words, refuse_members
+from gateway.answers.request import ChatCompletionRequest
+from gateway.errors import ApiError, invalid
+from gateway.pipeline.stage import Stage
+from gateway.validation import validated
+
+# Members that ask for another answer than images; those that only say how text is sampled are not read.
+_TEXT_ONLY = ("lora", "audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
+_OWN_NAME = {"model", "n", "seed"}
+
+
+class ImageChat:
+    """One chat request that images answer.
+
+    Args:
+        gateway: the gateway.
+        request: the request, valid by itself.
+        stage: makes the images.
+    """
+
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, stage: Stage) -> None:
+        self._gateway, self._request, self._stage = gateway, request, stage
+        self._options = request.quartet.dit or ImageOptions()
+        self._prompt_field = "messages"
+
+    async def generation(self, request_id: str, deadline: float, log: dict[str, Any]) -> ImageGeneration:
+        """The generation of the images, with its files loaded.
+
+        Args:
+            request_id: for the stage.
+            deadline: `time.monotonic()` at which the request's time is over.
+            log: fields of the request's log line, filled in here.
+
+        Raises:
+            ApiError: 400 naming the member at fault.
+        """
+        request = self._request
+        refuse_members(request, _TEXT_ONLY, "this model answers with images; leave it out")
+        if "audio" in (request.modalities or ()):
+            raise invalid("modalities", 'this model answers with images: use ["image"]')
+        why, reads = "it says what the image shows", "reads text and images"
+        self._prompt_field, prompt, images = last_words(request, why, reads, ImagePart)
+        info = image_facts(self._stage, edits=bool(images))
+        members = {"prompt": prompt, "n": request.n, "seed": request.seed}
+        with self._in_chat_terms():
+            start = validated(ImageRequest, members | self._options.model_dump(exclude_none=True)).image_start(info)
+        if len(images) > info.max_images:
+            reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
+            raise invalid(images[info.max_images].field, reason)
+        await load_pictures(self._gateway, images)
+        start.request_id = request_id
+        return ImageGeneration(self._stage, start, images, None, deadline, log)
+
+    async def urls(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, str], None]:
+        """(index, data URL) of each image, as it is finished. Raises ApiError: it names the chat's own members."""
+        with self._in_chat_terms():
+            async with aclosing(generation.finished()) as finished:
+                async for image in finished:
+                    file = await asyncio.to_thread(self._options.to_base64, image.pixels)
+                    yield image.output, f"data:image/{self._options.file_format};base64,{file}"
+
+    @contextmanager
+    def _in_chat_terms(self) -> Iterator[None]:
+        try:
+            yield
+        except ApiError as error:
+            param = error.param
+            if param is not None and param not in _OWN_NAME and not param.startswith("messages"):
+                error.param = self._prompt_field if param == "prompt" else f"quartet.dit.{param}"
+                error.message = error.param + error.message.removeprefix(param)
+            raise

@@ -1,0 +1,169 @@
+"""How images are made, of a prompt alone or of other images."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gateway import metrics
+from gateway.answers.answer import timings
+from gateway.answers.diffusion import ImageRequest, require_info, told_of
+from gateway.answers.gateway import Gateway
+from gateway.errors import invalid
+from gateway.media.check import MediaFile, image_pixels, load_media
+from gateway.pipeline.dit import Pieces, generate, to_numpy
+from gateway.pipeline.stage import Stage
+from quartet.v1 import dit_pb2, server_info_pb2
+from services.common.rpc.errors import InternalError
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An output, (height, width, 3) uint8: finished, or a preview of what it looks like by now, the `preview`th."""
+
+    output: int
+    pixels: np.ndarray
+    preview: int | None = None
+
+
+Event = dit_pb2.DitProgress | Picture
+
+
+@dataclass
+class ImageGeneration:
+    """Makes the pictures of one request.
+
+    Attributes:
+        stage: makes them.
+        start: what the stage gets, without files.
+        images: the pictures to start from; they have been loaded.
+        mask: of the first of them; loaded too.
+        deadline: `time.monotonic()` at which the request's time is over.
+        log: fields of the request's log line, filled in here.
+        started: what the stage settled; of use after the first event.
+        summary: set when the events have ended.
+    """
+
+    stage: Stage
+    start: dit_pb2.DitStart
+    images: Sequence[MediaFile]
+    mask: MediaFile | None
+    deadline: float
+    log: dict[str, Any]
+    started: dit_pb2.DitStarted = field(default_factory=dit_pb2.DitStarted)
+    summary: dit_pb2.DitSummary = field(default_factory=dit_pb2.DitSummary)
+
+    def __post_init__(self) -> None:
+        for image in self.images:
+            self.start.images.add(field=image.field)
+        if self.mask is not None:
+            self.start.mask.field = self.mask.field
+        self.log |= {"pictures": self.start.count, "inputs": len(self.images)}
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """What happens, as it does. Closing the generator cancels the stage's call. Raises ApiError."""
+        outputs: dict[int, Pieces] = {}
+        made = 0
+        files = [picture.content for picture in (*self.images, *([self.mask] if self.mask else []))]
+        left_s = max(0.001, self.deadline - time.monotonic())
+        with told_of(self.stage):
+            async with aclosing(generate(self.stage, self.start, files, left_s)) as responses:
+                async for response in responses:
+                    match response.WhichOneof("message"):
+                        case "started":
+                            self.started = response.started
+                            self.log |= {"seed": self.started.seed, "steps": self.started.num_inference_steps}
+                        case "progress":
+                            yield response.progress
+                        case "preview":
+                            preview = response.preview
+                            yield Picture(preview.output, _picture(to_numpy(preview.pixels)), preview.index)
+                        case "piece":
+                            index = response.piece.output
+                            pieces = outputs.setdefault(index, Pieces())
+                            pieces.add(response.piece)
+                            if pieces.complete:
+                                yield Picture(index, _picture(await asyncio.to_thread(outputs.pop(index).array)))
+                                made += 1
+                        case "summary":
+                            self.summary = response.summary
+            if made != self.start.count:
+                raise InternalError(f"the stage made {made} of {self.start.count} pictures")
+        metrics.IMAGES.inc(made)
+
+    async def finished(self) -> AsyncGenerator[Picture, None]:
+        """The finished pictures of `events`."""
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                if isinstance(event, Picture) and event.preview is None:
+                    yield event
+
+    def quartet(self) -> dict[str, Any]:
+        """How the pictures were made, and where the time went."""
+        return {
+            "seed": self.started.seed,
+            "num_inference_steps": self.started.num_inference_steps,
+            "mean_batch": round(self.summary.mean_batch, 2),
+            "timings": {"dit": timings(self.summary.timings)},
+        }
+
+
+def _picture(pixels: np.ndarray) -> np.ndarray:
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+        raise InternalError(f"the stage sent {list(pixels.shape)} of {pixels.dtype}, which is no picture of 8 bit")
+    return pixels
+
+
+def image_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
+    """The facts of the stage's model. Raises ApiError: 503 while it does not serve, 400 if it makes no pictures so."""
+    if edits:
+        return require_info(stage, (dit_pb2.DIT_TASK_IMAGE_EDIT,), "edits of pictures")
+    return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "pictures of a prompt alone")
+
+
+async def load_pictures(gateway: Gateway, pictures: Sequence[MediaFile]) -> None:
+    """Fetches and checks what a stage is to start from.
+
+    Raises:
+        ApiError: 400 naming the first picture that is at fault, or, each being good by itself, that is more than a
+            stage is to hold decoded for one request; 504, too slow.
+    """
+    await load_media(gateway.fetcher, pictures)
+    pixels, most = 0, gateway.settings.media_max_image_pixels
+    for picture in pictures:
+        pixels += await asyncio.to_thread(image_pixels, picture.content)
+        if pixels > most:
+            reason = f"with it the request's images have {pixels} pixels; together they may have {most}"
+            raise invalid(picture.field, reason, "invalid_media")
+
+
+async def to_generation(
+    gateway: Gateway,
+    request: ImageRequest,
+    images: Sequence[MediaFile],
+    mask: MediaFile | None,
+    request_id: str,
+    deadline: float,
+    log: dict[str, Any],
+) -> ImageGeneration:
+    """What makes the pictures of a request, with the files checked; see `ImageGeneration`.
+
+    Raises:
+        ApiError: 400 naming the member at fault; 404 and 503 as `Gateway.stage_for`.
+    """
+    stage = gateway.stage_for("image", request.model)
+    info = image_facts(stage, edits=bool(images))
+    start = request.image_start(info)
+    if len(images) > info.max_images:
+        raise invalid("image", f"there are {len(images)}; this model takes {info.max_images} at most")
+    if mask is not None and not info.mask:
+        raise invalid("mask", "this model takes none; leave it out")
+    if mask is not None and len(images) > 1:
+        raise invalid("mask", "only with one image, which it is a mask of")
+    await load_pictures(gateway, [*images, *([mask] if mask else [])])
+    start.request_id = request_id
+    return ImageGeneration(stage, start, images, mask, deadline, log)

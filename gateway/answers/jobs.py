@@ -1,0 +1,269 @@
+"""Turns a chat request into jobs for the pipeline."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from google.protobuf.message import Message as ProtoMessage
+
+from gateway.answers import conversation
+from gateway.answers.delivery import Delivery, VoiceId, deliver
+from gateway.answers.gateway import Gateway, not_reached
+from gateway.answers.request import (
+    ChatCompletionRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Tool,
+    ToolChoice,
+    WriterSampling,
+)
+from gateway.errors import invalid
+from gateway.media.check import MediaFile, load_media
+from gateway.pipeline.run import Job, speech
+from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
+from services.common.rpc.channels import MAX_MESSAGE_BYTES
+
+_MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
+MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is beyond follows in chunks
+# Members that say how text is written; those that say how it is sampled are not read where none is.
+_FOR_WRITERS = ("lora", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
+
+# A media part's message to the thinker, and its file.
+Pending = tuple[media_pb2.Media, MediaFile]
+
+
+async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: str, owner: str | None) -> list[Job]:
+    """One job for each answer, with the media fetched and checked; `owner` is whose uploaded voices can speak.
+
+    Raises:
+        ApiError: 400 naming the field at fault.
+    """
+    config = gateway.pipeline.config
+    _check(gateway, request)
+    if config.thinker is None:
+        _, text, _ = last_words(request, "it says what is spoken", "speaks text")
+        starts, media = speech(await _say(gateway, request, text, owner)), []
+    else:
+        start, media = await _generate(gateway, request)
+        starts = {"thinker": start} | (speech(_speak(gateway, request)) if request.speaks else {})
+    return [
+        _nth(starts, media, request_id if request.n in (None, 1) else f"{request_id}-{i}", i)
+        for i in range(request.n or 1)
+    ]
+
+
+def _nth(starts: Mapping[str, ProtoMessage], media: list[bytes], request_id: str, index: int) -> Job:
+    """The job of answer `index`, whose seeds are as many further."""
+    copies: dict[str, Any] = {kind: deepcopy(start) for kind, start in starts.items()}
+    for kind in copies.keys() & {"thinker", "talker"}:
+        if copies[kind].sampling.HasField("seed"):
+            copies[kind].sampling.seed += index
+    return Job(request_id, copies, media)
+
+
+def _check(gateway: Gateway, request: ChatCompletionRequest) -> None:
+    """Raises ApiError: 400, the request contradicts itself, or this server cannot answer it so."""
+    outputs, modalities = gateway.pipeline.config.outputs, request.modalities
+    if "image" in (modalities or ()):
+        raise invalid("modalities", "this model makes no images")
+    if request.quartet.dit is not None:
+        raise invalid("quartet.dit", "this model makes no images")
+    if outputs.text is None:
+        if not request.speaks:
+            raise invalid("modalities", 'this model speaks the text it is sent: use ["audio"] or ["text", "audio"]')
+        refuse_members(request, _FOR_WRITERS, "this model speaks the text it is sent; leave it out")
+    elif modalities is not None and "text" not in modalities:
+        raise invalid("modalities", 'speech always comes with its text: use ["text"] or ["text", "audio"]')
+    request.check()
+    if request.speaks and outputs.speech is None:
+        raise invalid("modalities", 'this model has no speech: use ["text"]')
+    if (request.n or 1) > gateway.settings.max_choices:
+        raise invalid("n", f"at most {gateway.settings.max_choices} answers a request")
+
+
+def refuse_members(request: ChatCompletionRequest, members: Iterable[str], reason: str) -> None:
+    """Raises ApiError: 400 naming the first of `members` that says anything."""
+    for name in members:
+        if getattr(request, name):
+            raise invalid(name, reason)
+
+
+def last_words(
+    request: ChatCompletionRequest, why: str, reads: str, others: type[conversation.MediaPart] | tuple[()] = ()
+) -> tuple[str, str, list[MediaFile]]:
+    """(its content's place in the request, its text, its media) of the user's last message.
+
+    Args:
+        request: the request.
+        why: what the message is for.
+        reads: what the model does with which parts: "reads text and images".
+        others: the parts it reads besides text.
+
+    Raises:
+        ApiError: 400, there is none, or naming the part that is not read.
+    """
+    users = [
+        (i, message) for i, message in enumerate(request.messages) if isinstance(message, conversation.UserMessage)
+    ]
+    if not users:
+        raise invalid("messages", f"one of them must be the user's: {why}")
+    index, message = users[-1]
+    place, texts, media = f"messages[{index}].content", [], []
+    for j, part in enumerate(message.content):
+        if isinstance(part, conversation.TextPart):
+            texts.append(part.text)
+        elif isinstance(part, others):
+            media.append(media_file(part, f"{place}[{j}]"))
+        else:
+            raise invalid(f"{place}[{j}]", f"this model {reads} only")
+    return place, "\n".join(texts), media
+
+
+def media_file(part: conversation.MediaPart, field: str) -> MediaFile:
+    """The file of a part at `field` of the request; not loaded."""
+    if isinstance(part, conversation.InputAudioPart):
+        return MediaFile(field, "audio", part.input_audio.url)
+    return MediaFile(field, part.type.removesuffix("_url"), getattr(part, part.type).url)
+
+
+async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[thinker_pb2.GenerateStart, list[bytes]]:
+    """What the thinker gets, and the files that follow it."""
+    gateway.speaker(request.voice, "audio.voice")  # an unknown one is refused whether or not it is to be heard
+    most = request.max_completion_tokens
+    sampling = sampling_of(gateway, request, most, (request.top_logprobs or 0) if request.logprobs else None)
+    start = thinker_pb2.GenerateStart(
+        use_audio_in_video=request.use_audio_in_video,
+        sampling=sampling,
+        priority=request.priority or 0,
+        lora=gateway.lora_of(request.model, request.lora),
+    )
+    pending = fill_messages(start, gateway, request.messages)
+    fill_tools(start, request.functions, request.tool_choice)
+    if request.quartet.thinker.chat_template_kwargs:
+        start.chat_template_kwargs_json = json.dumps(request.quartet.thinker.chat_template_kwargs)
+    late_media = await attach_media(gateway, pending)
+    refuse_large(start, "messages")
+    return start, late_media
+
+
+def refuse_large(start: thinker_pb2.GenerateStart, field: str) -> None:
+    """Raises ApiError: 400 naming `field`, `start` is more than a message may be."""
+    if start.ByteSize() > _MAX_START_BYTES:
+        raise invalid(field, "more text than a request can have", "context_length_exceeded")
+
+
+def _speak(gateway: Gateway, request: ChatCompletionRequest) -> talker_pb2.SpeakStart:
+    """What the talker gets where a thinker writes the text."""
+    speaker = gateway.speaker(request.voice, "audio.voice")
+    return talker_pb2.SpeakStart(
+        speaker=speaker, sampling=gateway.talker_sampling(request.quartet.talker, request.seed)
+    )
+
+
+async def _say(gateway: Gateway, request: ChatCompletionRequest, text: str, owner: str | None) -> talker_pb2.SpeakStart:
+    """What the talker gets where no thinker does."""
+    talker = gateway.pipeline.info("talker")
+    if talker is None:
+        raise not_reached(gateway.pipeline.main)
+    asked = Delivery(voice=None if request.voice is None else VoiceId(id=request.voice))
+    start = (await deliver(gateway, asked, talker, owner, voice="audio.voice")).start
+    start.text.text = text
+    start.sampling.CopyFrom(gateway.talker_sampling(request.quartet.talker, request.seed))
+    return start
+
+
+def fill_messages(
+    start: thinker_pb2.GenerateStart, gateway: Gateway, messages: Sequence[conversation.Message]
+) -> list[Pending]:
+    """Adds the messages to `start`; their media are to be attached. Raises ApiError: 400 naming what is at fault."""
+    pending: list[Pending] = []
+    for i, message in enumerate(messages):
+        _fill_message(start.messages.add(), gateway, message, i, pending)
+    return pending
+
+
+def _fill_message(
+    result: thinker_pb2.ChatMessage, gateway: Gateway, message: conversation.Message, index: int, pending: list[Pending]
+) -> None:
+    result.role = "system" if message.role == "developer" else message.role
+    result.name = getattr(message, "name", None) or ""
+    for j, part in enumerate(message.content or ()):
+        field = f"messages[{index}].content[{j}]"
+        if isinstance(part, conversation.TextPart):
+            result.content.add(text=part.text)
+        elif isinstance(part, conversation.RefusalPart):
+            result.content.add(text=part.refusal)
+        elif isinstance(message, conversation.AssistantMessage):
+            raise invalid(field, "this model reads images in the user's messages only")
+        else:
+            file = media_file(part, field)
+            media = media_pb2.Media(kind=f"MEDIA_KIND_{file.kind.upper()}", field=field)
+            pending.append((result.content.add(media=media).media, file))
+    if isinstance(message, conversation.AssistantMessage):
+        if message.audio and not message.content:
+            transcript = gateway.transcripts.get(message.audio.id)
+            if transcript is None:
+                why = "has expired, or is another gateway's; send the answer's text as content instead"
+                reason = f"{message.audio.id!r} is unknown: it {why}"
+                raise invalid(f"messages[{index}].audio.id", reason)
+            result.content.add(text=transcript)
+        result.reasoning = message.reasoning_content or message.reasoning or ""
+        for call in message.tool_calls or ():
+            result.tool_calls.add(id=call.id, name=call.function.name, arguments_json=call.function.arguments)
+        if not (result.content or result.tool_calls or result.reasoning):
+            reason = "required unless there are tool_calls, audio or reasoning_content"
+            raise invalid(f"messages[{index}].content", reason)
+    elif message.role == "tool":
+        result.tool_call_id = message.tool_call_id
+
+
+def sampling_of(
+    gateway: Gateway, request: WriterSampling, max_tokens: int | None, top_logprobs: int | None
+) -> thinker_pb2.SamplingParameters:
+    """What the thinker is told of how to write.
+
+    Args:
+        gateway: has the pipeline's own sampling, for what the request leaves out.
+        request: how it is to be written.
+        max_tokens: wins over the request's own; None: that counts.
+        top_logprobs: alternatives whose log-probabilities are wanted for each token; None: none are, at all.
+    """
+    assert gateway.pipeline.config.thinker is not None, "text was asked of a pipeline without a thinker"
+    values = request.over(gateway.pipeline.config.thinker.sampling)
+    if max_tokens is not None:
+        values["max_tokens"] = max_tokens
+    message = thinker_pb2.SamplingParameters(**values, stop=request.stop, logit_bias=request.logit_bias)
+    if top_logprobs is not None:
+        message.top_logprobs = top_logprobs
+    match request.response_format:
+        case JsonObjectFormat():
+            message.json_object = True
+        case JsonSchemaFormat(json_schema=schema):
+            message.json_schema = json.dumps(schema.json_schema, ensure_ascii=False)
+    return message
+
+
+def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
+    """Adds the tools to `start`, and whether and which is to be called."""
+    for tool in tools or ():
+        function = tool.function
+        parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
+        start.tools.add(name=function.name, description=function.description or "", parameters_json=parameters)
+    if choice:
+        name = choice.function.name if choice.function else ""
+        start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=f"MODE_{choice.type.upper()}", name=name))
+
+
+async def attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
+    """Loads the files and puts them into their messages; returns those that have to follow in chunks."""
+    await load_media(gateway.fetcher, [file for _, file in pending])
+    late, inline_bytes = [], 0
+    for message, file in pending:
+        if inline_bytes + len(file.content) <= MAX_INLINE_BYTES:
+            message.data = file.content
+            inline_bytes += len(file.content)
+        else:
+            message.size_bytes = len(file.content)
+            late.append(file.content)
+    return late

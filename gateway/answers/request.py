@@ -1,0 +1,249 @@
+"""Body of `POST /v1/chat/completions`."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from gateway.answers.conversation import Message
+from gateway.answers.diffusion import ImageOptions
+from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
+from gateway.errors import invalid
+from gateway.pipeline.config import TalkerSampling, ThinkerSampling
+from gateway.validation import NotNegative, Positive, Strict
+
+MAX_STOP_STRINGS = 16
+AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
+StopStrings = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    Field(max_length=MAX_STOP_STRINGS),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
+
+
+class StreamOptions(Strict):
+    """What a stream contains beside the answer."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(default=None, description="with include_usage: in every chunk, so far")
+    include_obfuscation: bool | None = Field(default=None, description="accepted; nothing is padded")
+
+
+class AudioOptions(Strict):
+    """How the answer sounds."""
+
+    voice: str | None = Field(
+        default=None, description="one of the model's voices, upper or lower case; default: its first"
+    )
+    format: AudioFormat | None = Field(
+        default=None, description="default: pcm16 in a stream, else wav; a stream has these two only"
+    )
+
+
+class FunctionTool(Strict):
+    """A function the model may call."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(default=None, description="JSON schema of its arguments")
+    strict: bool | None = Field(
+        default=None, description="accepted; arguments of forced calls always follow the schema"
+    )
+
+
+class Tool(Strict):
+    """A tool of the client's: a function."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+def _kind_of_tool(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "hosted_tool" if kind == IMAGE_TOOL else "function_tool"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("function_tool")] | Annotated[ImageTool, Tag("hosted_tool")], Discriminator(_kind_of_tool)
+]
+
+
+class NamedFunction(Strict):
+    """Name of a function."""
+
+    name: str
+
+
+class ToolChoice(Strict):
+    """Whether and which tool is to be called."""
+
+    type: Literal["none", "auto", "required", "function", "image_generation"]
+    function: NamedFunction | None = None
+
+    @model_validator(mode="after")
+    def _function_is_named(self) -> Self:
+        if (self.type == "function") != (self.function is not None):
+            raise ValueError('must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}')
+        return self
+
+
+class TextFormat(Strict):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Strict):
+    """A named JSON schema."""
+
+    name: str = Field(min_length=1)
+    json_schema: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = Field(default=None, description="accepted; the schema is always followed")
+
+
+class JsonSchemaFormat(Strict):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class ThinkerOptions(Strict):
+    """How the thinker reads the request."""
+
+    use_audio_in_video: bool | None = Field(default=None, description="hear the sound track of videos; default: no")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="more variables for the chat template"
+    )
+
+
+class Code2WavOptions(Strict):
+    """Nothing to set yet."""
+
+
+class QuartetOptions(Strict):
+    """Settings per stage that OpenAI's API has no place for."""
+
+    thinker: ThinkerOptions = ThinkerOptions()
+    talker: TalkerSampling = TalkerSampling()
+    code2wav: Code2WavOptions = Code2WavOptions()
+    dit: ImageOptions | None = Field(default=None, description="only for a model that makes images")
+
+
+class MmProcessorKwargs(Strict):
+    """vLLM's spelling of quartet.thinker."""
+
+    use_audio_in_video: bool | None = None
+
+
+class IgnoredParameters(Strict):
+    """Parameters of the OpenAI API that change nothing here and so are accepted, whatever they say."""
+
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    parallel_tool_calls: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    safety_identifier: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    return_stage_metrics: Any = None  # of vLLM-Omni: the last chunk has `quartet.timings` anyhow
+
+
+class WriterSampling(ThinkerSampling):
+    """How text is written, wherever it is asked for: sampling, ends, and what it must be."""
+
+    stop: StopStrings | None = None
+    logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
+        None
+    )
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        default=None, description="of requests that wait the lower goes first; default: 0"
+    )
+
+
+class ChatCompletionRequest(IgnoredParameters, WriterSampling):
+    """A chat request: OpenAI's parameters, vLLM's further sampling parameters, and `quartet`."""
+
+    model: str
+    lora: str | None = Field(default=None, description="adapter of the model; it can be named as `model`, too")
+    messages: list[Message] = Field(min_length=1)
+    modalities: list[Literal["text", "audio", "image"]] | None = Field(
+        default=None,
+        description='["text"] or ["text", "audio"]; ["image"] of a model that makes images, ["audio"] of a talker',
+    )
+    audio: AudioOptions | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(
+        default=None, description="answers, each its own run with seed + index"
+    )
+    max_completion_tokens: Positive | None = Field(default=None, description="wins over max_tokens")
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[AnyTool] | None = Field(
+        default=None, description="functions; and image_generation, with the gateway's setting hosted_tools"
+    )
+    tool_choice: (
+        Annotated[ToolChoice, BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value)]
+        | None
+    ) = None
+    quartet: QuartetOptions = QuartetOptions()
+    mm_processor_kwargs: MmProcessorKwargs = MmProcessorKwargs()
+
+    @property
+    def functions(self) -> list[Tool]:
+        """The tools that clients run."""
+        return [tool for tool in self.tools or () if isinstance(tool, Tool)]
+
+    @property
+    def speaks(self) -> bool:
+        """Whether audio is wanted."""
+        return "audio" in (self.modalities or ())
+
+    @property
+    def audio_format(self) -> AudioFormat:
+        """Format of the audio."""
+        default: AudioFormat = "pcm16" if self.stream else "wav"
+        return (self.audio and self.audio.format) or default
+
+    @property
+    def voice(self) -> str | None:
+        """The voice asked for."""
+        return self.audio.voice if self.audio else None
+
+    @property
+    def use_audio_in_video(self) -> bool:
+        """Whether the sound track of videos is heard."""
+        return bool(self.quartet.thinker.use_audio_in_video or self.mm_processor_kwargs.use_audio_in_video)
+
+    def check(self) -> None:
+        """Raises ApiError: 400 naming the first parameter that contradicts another."""
+        most = self.max_completion_tokens or self.max_tokens
+        if self.speaks and self.stream and self.audio_format not in ("pcm16", "wav"):
+            raise invalid("audio.format", "a stream has pcm16 or wav; leave it out, or set stream to false")
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "only with stream: true")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", "only with logprobs: true")
+        if self.min_tokens is not None and most is not None and self.min_tokens > most:
+            raise invalid("min_tokens", f"{self.min_tokens} is more than the most tokens allowed, {most}")
+        if self.tool_choice is not None and self.tool_choice.type != "none" and not self.tools:
+            raise invalid("tool_choice", "only with tools")
+        named = self.tool_choice and self.tool_choice.function
+        if named and named.name not in {tool.function.name for tool in self.functions}:
+            raise invalid("tool_choice.function.name", f"{named.name!r} is not one of the tools")
+        has_image_tool = len(self.functions) < len(self.tools or ())
+        if self.tool_choice is not None and self.tool_choice.type == IMAGE_TOOL and not has_image_tool:
+            raise invalid("tool_choice.type", f"{IMAGE_TOOL} is not one of the tools; add it to tools")

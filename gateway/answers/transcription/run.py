@@ -1,0 +1,205 @@
+"""Writes down what is said in a sound, by the thinker.
+
+Each window of a sound, its speech between two pauses, is a request of its own to the thinker: several at a time, told
+in order. So an hour of sound needs no more memory than some windows, and the times of segments are those of the cuts.
+Source of the prompts: the evaluation settings that the first family's authors publish.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from gateway import metrics
+from gateway.answers.gateway import Gateway, not_reached
+from gateway.answers.transcription.audio_sources import FileSound, LiveSound
+from gateway.answers.transcription.formats import Segment
+from gateway.answers.transcription.request import TranslationRequest
+from gateway.errors import in_own_terms, invalid
+from gateway.listening.speech_windows import RATE_HZ, Window
+from gateway.media.encode import encode_audio
+from gateway.media.fetch import MediaError
+from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
+from gateway.pipeline.run import Job, run
+from quartet.v1 import media_pb2, thinker_pb2
+
+_PARALLEL_WINDOWS = 4  # of one request, in the thinker
+
+
+def to_transcribe(language: str | None) -> str:
+    """What the thinker is asked to do with a sound; `language` is a name in English, None if it is not known."""
+    return f"Transcribe the {language} audio into text." if language else "Transcribe the audio into text."
+
+
+def to_translate(language: str | None) -> str:
+    """The same, for an English text."""
+    heard = f"{language} speech" if language else "speech"
+    return f"Listen to the provided {heard} and produce a translation in English text."
+
+
+class Transcription:
+    """One sound that is written down.
+
+    Args:
+        gateway: the gateway.
+        request: the request, valid by itself.
+        asked: what the thinker is asked to do with each piece.
+        sound: what is heard.
+        request_id: names it in every stage.
+        log: fields of its log line, filled in here.
+
+    Attributes:
+        sound: what is heard.
+        segments: those with speech, in order; complete once `deltas` has ended.
+
+    Raises:
+        ApiError: nothing here writes down what it hears.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        request: TranslationRequest,
+        asked: str,
+        sound: FileSound | LiveSound,
+        request_id: str,
+        log: dict[str, Any],
+    ) -> None:
+        self.request, self.sound, self.segments = request, sound, list[Segment]()
+        self._gateway, self._request_id, self._log = gateway, request_id, log
+        self._asked = asked if not request.prompt else f"{asked} Names and terms in it may be: {request.prompt}"
+        self._input_tokens = self._audio_tokens = self._output_tokens = 0
+        if gateway.pipeline.output("text") is None:
+            raise invalid("model", "no thinker here: only a server with one writes down sound", "unsupported_model")
+        stage = gateway.stage_for("text", request.model, takes_loras=True)
+        self._lora = gateway.lora_of(request.model)  # of all windows: one that is unloaded meanwhile is missed
+        thinker = gateway.pipeline.info("thinker")
+        if thinker is None:
+            raise not_reached(stage)
+        if "audio" not in thinker.input_modalities:
+            raise invalid("model", "does not hear", "unsupported_model")
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's form of the tokens, once all is written down."""
+        text = self._input_tokens - self._audio_tokens
+        return {
+            "type": "tokens",
+            "input_tokens": self._input_tokens,
+            "input_token_details": {"audio_tokens": self._audio_tokens, "text_tokens": text},
+            "output_tokens": self._output_tokens,
+            "total_tokens": self._input_tokens + self._output_tokens,
+        }
+
+    async def deltas(self) -> AsyncGenerator[str, None]:
+        """The text as it is written, in order: joined, it is that of the segments. Raises ApiError."""
+        begun: asyncio.Queue[_Piece | None] = asyncio.Queue(_PARALLEL_WINDOWS)
+        cutting, said = asyncio.create_task(self._cut(begun)), False
+        try:
+            with in_own_terms({"messages": "prompt" if self.request.prompt else self.sound.field}):
+                while (piece := await begun.get()) is not None:
+                    self.segments.append(piece.segment)
+                    async for delta in piece.deltas():
+                        yield f" {delta}" if said and not piece.segment.text else delta
+                        piece.segment.text += delta
+                    said = said or bool(piece.segment.text)
+                    self._count(piece)
+                await cutting
+        except MediaError as error:
+            raise invalid(self.sound.field, str(error), "invalid_media") from None
+        finally:
+            cutting.cancel()
+            await asyncio.shield(asyncio.gather(cutting, return_exceptions=True))
+        self._log |= {"audio_s": round(self.sound.duration_s, 3), "windows": len(self.segments)}
+
+    async def _cut(self, begun: "asyncio.Queue[_Piece | None]") -> None:
+        """Puts the pieces there as they are cut, with the thinker at work on them; last None. Raises MediaError."""
+        works: list[asyncio.Task[None]] = []
+        try:
+            async with aclosing(self.sound.windows()) as windows:
+                async for window in windows:
+                    piece = _Piece(Segment(len(works), window.begin_s, window.end_s, window.speech_probability))
+                    works.append(asyncio.create_task(self._write(piece, window)))
+                    await begun.put(piece)  # waits while there are enough
+            await begun.put(None)
+            await asyncio.gather(*works)
+        except Exception:  # told to who waits for the next piece, by the task
+            await begun.put(None)
+            raise
+        finally:
+            for work in works:
+                work.cancel()
+            await asyncio.shield(asyncio.gather(*works, return_exceptions=True))
+
+    async def _write(self, piece: "_Piece", window: Window) -> None:
+        """Has the thinker write down a window. An error is told to who reads the piece."""
+        try:
+            job = Job(f"{self._request_id}-{piece.segment.id}", {"thinker": self._start(window)})
+            async with aclosing(run(self._gateway.pipeline, [job], self.sound.left_s())) as events:
+                async for _, event in events:
+                    piece.take(event)
+            piece.end(None)
+        except Exception as error:  # raised again where the piece is read
+            piece.end(error)
+
+    def _start(self, window: Window) -> thinker_pb2.GenerateStart:
+        assert self._gateway.pipeline.config.thinker is not None
+        most = self.request.max_completion_tokens
+        sampling = thinker_pb2.SamplingParameters(temperature=self.request.temperature, max_tokens=most)
+        if self.request.response_format == "verbose_json":
+            sampling.top_logprobs = 0
+        start = thinker_pb2.GenerateStart(sampling=sampling, lora=self._lora)
+        content = start.messages.add(role="user").content
+        sound = encode_audio(window.pcm16, RATE_HZ, "wav")
+        content.add(media=media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, data=sound, field=self.sound.field))
+        content.add(text=self._asked)
+        return start
+
+    def _count(self, piece: "_Piece") -> None:
+        piece.segment.avg_logprob = piece.avg_logprob
+        self._audio_tokens += piece.audio_tokens
+        self._input_tokens += piece.summary.prompt_tokens
+        self._output_tokens += piece.summary.completion_tokens
+        metrics.PROMPT_TOKENS.inc(piece.summary.prompt_tokens)
+        metrics.TEXT_TOKENS.inc(piece.summary.completion_tokens)
+
+
+class _Piece:
+    """A window that is being written down; its segment's text grows where the deltas are read."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment, self.audio_tokens, self.summary = segment, 0, thinker_pb2.GenerateSummary()
+        self._logprobs: list[float] = []
+        self._events: asyncio.Queue[str | Exception | None] = asyncio.Queue()
+
+    def take(self, event: Event) -> None:
+        """What the thinker says."""
+        match event:
+            case PromptRead(tokens):
+                self.audio_tokens = tokens.audio_tokens
+            case TextDelta(delta):
+                self.segment.token_ids += delta.token_ids
+                self._logprobs += [token.logprob for token in delta.logprobs]
+                self._events.put_nowait(delta.text)
+            case Finished(thinker) if thinker is not None:
+                self.summary = thinker
+
+    def end(self, error: Exception | None) -> None:
+        """The thinker has ended."""
+        self._events.put_nowait(error)
+
+    @property
+    def avg_logprob(self) -> float:
+        """Mean over the tokens; 0 where they were not asked for."""
+        return sum(self._logprobs) / len(self._logprobs) if self._logprobs else 0.0
+
+    async def deltas(self) -> AsyncIterator[str]:
+        """Its text, without white space around it. Raises StageError."""
+        held, begun = "", False
+        while (event := await self._events.get()) is not None:
+            if isinstance(event, Exception):
+                raise event
+            held += event
+            if ready := held.rstrip() if begun else held.strip():
+                yield ready
+                held, begun = held[len(held.rstrip()) :], True

@@ -1,0 +1,271 @@
+"""Makes videos in the background: so many at a time, the others wait in their order."""
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import structlog
+
+from gateway import metrics
+from gateway.answers.diffusion import from_stage
+from gateway.answers.video_store import Video, VideoStore
+from gateway.errors import ApiError
+from gateway.media.encode import MAX_SIDE_PIXELS, VideoFile
+from gateway.pipeline.dit import Misfit, generate, to_numpy
+from gateway.pipeline.stage import Stage
+from gateway.settings import GatewaySettings
+from quartet.v1 import dit_pb2
+from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
+
+Result = TypeVar("Result")
+
+_MAX_SWEEP_INTERVAL_S = 60.0
+_STORE_AGAIN_S = 5.0
+_STAGE_AGAIN_S = 1.0
+_BEFORE_FILE = 99  # percent: the steps are done, the file is not
+
+log = structlog.get_logger()
+
+
+class _Job:
+    """A video that has not ended, and what makes it."""
+
+    def __init__(self, video: Video, stage: Stage, start: dit_pb2.DitStart) -> None:
+        self.video, self.stage, self.start = video, stage, start
+        self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None]
+
+    @property
+    def waits(self) -> bool:
+        """Whether no stage works on it."""
+        return self.video.status == "queued"
+
+
+class VideoJobs:
+    """The jobs of a store. Use as `async with VideoJobs(...)`.
+
+    Args:
+        store: where they are kept; open for longer than this.
+        settings: how many videos there may be, and for how long.
+    """
+
+    def __init__(self, store: VideoStore, settings: GatewaySettings) -> None:
+        self.store, self._settings = store, settings
+        self._jobs: dict[str, _Job] = {}
+        self._places = asyncio.Semaphore(settings.max_running_videos)  # first come, first served
+        self._encoders = ThreadPoolExecutor(settings.max_running_videos, "video-file")
+        self._closing = False
+
+    async def __aenter__(self) -> "VideoJobs":
+        self._sweeping = asyncio.create_task(self._sweep())
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        """Waits for the running ones. What is left is found unfinished by the store's next opening, which says so."""
+        self._closing = True
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            if job.waits:
+                _cancel(job.task)
+        if jobs:
+            log.info("draining videos", running=sum(not job.waits for job in jobs), given_up=sum(j.waits for j in jobs))
+            await asyncio.wait([job.task for job in jobs], timeout=self._settings.drain_timeout_s)
+        self._sweeping.cancel()
+        for job in jobs:
+            _cancel(job.task)
+        await asyncio.gather(self._sweeping, *(job.task for job in jobs), return_exceptions=True)
+        self._encoders.shutdown()
+
+    async def submit(
+        self, video: Video, stage: Stage, start: dit_pb2.DitStart, media: bytes | None, on_end: Callable[[], object]
+    ) -> None:
+        """Takes a job on; when this returns, no crash can lose it.
+
+        Args:
+            video: the job, queued.
+            stage: makes it.
+            start: what the stage gets; its one image, if any, without data.
+            media: the file of that image.
+            on_end: called when the job has ended, however.
+
+        Raises:
+            QueueFull: as many as may wait do.
+            Unavailable: the gateway is stopping.
+        """
+        if self._closing:
+            raise Unavailable("the gateway is stopping; send the request to another one")
+        running, queued = self._settings.max_running_videos, self._settings.max_queued_videos
+        if len(self._jobs) >= running + queued:
+            raise QueueFull(f"{running} videos are being made and {queued} wait; retry later", 10.0)
+        job = self._jobs[video.id] = _Job(video, stage, start)
+        job.task = asyncio.create_task(self._run(job))
+        self.store.live[video.id] = video
+        job.task.add_done_callback(lambda _: (self._jobs.pop(video.id, None), self.store.live.pop(video.id, None)))
+        job.task.add_done_callback(lambda _: on_end())
+        try:
+            if media is not None:
+                # on disk: pictures of jobs that wait are no reason for a larger container
+                await asyncio.to_thread(self.store.input(video.id).write_bytes, media)
+            await self.store.add(video)
+        except BaseException:
+            job.task.cancel()
+            await self.store.remove_unfinished(video.id)
+            raise
+        if not job.stored.done():  # cancelled meanwhile, by a deletion or the gateway's end
+            job.stored.set_result(None)
+
+    async def delete(self, video_id: str, owner: str | None = None) -> bool:
+        """Removes a job and its files; one that is not finished is cancelled in its stage. Whether there was one."""
+        if await self.store.get(video_id, owner) is None:
+            return False
+        if job := self._jobs.get(video_id):
+            _cancel(job.task)
+            await asyncio.wait([job.task])
+        await self.store.remove(video_id)
+        return True
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                if count := await self.store.remove_expired():
+                    log.info("expired videos removed", count=count)
+            except Exception:
+                log.exception("expired videos could not be removed")
+            await asyncio.sleep(min(_MAX_SWEEP_INTERVAL_S, self.store.ttl_s / 2))
+
+    async def _run(self, job: _Job) -> None:
+        await job.stored
+        video = job.video
+        async with self._places:
+            began = time.monotonic()
+            failure: ApiError | None = None
+            try:
+                await self._make_when_taken(job)
+            except StageError as error:
+                failure = from_stage(job.stage, error, images="input_reference")
+            except (OSError, sqlite3.Error) as error:  # most likely a full disk
+                why = getattr(error, "strerror", None) or error  # an OSError's own text has the path
+                failure = ApiError(500, f"the video could not be stored: {why}", None, "storage_failed")
+                log.exception("video failed", request_id=video.id)
+            except Exception:
+                failure = from_stage(job.stage, InternalError("unexpected"))
+                log.exception("video failed", request_id=video.id)
+            if failure is not None:
+                video.error_code, video.error_message = failure.code, failure.message
+            await self._end(job, "completed" if failure is None else "failed")
+            metrics.VIDEOS.labels(job.video.status).inc()
+            duration_ms = round((time.monotonic() - began) * 1000, 1)
+            ended = {"status": job.video.status, "code": video.error_code, "duration_ms": duration_ms}
+            if failure is not None and "detail" in failure.log:
+                ended["detail"] = failure.log["detail"]
+            log.info("video", request_id=video.id, **ended)  # the id that the stage knows it by
+
+    async def _end(self, job: _Job, status: Literal["completed", "failed"]) -> None:
+        """Stores the end. Clients see it only then: what they were told is so after a crash too."""
+        now = time.time()
+        ended = replace(job.video, status=status, expires_at=now + self.store.ttl_s)
+        if status == "completed":
+            ended.progress, ended.completed_at = 100, int(now)
+        while True:
+            try:
+                await self.store.remove_unfinished(ended.id)
+                await self.store.save(ended)
+                break
+            except (OSError, sqlite3.Error):  # a full disk may have room again, once the failed video's part is gone
+                log.exception("the end of a video cannot be stored; trying again", request_id=ended.id)
+                await asyncio.sleep(_STORE_AGAIN_S)
+        job.video = self.store.live[ended.id] = ended
+
+    async def _make_when_taken(self, job: _Job) -> None:
+        """A stage whose queue is full, or that is not up, is asked again: this job can wait. It keeps its place, since
+        the jobs behind it need the same stage and are not to overtake it.
+
+        Raises:
+            DeadlineExceeded: the stage took it, and then too long.
+        """
+        path = self.store.input(job.video.id)
+        media = [await asyncio.to_thread(path.read_bytes)] if job.start.images else []
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.video_timeout_s):
+                    await self._make(job, media)
+                return
+            except TimeoutError:
+                limit = f"the video took longer than the {self._settings.video_timeout_s:g} s allowed"
+                raise DeadlineExceeded(limit) from None
+            except (QueueFull, Unavailable) as error:
+                if not job.waits or isinstance(error, Misfit):  # lost while it worked on this, or for good
+                    raise
+                await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFull) else _STAGE_AGAIN_S)
+
+    async def _make(self, job: _Job, media: list[bytes]) -> None:
+        video, file, timeout_s = job.video, None, self._settings.video_timeout_s
+        try:
+            total = 0
+            async with aclosing(generate(job.stage, job.start, media, timeout_s)) as responses:
+                async for response in responses:
+                    match response.WhichOneof("message"):
+                        case "started":
+                            video.status, video.seed = "in_progress", str(response.started.seed)
+                            await self.store.save(video)
+                        case "progress":
+                            progress = response.progress
+                            video.progress = _BEFORE_FILE * progress.step // max(1, progress.num_inference_steps)
+                        case "piece":
+                            frames, total = _frames(response.piece), response.piece.total
+                            if file is None:
+                                file = await self._open(video, response.piece.frames_per_second, frames)
+                            await self._in_thread(file.add, frames)
+            if file is None or file.frames != total:
+                raise InternalError(f"the stage sent {file.frames if file else 0} of {total} frames")
+            await self._in_thread(self._finish, video, file)
+        except BaseException:
+            if file is not None:
+                await self._in_thread(file.abandon)
+            raise
+
+    async def _open(self, video: Video, frames_per_second: float, frames: np.ndarray) -> VideoFile:
+        _, video.height, video.width, _ = frames.shape
+        # the model chose the size, or it would have been refused before
+        if max(video.width, video.height) > MAX_SIDE_PIXELS["H.264"]:
+            raise InvalidInput("width", f"frames of {video.width}x{video.height} are too large for H.264")
+        video.frames_per_second = frames_per_second
+        part = self.store.part(video.id)
+        return await self._in_thread(VideoFile, part, frames_per_second, video.width, video.height)
+
+    def _finish(self, video: Video, file: VideoFile) -> None:
+        file.close()
+        with file.path.open("rb") as written:
+            os.fsync(written.fileno())
+        file.path.replace(self.store.file(video.id))
+        video.frames = file.frames
+
+    async def _in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """The result of `call`. A cancellation waits for it: no two calls touch a file at once."""
+        work = asyncio.get_running_loop().run_in_executor(self._encoders, call, *arguments)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])
+            raise
+
+
+def _frames(piece: dit_pb2.DitPiece) -> np.ndarray:
+    """Frames (n, height, width, 3) uint8 of a piece, not copied. Raises InternalError: it has none."""
+    frames = to_numpy(piece.data)
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or piece.frames_per_second <= 0:
+        raise InternalError(f"the stage sent {frames.shape} {frames.dtype}, not frames of 8 bit")
+    return frames
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancels `task` once: what it still tidies up is not to be cut short."""
+    if not task.done() and not task.cancelling():
+        task.cancel()

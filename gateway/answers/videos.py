@@ -1,0 +1,156 @@
+"""How a video is asked for, and taken on as a job."""
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from gateway.answers.diffusion import DiffusionRequest, fill_size, require_info
+from gateway.answers.gateway import Gateway
+from gateway.answers.video_store import Video
+from gateway.errors import from_error, invalid
+from gateway.media.check import MediaFile, load_media
+from gateway.validation import Positive, Strict
+from quartet.v1 import dit_pb2, server_info_pb2
+from services.common.rpc.errors import StageError
+
+TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
+
+
+def _number(value: Any) -> Any:
+    """OpenAI's clients send seconds as a text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+class InputReference(Strict):
+    """The first frame."""
+
+    image_url: str | None = Field(default=None, min_length=1, description="https, http or data URL of an image")
+    file_id: str | None = Field(default=None, description="refused: there are no uploaded files here")
+
+    @model_validator(mode="after")
+    def _is_a_url(self) -> Self:
+        if self.image_url is None:
+            raise ValueError("must be {image_url: an https, http or data URL}, or a file of a form")
+        return self
+
+
+class VideoRequest(DiffusionRequest):
+    """A video to be made: OpenAI's members, and those of the diffusion transformer."""
+
+    seconds: Annotated[float, Field(gt=0), BeforeValidator(_number)] | None = None
+    num_frames: Positive | None = Field(default=None, description="instead of seconds")
+    size: str | None = Field(default=None, description="WIDTHxHEIGHT in pixels; default: the model's")
+    input_reference: InputReference | None = None
+
+    def video_start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
+        """The stage's start message, but for the picture.
+
+        Raises:
+            ApiError: 400 naming the member that the model cannot follow.
+        """
+        start = self.start(info)
+        start.pixel_format = dit_pb2.PIXEL_FORMAT_UINT8
+        if self.size is not None:
+            fill_size(start, self.size, info, "H.264")
+        start.num_frames = self._frames(info)
+        return start
+
+    def _frames(self, info: server_info_pb2.DitInfo) -> int:
+        """Frames to ask for. Seconds become the nearest number of frames that the model can make."""
+        multiple = max(1, info.frames_multiple)
+        if self.num_frames is not None:
+            if self.seconds is not None:
+                raise invalid("num_frames", "says the same as seconds; send one of the two")
+            if self.num_frames > info.max_frames:
+                raise invalid("num_frames", f"must be at most {info.max_frames}")
+            if (self.num_frames - 1) % multiple:
+                raise invalid("num_frames", f"must be 1 more than a multiple of {multiple}")
+            return self.num_frames
+        if self.seconds is None:
+            return info.default_frames
+        frames = round(min(self.seconds, 1e6) * info.frames_per_second / multiple) * multiple + 1
+        if frames > max(info.max_frames, 1):
+            most_s = info.max_frames / info.frames_per_second
+            raise invalid("seconds", f"must be at most {most_s:.4g}: the model makes {info.max_frames} frames at most")
+        return frames
+
+
+async def take_on(
+    gateway: Gateway,
+    request: VideoRequest,
+    picture: MediaFile | None,
+    owner: str | None,
+    on_end: Callable[[], object],
+    log: dict[str, Any],
+) -> Video:
+    """A new job, which no crash can lose.
+
+    Args:
+        gateway: the gateway.
+        request: what is to be made.
+        picture: the first frame; loaded here.
+        owner: whose it is.
+        on_end: called when it has ended, however; not if this raises.
+        log: fields of the request's log line.
+
+    Raises:
+        ApiError: 400 naming the member that the model cannot follow; 429, too many wait; 503, it does not serve.
+    """
+    stage, jobs = gateway.stage_for("video", request.model), gateway.videos
+    assert jobs is not None, "there are jobs where a stage makes videos"
+    info = require_info(stage, TASKS, "videos")
+    start = request.video_start(info)
+    if picture is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in info.tasks:
+        raise invalid("input_reference", "required: this model animates a picture", "missing_required_parameter")
+    if picture is not None:
+        if dit_pb2.DIT_TASK_IMAGE_TO_VIDEO not in info.tasks:
+            raise invalid("input_reference", "this model makes videos of a prompt alone; leave it out")
+        await load_media(gateway.fetcher, [picture])
+        start.images.add(field=picture.field)
+    video = Video(
+        id=f"video_{uuid.uuid4().hex}",
+        model=gateway.model_of(stage) or "",
+        prompt=request.prompt,
+        status="queued",
+        progress=0,
+        created_at=int(time.time()),
+        width=start.width or info.default_width,
+        height=start.height or info.default_height,
+        frames=start.num_frames,
+        frames_per_second=info.frames_per_second,
+        seed=str(request.seed) if request.seed is not None else None,
+        owner=owner,
+    )
+    start.request_id = video.id
+    log |= {"video": video.id, "frames": video.frames}
+    try:
+        await jobs.submit(video, stage, start, picture and picture.content, on_end=on_end)
+    except StageError as error:
+        raise from_error("gateway", error) from None
+    return video
+
+
+def video_object(video: Video) -> dict[str, Any]:
+    """OpenAI's Video, with a `quartet` object."""
+    as_stored = ("id", "model", "status", "progress", "created_at", "completed_at", "prompt")
+    error = {"code": video.error_code, "message": video.error_message} if video.error_code else None
+    return {
+        "object": "video",
+        **{name: getattr(video, name) for name in as_stored},
+        "expires_at": None if video.expires_at is None else int(video.expires_at),
+        "seconds": f"{video.frames / (video.frames_per_second or 1):.4g}",
+        "size": f"{video.width}x{video.height}",
+        "remixed_from_video_id": None,
+        "error": error,
+        "quartet": {
+            "seed": None if video.seed is None else int(video.seed),
+            "num_frames": video.frames,
+            "frames_per_second": video.frames_per_second,
+        },
+    }

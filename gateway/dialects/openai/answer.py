@@ -1,0 +1,115 @@
+"""Chat responses, streamed and whole: what an answer adds up to, and how it is told."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pybase64
+
+from gateway.answers.answer import Answer, AnswerEvent, WholeAnswer, logprobs
+from gateway.answers.tools.events import Failed, Painted
+from gateway.media.encode import encode_audio
+from gateway.pipeline.events import AudioDelta, Finished, PromptRead, TextDelta
+
+
+def choice(
+    index: int, said: dict[str, Any], tokens: list[dict[str, Any]] | None = None, finish_reason: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's form of choice `index`: its message or delta is in `said`; with log-probabilities if there are."""
+    told = None if tokens is None else {"content": tokens, "refusal": None}
+    return {"index": index, **said, "logprobs": told, "finish_reason": finish_reason}
+
+
+def chunk(
+    index: int,
+    modality: Literal["text", "audio", "image"],
+    delta: dict[str, Any],
+    tokens: list[dict[str, Any]] | None = None,
+    finish_reason: str | None = None,
+) -> dict[str, Any]:
+    """A chunk's own members: what is new of choice `index`, with the log-probabilities of its tokens if there are."""
+    return {"choices": [choice(index, {"delta": delta}, tokens or None, finish_reason)], "modality": modality}
+
+
+@dataclass
+class StreamedAnswer(Answer):
+    """A choice that is told in chunks. Text goes in `delta.content` of chunks with modality "text"; audio in
+    `delta.audio` of chunks with modality "audio", each with the text since the one before as its transcript.
+
+    Attributes:
+        transcribed: characters of `text` that were sent beside audio.
+        wav_rate_hz: samples a second, where each piece of audio is a WAV file; None: it is plain PCM16.
+    """
+
+    transcribed: int = 0
+    wav_rate_hz: int | None = None
+
+    def chunks(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
+        """The chunks' own members that say what happened; the answer must have taken the event already."""
+        match event:
+            case PromptRead(text=text):
+                yield chunk(self.index, "text", {"role": "assistant", "content": text})
+            case TextDelta(delta):
+                body: dict[str, Any] = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+                if delta.text:
+                    body["content"] = delta.text
+                if delta.tool_calls:
+                    body["tool_calls"] = [_tool_call(call) for call in delta.tool_calls]
+                tokens = logprobs(delta.logprobs)
+                if body or tokens:
+                    yield chunk(self.index, "text", body, tokens)
+            case AudioDelta(pcm16):
+                yield self._audio_chunk(pcm16)
+            case Painted(preview=None):
+                yield chunk(self.index, "image", {"images": self.images[-1:]})
+            case Painted(preview=preview):
+                url = {"type": "image_url", "image_url": {"url": event.url}}
+                partial = url | {"index": len(self.images), "partial_image_index": preview}
+                yield chunk(self.index, "image", {"partial_images": [partial]})
+            case Failed():
+                yield chunk(self.index, "image", {"image_errors": self.image_errors[-1:]})
+            case Finished():
+                if self.audio_bytes and self.transcribed < len(self.text):
+                    yield self._audio_chunk(b"")
+                last = chunk(self.index, "text", {}, finish_reason=self.finish_reason)
+                yield last | {"quartet": self.quartet()}
+
+    def _audio_chunk(self, pcm16: bytes) -> dict[str, Any]:
+        data = pcm16 if self.wav_rate_hz is None else encode_audio(pcm16, self.wav_rate_hz, "wav")
+        audio = self.audio(pybase64.b64encode_as_string(data), self.text[self.transcribed :])
+        self.transcribed = len(self.text)
+        return chunk(self.index, "audio", {"audio": audio})
+
+
+def _tool_call(call) -> dict[str, Any]:
+    """OpenAI's form of a ToolCallDelta: id, type and name only where the call begins."""
+    function = {"name": call.name} if call.name else {}
+    begun = {"id": call.id, "type": "function"} if call.id else {}
+    return {"index": call.index, **begun, "function": {**function, "arguments": call.arguments_json}}
+
+
+async def whole_choice(answer: WholeAnswer, audio_format: str, wants_logprobs: bool) -> dict[str, Any]:
+    """OpenAI's form of a finished answer, its audio as a file of `audio_format`."""
+    calls = [call for _, call in sorted(answer.calls.items())]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if calls and not answer.text else answer.text,
+        "refusal": None,
+    }
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if calls:
+        message["tool_calls"] = calls
+    if answer.images:
+        message["images"] = answer.images
+    if answer.image_errors:
+        message["image_errors"] = answer.image_errors
+    if answer.samples:
+        file = await asyncio.to_thread(_encode_base64, bytes(answer.samples), answer.sample_rate_hz, audio_format)
+        message["audio"] = answer.audio(file, answer.text)
+    return choice(answer.index, {"message": message}, answer.tokens if wants_logprobs else None, answer.finish_reason)
+
+
+def _encode_base64(pcm16: bytes, sample_rate_hz: int, audio_format: str) -> str:
+    return pybase64.b64encode_as_string(encode_audio(pcm16, sample_rate_hz, audio_format))

@@ -1,0 +1,225 @@
+"""`POST /v1/chat/completions`, of models that write or speak, and of those that make pictures."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, Request
+from starlette.datastructures import State
+from starlette.responses import Response
+
+from gateway import metrics
+from gateway.answers.answer import Answer, AnswerEvent, WholeAnswer, usage
+from gateway.answers.gateway import Gateway
+from gateway.answers.image_chat import ImageChat
+from gateway.answers.images import ImageGeneration
+from gateway.answers.jobs import to_jobs
+from gateway.answers.request import ChatCompletionRequest, StreamOptions
+from gateway.answers.tools.chat import PaintingChat, wants_pictures
+from gateway.dialects.openai.answer import StreamedAnswer, choice, chunk, whole_choice
+from gateway.errors import from_error
+from gateway.http.connection import DONE, LAST_WORD_S, EventStream, admitted, owner_of, sse, while_connected
+from gateway.http.forms import page, read_json
+from gateway.http.json_writer import Json
+from gateway.pipeline.events import AudioDelta, TextDelta
+from gateway.pipeline.kinds import KINDS
+from gateway.pipeline.run import run
+from gateway.pipeline.stage import Stage
+from services.common.rpc.errors import StageError
+
+router = APIRouter(tags=["chat"])
+AnswerKind = TypeVar("AnswerKind", bound=Answer)
+
+_OPENAPI = page(
+    ChatCompletionRequest,
+    "application/json",
+    "chat.completion, or with stream: true chat.completion.chunk events and [DONE]",
+)
+
+
+@router.post("/v1/chat/completions", openapi_extra=_OPENAPI, response_model=None)
+async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Answers a conversation with text and, if asked for, speech; or with pictures, if that is what the model makes."""
+    limit_s = gateway.settings.request_timeout_s
+    request = await read_json(http, ChatCompletionRequest, limit_s)
+    stage = _stage(gateway, request.model)
+    if KINDS[stage.kind].is_diffusion:
+        exchange = ImageExchange(gateway, request, http.state, stage)
+    else:
+        exchange = AnswerExchange(gateway, request, http)
+    if request.stream:
+        return EventStream(exchange.stream(), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, exchange.whole())
+
+
+def _stage(gateway: Gateway, model: str) -> Stage:
+    """The stage whose model answers as `model`: it writes, speaks, or makes images. Raises ApiError."""
+    answer, image = gateway.pipeline.answer, gateway.pipeline.output("image")
+    if image is not None and (not answer or gateway.models.get(model) is image):
+        gateway.require_model(model, image)
+        return image
+    return gateway.answerer(model)
+
+
+class _Exchange:
+    """One chat request and its response.
+
+    Args:
+        gateway: the gateway.
+        request: the request, valid by itself.
+        state: its id, and the fields of its log line, filled in here.
+    """
+
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State) -> None:
+        self._gateway, self._request, self._request_id, self._log = gateway, request, state.request_id, state.log
+        self._arrived = time.monotonic()
+        self._head = {"id": f"chatcmpl-{self._request_id}", "created": int(time.time()), "model": request.model}
+        self._log["stream"] = bool(request.stream)
+
+
+class AnswerExchange(_Exchange):
+    """One that is answered with text, speech or both; `http` brought it."""
+
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request) -> None:
+        super().__init__(gateway, request, http.state)
+        self._owner = owner_of(http)
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. Raises ApiError."""
+        options, answers = self._request.stream_options or StreamOptions(), self._new(StreamedAnswer)
+        code2wav = self._gateway.pipeline.info("code2wav")
+        if self._request.audio_format == "wav" and code2wav is not None:
+            for answer in answers:
+                answer.wav_rate_hz = code2wav.sample_rate_hz
+        head = self._head | {"object": "chat.completion.chunk"}
+        include_usage = bool(options.include_usage)
+        if include_usage:  # every chunk has the key, and a last one the numbers
+            head["usage"] = None
+        async with aclosing(self._events(answers)) as events:
+            async for index, event in events:
+                if include_usage and options.continuous_usage_stats:
+                    head["usage"] = usage(answers)
+                for members in answers[index].chunks(event):
+                    yield sse(head | members)
+        if include_usage:
+            yield sse(head | {"choices": [], "modality": "text", "usage": usage(answers)})
+        yield DONE
+
+    async def whole(self) -> Response:
+        """The response in one piece. Raises ApiError."""
+        answers = self._new(WholeAnswer)
+        async with aclosing(self._events(answers)) as events:
+            async for _ in events:
+                pass
+        body = self._head | {
+            "object": "chat.completion",
+            "choices": [
+                await whole_choice(answer, self._request.audio_format, bool(self._request.logprobs))
+                | ({"quartet": answer.quartet()} if len(answers) > 1 else {})
+                for answer in answers
+            ],
+            "usage": usage(answers),
+            "modality": "audio" if any(answer.samples for answer in answers) else "text",
+            "quartet": answers[0].quartet(),
+        }
+        return Json(body)
+
+    def _new(self, kind: type[AnswerKind]) -> list[AnswerKind]:
+        self._log |= {"speech": self._request.speaks, "answers": self._request.n or 1}
+        return [kind(i, *self._gateway.transcripts.new_id()) for i in range(self._request.n or 1)]
+
+    async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+        """What happens, as it does; the answers have taken it. Raises ApiError."""
+        try:
+            async with aclosing(await self._run()) as events:
+                async for index, event in events:
+                    answers[index].take(event)
+                    self._observe(event)
+                    yield index, event
+        except StageError as error:
+            raise from_error("gateway", error) from error
+        self._finish(answers)
+
+    async def _run(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+        """What the pipeline makes, and the tools that run here. Raises ApiError."""
+        gateway, request, limit_s = self._gateway, self._request, self._gateway.settings.request_timeout_s
+        if wants_pictures(gateway, request):
+            deadline = self._arrived + limit_s
+            return PaintingChat(gateway, request, self._request_id, self._owner, deadline, self._log).events()
+        jobs = await to_jobs(gateway, request, self._request_id, self._owner)
+        return run(gateway.pipeline, jobs, max(0.0, limit_s - self._elapsed_s()))
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._arrived
+
+    def _observe(self, event: AnswerEvent) -> None:
+        if isinstance(event, TextDelta) and event.delta.token_ids:
+            metrics.came(metrics.TTFT, self._elapsed_s(), self._log)
+        elif isinstance(event, AudioDelta):
+            metrics.came(metrics.TTFA, self._elapsed_s(), self._log)
+
+    def _finish(self, answers: Sequence[Answer]) -> None:
+        """Remembers what was said, and counts."""
+        for answer in answers:
+            if answer.audio_bytes:
+                self._gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
+                metrics.spoken(answer.audio_s, self._elapsed_s())
+        tokens = usage(answers)
+        details = tokens["completion_tokens_details"]
+        metrics.PROMPT_TOKENS.inc(tokens["prompt_tokens"])
+        metrics.TEXT_TOKENS.inc(details["text_tokens"])
+        self._log |= {
+            "prompt_tokens": tokens["prompt_tokens"],
+            "text_tokens": details["text_tokens"],
+            "frames": details["audio_tokens"],
+        }
+
+
+class ImageExchange(_Exchange):
+    """One that images answer.
+
+    Args:
+        gateway: the gateway.
+        request: the request, valid by itself.
+        state: its id, and the fields of its log line, filled in here.
+        stage: makes the images.
+    """
+
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State, stage: Stage) -> None:
+        super().__init__(gateway, request, state)
+        self._chat = ImageChat(gateway, request, stage)
+
+    async def whole(self) -> Response:
+        """The response in one piece. Raises ApiError."""
+        generation = await self._generation()
+        async with aclosing(self._parts(generation)) as made:
+            parts = {i: part async for i, part in made}
+        messages = {i: {"role": "assistant", "content": [parts[i]], "refusal": None} for i in sorted(parts)}
+        choices = [choice(i, {"message": message}, finish_reason="stop") for i, message in messages.items()]
+        body = self._head | {"object": "chat.completion", "modality": "image", "choices": choices}
+        return await asyncio.to_thread(Json, body | {"quartet": generation.quartet()})  # megabytes of text
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. Raises ApiError."""
+        generation = await self._generation()
+        head, indices = self._head | {"object": "chat.completion.chunk"}, []
+        async with aclosing(self._parts(generation)) as made:
+            async for i, part in made:
+                indices.append(i)
+                delta = {"role": "assistant", "content": [part]}
+                yield await asyncio.to_thread(sse, head | chunk(i, "image", delta))
+        for i in sorted(indices):
+            yield sse(head | chunk(i, "image", {}, finish_reason="stop") | {"quartet": generation.quartet()})
+        yield DONE
+
+    async def _generation(self) -> ImageGeneration:
+        deadline = self._arrived + self._gateway.settings.request_timeout_s
+        return await self._chat.generation(self._request_id, deadline, self._log)
+
+    async def _parts(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+        """(index, content part) of each image, as it is finished. Raises ApiError."""
+        async with aclosing(self._chat.urls(generation)) as urls:
+            async for index, url in urls:
+                yield index, {"type": "image_url", "image_url": {"url": url}}

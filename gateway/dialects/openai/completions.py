@@ -1,0 +1,194 @@
+"""`POST /v1/completions`: text that goes on with a prompt, without a chat template."""
+
+import math
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from gateway.answers.answer import WholeAnswer, logprobs
+from gateway.answers.completion import RawExchange, detokenize
+from gateway.answers.gateway import Gateway
+from gateway.answers.request import StreamOptions, WriterSampling
+from gateway.errors import invalid
+from gateway.http.connection import DONE, LAST_WORD_S, EventStream, admitted, sse, while_connected
+from gateway.http.forms import page, read_json
+from gateway.http.json_writer import Json
+from gateway.pipeline.events import PromptTokens, TextDelta
+from gateway.validation import NotNegative, Positive
+from quartet.v1 import thinker_pb2
+
+router = APIRouter(tags=["completions"])
+_DEFAULT_TOKENS = 16  # OpenAI's
+_MAX_PROMPTS = 128
+
+
+class CompletionRequest(WriterSampling):
+    """A request for completions: OpenAI's parameters, and vLLM's further sampling parameters."""
+
+    model: str
+    prompt: str | list[str] | list[NotNegative] | list[list[NotNegative]] = Field(
+        description="a text or token ids, or a list of either"
+    )
+    max_tokens: Positive | None = Field(default=None, description="most tokens of each completion; default: 16")
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="completions of each prompt")
+    best_of: Annotated[int, Field(ge=1)] | None = Field(default=None, description="as many as n: all are told")
+    echo: bool | None = Field(default=None, description="the prompt before the completion; in logprobs, too")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="alternatives a token")
+    suffix: str | None = Field(default=None, description="refused: models here do not fill in")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    lora: str | None = Field(default=None, description="adapter of the model; it can be named as `model`, too")
+    return_token_ids: bool | None = Field(default=None, description="accepted; /inference/v1/generate has the ids")
+    user: Any = Field(default=None, description="accepted; without effect")
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """Alternatives to tell of each of the prompt's tokens; None: their log-probabilities are not told."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def prompts(self) -> list[thinker_pb2.RawPrompt]:
+        """The prompts, each as the thinker takes it. Raises ApiError: 400, one is empty, or there are too many."""
+        given = self.prompt
+        single = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
+        prompts = [given] if single else list(given)
+        if len(prompts) > _MAX_PROMPTS:
+            raise invalid("prompt", f"has {len(prompts)} prompts; at most {_MAX_PROMPTS} are taken")
+        if not prompts or not all(prompts):
+            raise invalid("prompt", "must not be empty")
+        return [
+            thinker_pb2.RawPrompt(text=each)
+            if isinstance(each, str)
+            else thinker_pb2.RawPrompt(token_ids=thinker_pb2.TokenIds(ids=each))  # pyright: ignore[reportArgumentType]
+            for each in prompts
+        ]
+
+    def check(self) -> None:
+        """Raises ApiError: 400 naming the first parameter that contradicts another, or that nothing here follows."""
+        if self.suffix:
+            raise invalid("suffix", "models here do not fill in; leave it out")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise invalid("best_of", "must be n: all completions are told")
+        if self.stream and self.prompt_logprobs is not None and (self.n or 1) > 1:
+            raise invalid("echo", "a stream of several answers has no log-probabilities of prompts; set n or stream")
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "only with stream: true")
+
+
+@router.post(
+    "/v1/completions",
+    openapi_extra=page(CompletionRequest, "application/json", "text_completion, or with stream: true its chunks"),
+    response_model=None,
+)
+async def completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Goes on with prompts as they are: no chat template, no speech."""
+    limit_s = gateway.settings.request_timeout_s
+    request = await read_json(http, CompletionRequest, limit_s)
+    request.check()
+    completing = Completions(gateway, request, http)
+    if request.stream:
+        return EventStream(completing.stream(), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, completing.whole())
+
+
+class Completions:
+    """One request and its response."""
+
+    def __init__(self, gateway: Gateway, request: CompletionRequest, http: Request) -> None:
+        self._gateway, self._request = gateway, request
+        self._prompts = request.prompts
+        most = request.max_tokens or _DEFAULT_TOKENS
+        self._exchange = RawExchange(
+            gateway, request, http.state, self._prompts, request.model, request.lora, request.n or 1, most, "prompt"
+        )
+        created = int(time.time())
+        request_id = f"cmpl-{http.state.request_id}"
+        self._head = {"id": request_id, "object": "text_completion", "created": created, "model": request.model}
+        http.state.log["stream"] = bool(request.stream)
+
+    async def whole(self) -> Response:
+        """The response in one piece. Raises ApiError."""
+        echoes = await self._echoes()
+        async with aclosing(self._exchange.events(self._request.logprobs, self._request.prompt_logprobs)) as events:
+            async for _ in events:
+                pass
+        answers = self._exchange.answers
+        choices = []
+        for answer in answers:
+            text, tokens = echoes[answer.index] + answer.text, self._tokens(self._entries(answer, 0), 0)
+            choices.append(self._choice(answer, text, answer.finish_reason, tokens))
+        return Json(self._head | {"choices": choices, "usage": self._usage()})
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. Raises ApiError."""
+        options, echoes = self._request.stream_options or StreamOptions(), await self._echoes()
+        before = [len(echo) for echo in echoes]
+        head = self._head | ({"usage": None} if options.include_usage else {})
+        told = [0] * len(echoes)  # log-probabilities of each answer that were told
+        async with aclosing(self._exchange.events(self._request.logprobs, self._request.prompt_logprobs)) as events:
+            async for answer, new in events:
+                if isinstance(new, PromptTokens):  # told with the first of the answer
+                    continue
+                written = new.delta.text if isinstance(new, TextDelta) else ""
+                text, echoes[answer.index] = echoes[answer.index] + written, ""
+                entries = self._entries(answer, told[answer.index])
+                if not (text or new is None or entries):
+                    continue
+                if options.include_usage and options.continuous_usage_stats:
+                    head["usage"] = self._usage()
+                offset = before[answer.index] + len(answer.text) - len(text)
+                tokens = self._tokens(entries, offset)
+                told[answer.index] += len(entries)
+                choice = self._choice(answer, text, answer.finish_reason if new is None else None, tokens)
+                yield sse(head | {"choices": [choice]})
+        if options.include_usage:
+            yield sse(head | {"choices": [], "usage": self._usage()})
+        yield DONE
+
+    async def _echoes(self) -> list[str]:
+        """What stands before each choice's text."""
+        if not self._request.echo:
+            return [""] * len(self._exchange.answers)
+        texts = [
+            prompt.text or await detokenize(self._gateway, prompt.token_ids.ids, "prompt") for prompt in self._prompts
+        ]
+        return [text for text in texts for _ in range(self._request.n or 1)]
+
+    def _choice(
+        self, answer: WholeAnswer, text: str, finish_reason: str | None, tokens: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        return {"index": answer.index, "text": text, "logprobs": tokens, "finish_reason": finish_reason}
+
+    def _entries(self, answer: WholeAnswer, begin: int) -> list[dict[str, Any]]:
+        """The tokens from the `begin`th on with their log-probabilities, in the form of chats; an echoed
+        prompt's come before the answer's."""
+        prompt = self._exchange.answers[answer.index - answer.index % (self._request.n or 1)].prompt_tokens
+        return [*logprobs(prompt[begin:]), *answer.tokens[max(0, begin - len(prompt)) :]]
+
+    def _tokens(self, entries: Sequence[dict[str, Any]], offset: int) -> dict[str, Any] | None:
+        """Log-probabilities in the form that completions have: lists. `offset`: where the first of the tokens begins in
+        the text, in characters. Nothing is before the first token of a prompt, and so nothing is told of it."""
+        if self._request.logprobs is None:
+            return None
+        offsets = []
+        for entry in entries:
+            offsets.append(offset)
+            offset += len(entry["token"])
+        told = [not math.isnan(entry["logprob"]) for entry in entries]
+        tops = [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries]
+        return {
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [
+                entry["logprob"] if is_told else None for entry, is_told in zip(entries, told, strict=True)
+            ],
+            "top_logprobs": [top if is_told else None for top, is_told in zip(tops, told, strict=True)],
+            "text_offset": offsets,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        return self._exchange.usage()

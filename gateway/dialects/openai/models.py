@@ -1,0 +1,82 @@
+"""`GET /v1/models`."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from google.protobuf.json_format import MessageToDict
+
+from gateway.answers.gateway import Gateway
+from gateway.pipeline.kinds import KINDS
+from gateway.pipeline.stage import Stage
+from quartet.v1 import dit_pb2, server_info_pb2
+
+router = APIRouter(tags=["models"])
+_STARTED = int(time.time())
+_OFTEN_0 = {"max_images", "default_guidance_scale"}  # where 0 says something
+_T = dit_pb2.DitTask
+_MAKES = {
+    _T.DIT_TASK_TEXT_TO_IMAGE: "image",
+    _T.DIT_TASK_IMAGE_EDIT: "image",
+    _T.DIT_TASK_TEXT_TO_VIDEO: "video",
+    _T.DIT_TASK_IMAGE_TO_VIDEO: "video",
+    _T.DIT_TASK_TEXT_TO_AUDIO: "audio",
+}
+
+
+def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
+    facts = _dit_facts(stage.info) if KINDS[stage.kind].is_diffusion else _answer_facts(gateway)
+    return {
+        "id": name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "quartet",
+        "parent": gateway.parent_of(name),
+        "quartet": facts,
+    }
+
+
+def _answer_facts(gateway: Gateway) -> dict[str, Any]:
+    pipeline, modalities = gateway.pipeline, {"text": "text", "speech": "audio"}
+    thinker, talker, code2wav = map(pipeline.info, ("thinker", "talker", "code2wav"))
+    return {
+        "input_modalities": ["text", *(thinker.input_modalities if thinker else ())],
+        "output_modalities": [modalities[output] for output in pipeline.config.made if output in modalities],
+        "max_context_tokens": thinker.max_context_tokens if thinker else None,
+        "voices": pipeline.voices,
+        "voice_cloning": bool(talker and talker.voice_sample_rate_hz),
+        "languages": list(talker.languages) if talker else [],
+        "max_speech_characters": gateway.settings.max_speech_characters if gateway.reads_text else None,
+        **{name: getattr(code2wav, name, None) for name in ("sample_rate_hz", "samples_per_frame", "trimmed_samples")},
+    }
+
+
+def _dit_facts(info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, Any]:
+    """DitInfo under its own names, less numbers that this kind of model does not have; tasks as "text_to_image"."""
+    if info is None:
+        return {}
+    dit = info.dit
+    facts = MessageToDict(dit, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    facts = {name: value for name, value in facts.items() if value != 0 or isinstance(value, bool) or name in _OFTEN_0}
+    if dit.max_pixels:
+        facts["max_pixels"] = dit.max_pixels  # MessageToDict makes 64-bit numbers texts
+    facts["tasks"] = [_T.Name(task).removeprefix("DIT_TASK_").lower() for task in dit.tasks]
+    return {
+        "input_modalities": ["text", "image"] if dit.max_images else ["text"],
+        "output_modalities": list(dict.fromkeys(_MAKES[task] for task in dit.tasks if task in _MAKES)),
+        **facts,
+    }
+
+
+@router.get("/v1/models")
+async def list_models(http: Request) -> dict[str, Any]:
+    """The models served, less those whose names are still to be learnt from their stages."""
+    gateway: Gateway = http.app.state.gateway
+    return {"object": "list", "data": [_model(gateway, name, stage) for name, stage in gateway.models.items()]}
+
+
+@router.get("/v1/models/{name:path}")
+async def get_model(http: Request, name: str) -> dict[str, Any]:
+    """One model."""
+    gateway: Gateway = http.app.state.gateway
+    return _model(gateway, name, gateway.model_stage(name))

@@ -1,0 +1,163 @@
+"""`/v1/audio/speech/stream`, a WebSocket: a text is spoken while it is written.
+
+The client sends `session.config` with the settings of POST /v1/audio/speech, then `input.text` as often as it likes,
+last `input.done`. The server sends `audio.start`, then the audio in binary messages as it is made, last `audio.done`
+and `session.done`. All of it is one utterance: text that is late makes the speech wait, nothing is cut. A client that
+closes the connection ends the speech at once.
+"""
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Literal
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from pydantic import BaseModel, Field
+from starlette.status import WS_1000_NORMAL_CLOSURE, WS_1008_POLICY_VIOLATION, WS_1011_INTERNAL_ERROR
+from starlette.websockets import WebSocketState
+
+from gateway.answers.gateway import Gateway
+from gateway.dialects.openai.speech import MEDIA_TYPES, Speaking, SpeechSettings, nothing_to_say
+from gateway.errors import ApiError, invalid
+from gateway.http.connection import LAST_WORD_S, ClientGone, admitted
+from gateway.http.csrf import check_socket
+from gateway.http.forms import parsed
+from gateway.pipeline.typed_text import TypedText
+from gateway.validation import Strict
+
+router = APIRouter(tags=["speech"])
+
+
+class SessionConfig(SpeechSettings):
+    """The first message: how to speak."""
+
+    type: Literal["session.config"]
+    non_streaming_mode: bool | None = Field(
+        default=False, description="whether speech waits for the end of the text; null: the model's default"
+    )
+
+
+class InputText(Strict):
+    """What follows of the text."""
+
+    type: Literal["input.text"]
+    text: str
+
+
+class InputDone(Strict):
+    """The text is complete."""
+
+    type: Literal["input.done"]
+
+
+class _Message(BaseModel):
+    """Any message of a client."""
+
+    type: Literal["session.config", "input.text", "input.done"]
+
+
+_MESSAGES = {"session.config": SessionConfig, "input.text": InputText, "input.done": InputDone}
+
+
+@router.websocket("/v1/audio/speech/stream")
+async def speak_as_typed(socket: WebSocket) -> None:
+    """Speaks a text while it is written."""
+    await socket.accept()
+    limit_s = socket.app.state.gateway.settings.request_timeout_s + LAST_WORD_S
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            code = await _serve(socket)
+            if socket.client_state is WebSocketState.CONNECTED:
+                await socket.close(code)
+    except WebSocketDisconnect:
+        raise ClientGone from None
+    except TimeoutError:  # it does not read what it is sent
+        if not limit.expired():
+            raise
+        raise ClientGone from None
+
+
+async def _serve(socket: WebSocket) -> int:
+    """The code to close with. Raises WebSocketDisconnect: the client left."""
+    try:
+        check_socket(socket)
+        async with asynccontextmanager(admitted)(socket) as gateway:
+            await _Session(gateway, socket).run()
+    except ApiError as error:
+        socket.state.log.update(error.log)
+        await socket.send_json({"type": "error", **error.body()})
+        return WS_1008_POLICY_VIOLATION if error.status < 500 else WS_1011_INTERNAL_ERROR
+    return WS_1000_NORMAL_CLOSURE
+
+
+class _Session:
+    """One connection.
+
+    Args:
+        gateway: the gateway.
+        socket: accepted.
+    """
+
+    def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
+        self._gateway, self._socket, self._text = gateway, socket, TypedText()
+
+    async def run(self) -> None:
+        """Until all is spoken. Raises ApiError; WebSocketDisconnect: the client left."""
+        limit_s = self._gateway.settings.request_timeout_s
+        try:
+            config = await asyncio.wait_for(self._message(), limit_s)
+        except TimeoutError:
+            message = f"session.config took longer to arrive than the {limit_s:g} s allowed"
+            raise ApiError(408, message, None, "request_timeout", "timeout_error") from None
+        if not isinstance(config, SessionConfig):
+            raise invalid("type", "the first message must be session.config")
+        speaking = await Speaking.begin(self._gateway, config, self._socket, "text")
+        reading = asyncio.ensure_future(self._read(speaking))
+        spoken = asyncio.ensure_future(self._speak(speaking, config))
+        try:
+            await asyncio.wait((reading, spoken), return_when=asyncio.FIRST_COMPLETED)
+            if spoken.done():  # what the client does after its last event is no fault
+                spoken.result()
+            else:
+                reading.result()
+        finally:
+            reading.cancel()
+            spoken.cancel()
+            await asyncio.shield(asyncio.gather(reading, spoken, return_exceptions=True))
+
+    async def _read(self, speaking: Speaking) -> None:
+        """Takes the text in. Never returns: only the client's leaving and a wrong message end it."""
+        is_done = False
+        while True:
+            message = await self._message()
+            if isinstance(message, SessionConfig) or is_done:
+                raise invalid("type", "after input.done comes nothing" if is_done else "session.config comes once")
+            if isinstance(message, InputText):
+                speaking.check_length("text", self._text.characters + len(message.text))
+                if message.text:  # any number of empty ones takes no memory
+                    self._text.add(message.text)
+            else:
+                if not self._text.is_speakable:
+                    raise nothing_to_say("text")
+                self._text.finish()
+                is_done = True
+
+    async def _speak(self, speaking: Speaking, config: SessionConfig) -> None:
+        file = {"format": config.response_format, "media_type": MEDIA_TYPES[config.response_format]}
+        await self._socket.send_json({"type": "audio.start", **file, "sample_rate_hz": speaking.sample_rate_hz})
+        async with aclosing(speaking.file([self._text])) as pieces:
+            async for piece in pieces:
+                await self._socket.send_bytes(piece)
+        await self._socket.send_json(
+            {"type": "audio.done", "finish_reason": speaking.finish_reason, "usage": speaking.usage}
+        )
+        await self._socket.send_json({"type": "session.done"})
+
+    async def _message(self) -> Any:
+        """The client's next message. Raises ApiError: 400 naming the member at fault; WebSocketDisconnect."""
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", WS_1000_NORMAL_CLOSURE))
+        if message.get("text") is None:
+            raise invalid("type", "messages of a client are JSON texts")
+        kind = (await parsed(_Message, message["text"])).type
+        return await parsed(_MESSAGES[kind], message["text"])

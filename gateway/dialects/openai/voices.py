@@ -1,0 +1,175 @@
+"""`/v1/audio/voices`: the voices that there are, and those that users upload, where the talker can imitate them."""
+
+import asyncio
+import re
+import time
+import uuid
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from gateway.answers.delivery import MAX_SAID_CHARACTERS, storing
+from gateway.answers.gateway import Gateway
+from gateway.answers.voice_store import NameTaken, Voice, VoicesFull
+from gateway.errors import ApiError, invalid
+from gateway.http.connection import admitted, owner_of
+from gateway.http.forms import FILE, page, read_form
+from gateway.media.fetch import MediaError
+from gateway.media.voice_sample import as_flac, read_sample
+from gateway.validation import Strict
+from services.common.rpc.messages import spelled
+
+router = APIRouter(tags=["speech"])
+
+
+def _name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+        raise ValueError("must be 1 to 64 letters of A to Z, digits, or . _ -")
+    return name
+
+
+def _words(text: str) -> str:
+    if not text.strip() or len(text) > MAX_SAID_CHARACTERS:
+        raise ValueError(f"must have 1 to {MAX_SAID_CHARACTERS} characters")
+    return text.strip()
+
+
+def _no_text(_: Any) -> None:
+    raise ValueError("must be a file of the form, not a text")
+
+
+class VoiceRequest(Strict):
+    """A voice to be imitated: OpenAI's fields, and vLLM-Omni's `ref_text`."""
+
+    name: Annotated[str, AfterValidator(_name)] = Field(
+        description="1 to 64 letters, digits or . _ -; upper and lower case are the same"
+    )
+    consent: Annotated[str, AfterValidator(_words)] = Field(
+        description="who agreed to it: an id, or a text; it is kept"
+    )
+    ref_text: Annotated[str, AfterValidator(_words)] | None = Field(
+        default=None, description="what is said in the sample: the voice becomes more like it"
+    )
+    type: Literal["audio_sample"] = "audio_sample"
+    audio_sample: Annotated[None, BeforeValidator(_no_text)] = Field(
+        default=None, description="a file of sound, 1 to 30 s of one voice, at most 10 MiB"
+    )
+
+
+_OPENAPI = page(
+    VoiceRequest,
+    "multipart/form-data",
+    "the new voice",
+    {"audio_sample": FILE},
+    needed="audio_sample",
+    answered=("application/json",),
+)
+
+
+@router.get("/v1/audio/voices")
+async def list_voices(http: Request) -> dict[str, Any]:
+    """The talker's voices, the first of which is the default, and then those that were uploaded with the API key."""
+    gateway: Gateway = http.app.state.gateway
+    names = gateway.pipeline.voices
+    data = [{"id": name, "name": name, "object": "audio.voice", "default": i == 0} for i, name in enumerate(names)]
+    uploaded: list[dict[str, Any]] = []
+    if _sample_rate_hz(gateway):
+        with storing():
+            uploaded = [_object(voice) for voice in await gateway.voices.all_of(owner_of(http))]
+    return {
+        "object": "list",
+        "voices": [*names, *(voice["name"] for voice in uploaded)],
+        "data": [*data, *({**voice, "default": False} for voice in uploaded)],
+        "uploaded_voices": uploaded,
+    }
+
+
+@router.post("/v1/audio/voices", openapi_extra=_OPENAPI)
+async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> dict[str, Any]:
+    """Takes a voice up, which speech can then be asked for by its name or id."""
+    rate_hz = _require_cloning(gateway)
+    request, files = await read_form(http, VoiceRequest, gateway.settings.request_timeout_s, {"audio_sample"}, 1)
+    if not files:
+        raise invalid("audio_sample", "required: a file of sound", "missing_required_parameter")
+    if spelled(request.name, gateway.pipeline.voices) is not None:
+        raise invalid("name", f"{request.name!r} is a voice of the model; choose another name")
+    try:
+        samples = await asyncio.to_thread(read_sample, files["audio_sample"][0], rate_hz)
+    except MediaError as error:
+        raise invalid("audio_sample", str(error), "invalid_media") from None
+    voice = Voice(
+        id=f"voice_{uuid.uuid4().hex}",
+        name=request.name,
+        consent=request.consent,
+        text=request.ref_text or "",
+        seconds=len(samples) / rate_hz,
+        created_at=int(time.time()),
+        owner=owner_of(http),
+    )
+    await _keep(gateway, voice, await asyncio.to_thread(as_flac, samples, rate_hz))
+    http.state.log |= {"voice": voice.id, "voice_sample_s": round(voice.seconds, 2)}
+    return {**_object(voice), "success": True, "voice": _object(voice)}
+
+
+@router.delete("/v1/audio/voices/{voice}")
+async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
+    """Removes an uploaded voice by its id or name, and its sample."""
+    gateway: Gateway = http.app.state.gateway
+    _require_cloning(gateway)
+    with storing():
+        found = await gateway.voices.find(voice, owner_of(http))
+        if found is None:
+            builtin = spelled(voice, gateway.pipeline.voices)
+            why = "it is the model's own" if builtin is not None else "GET /v1/audio/voices lists those of this gateway"
+            raise ApiError(404, f"no uploaded voice {voice!r}; {why}", "voice", "not_found")
+        await gateway.voices.remove(found)
+    http.state.log["voice"] = found.id
+    return {"id": found.id, "name": found.name, "object": "audio.voice.deleted", "deleted": True, "success": True}
+
+
+async def _keep(gateway: Gateway, voice: Voice, flac: bytes) -> None:
+    """Stores a voice. Raises ApiError: there is one of that name, or no room."""
+    try:
+        with storing():
+            await gateway.voices.add(voice, flac)
+    except NameTaken:
+        message = f"name: there is a voice {voice.name!r}; delete it first, or choose another name"
+        raise ApiError(409, message, "name", "voice_exists") from None
+    except VoicesFull as full:
+        whose = "this API key has" if full.of_owner else "this server keeps"
+        more = "max_voices_per_key" if full.of_owner else "max_voices"
+        message = f"{whose} {full.most} voices, as many as may be; delete one, or have the operator raise {more}"
+        raise ApiError(400, message, None, "too_many_voices") from None
+
+
+def _sample_rate_hz(gateway: Gateway) -> int:
+    """Of the samples that the talker imitates; 0 where it imitates none, or was never reached."""
+    talker = gateway.pipeline.info("talker")
+    return talker.voice_sample_rate_hz if talker else 0
+
+
+def _require_cloning(gateway: Gateway) -> int:
+    """Samples a second of what the talker imitates. Raises ApiError: 501, nothing does; 503, that is not known yet."""
+    stage = gateway.pipeline.output("speech")
+    if stage is not None and gateway.pipeline.info("talker") is None:
+        raise gateway.not_known_yet("talker")
+    if not (rate_hz := _sample_rate_hz(gateway)):
+        what = "this model imitates no voices: it has its own" if stage else "nothing here speaks"
+        message = f"{what}; GET /v1/audio/voices lists them" if stage else what
+        raise ApiError(501, message, None, "voice_cloning_unsupported")
+    return rate_hz
+
+
+def _object(voice: Voice) -> dict[str, Any]:
+    """OpenAI's voice object, with what vLLM-Omni tells of one."""
+    return {
+        "id": voice.id,
+        "object": "audio.voice",
+        "name": voice.name,
+        "type": "audio_sample",
+        "created_at": voice.created_at,
+        "consent": voice.consent,
+        "ref_text": voice.text or None,
+        "seconds": round(voice.seconds, 3),
+    }

@@ -1,0 +1,58 @@
+"""The gauges by which routers choose a server, under vLLM's names.
+
+Source: the Gateway API inference extension's model server protocol (its proposal 003).
+"""
+
+import time
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from gateway.answers.gateway import Gateway
+
+# Of their own: an engine of vLLM in the same process removes what has its names from the common one.
+_REGISTRY = CollectorRegistry()
+_RUNNING = Gauge(
+    "vllm:num_requests_running", "Requests that the thinker's replicas work on", ["model_name"], registry=_REGISTRY
+)
+_WAITING = Gauge(
+    "vllm:num_requests_waiting", "Requests that wait in the thinker's replicas", ["model_name"], registry=_REGISTRY
+)
+_KV_CACHE = Gauge(
+    "vllm:kv_cache_usage_perc",
+    "Part of the thinker's KV cache in use, 0 to 1: mean of its replicas",
+    ["model_name"],
+    registry=_REGISTRY,
+)
+_LORAS = Gauge(
+    "vllm:lora_requests_info",
+    "Unix seconds; the labels have the adapters that are loaded, none of which waits",
+    ["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+    registry=_REGISTRY,
+)
+_CACHE = Gauge(
+    "vllm:cache_config_info",
+    "1; the labels have the tokens of a block of the thinker's KV cache, and the blocks of all its replicas",
+    ["block_size", "num_gpu_blocks"],
+    registry=_REGISTRY,
+)
+
+
+def exposition(gateway: Gateway) -> bytes:
+    """The gauges as Prometheus reads them, of what the thinker's replicas told last; without values where there is no
+    thinker."""
+    stage = gateway.pipeline.output("text")
+    name = None if stage is None else gateway.model_of(stage)
+    if stage is not None and name is not None:
+        serving = [replica for replica in stage.replicas.values() if replica.serving]
+        _RUNNING.labels(name).set(sum(replica.running for replica in serving))
+        _WAITING.labels(name).set(sum(replica.queued for replica in serving))
+        used = sum(replica.kv_cache_usage for replica in serving)
+        _KV_CACHE.labels(name).set(used / len(serving) if serving else 0.0)
+        _LORAS.clear()  # a set of adapters is a series of its own: those of before are no more
+        if stage.info is not None and stage.info.thinker.max_loras:
+            _LORAS.labels(stage.info.thinker.max_loras, ",".join(stage.loras), "").set(time.time())
+        _CACHE.clear()  # replicas come and go: the same
+        infos = [replica.info.thinker for replica in serving if replica.info is not None]
+        if infos and infos[0].kv_block_tokens:
+            _CACHE.labels(infos[0].kv_block_tokens, sum(info.kv_blocks for info in infos)).set(1)
+    return generate_latest(_REGISTRY)

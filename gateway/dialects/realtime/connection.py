@@ -1,0 +1,190 @@
+"""`/v1/realtime`, a WebSocket: spoken conversations in OpenAI's GA dialect, transcriptions in vLLM's, too."""
+
+import asyncio
+import re
+import time
+from typing import Any
+
+import structlog
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from starlette.status import (
+    WS_1001_GOING_AWAY,
+    WS_1008_POLICY_VIOLATION,
+    WS_1011_INTERNAL_ERROR,
+    WS_1013_TRY_AGAIN_LATER,
+)
+from starlette.websockets import WebSocketState
+
+from gateway import metrics
+from gateway.access.client_secrets import AZURE_PATH, PATH, subprotocol_of
+from gateway.answers.gateway import Gateway
+from gateway.dialects.realtime.conversing import Conversing
+from gateway.dialects.realtime.events import (
+    ClientEvent,
+    ModelUpdate,
+    RealtimeError,
+    apart,
+    error_event,
+    from_api,
+    parse,
+    to_api,
+)
+from gateway.dialects.realtime.outbox import Outbox, SlowReader
+from gateway.dialects.realtime.secrets import new_session, secret_of
+from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.vllm_dialect import VllmDialect
+from gateway.errors import ApiError, gateway_fault
+from gateway.http.connection import ClientGone, key_of
+from gateway.http.csrf import check_socket
+
+# What OpenAI calls its realtime models. Clients ask for one of them by default.
+_OPENAI_MODEL = re.compile(r"gpt-[\w.-]*(realtime|audio|transcribe)[\w.-]*")
+
+log = structlog.get_logger()
+router = APIRouter(tags=["realtime"])
+
+
+@router.websocket(PATH)
+@router.websocket(AZURE_PATH)
+async def realtime(socket: WebSocket) -> None:
+    """A session: it lasts until the client leaves, the gateway drains, or its time is over."""
+    await socket.accept(subprotocol_of(socket))
+    try:
+        code = await _serve(socket)
+        if socket.client_state is WebSocketState.CONNECTED:
+            await socket.close(code)
+    except (WebSocketDisconnect, SlowReader):
+        raise ClientGone from None
+
+
+async def _serve(socket: WebSocket) -> int:
+    """The code to close with. Raises WebSocketDisconnect: the client left; SlowReader: it reads nothing."""
+    gateway: Gateway = socket.app.state.gateway
+    try:
+        if key_of(socket) is None:  # pages of other sites have none to send
+            check_socket(socket)
+        session = _session(gateway, socket)
+        with _Place(gateway):
+            return await _Connection(gateway, socket, session).run()
+    except (ApiError, RealtimeError) as error:
+        if isinstance(error, RealtimeError):
+            error = to_api(error)
+        socket.state.log.update(error.log)
+        await socket.send_json(error_event(from_api(error)))
+        if error.status in (429, 503):
+            return WS_1013_TRY_AGAIN_LATER
+        return WS_1011_INTERNAL_ERROR if error.status == 500 else WS_1008_POLICY_VIOLATION
+
+
+def _session(gateway: Gateway, socket: WebSocket) -> Session:
+    """The session that the client asks for by its URL and its client secret.
+
+    Raises:
+        ApiError: nothing here converses, or it is not the model that was asked for.
+        RealtimeError: the session of the client secret is none any more: voices may have changed.
+    """
+    secret, asked = secret_of(socket), socket.query_params
+    model = asked.get("model") or asked.get("deployment")
+    ends = int(time.time() + gateway.settings.realtime_session_s)
+    session = new_session(gateway, expires_at=ends, lora=gateway.lora_of(model))
+    is_other = model is not None and model not in gateway.models and _OPENAI_MODEL.fullmatch(model)
+    gateway.stage_for("text", None if is_other else model, takes_loras=True)
+    patch: dict[str, Any] = {} if secret is None else secret.session
+    if asked.get("intent") == "transcription":
+        patch |= {"type": "transcription"}
+    return session.updated(patch) if patch else session
+
+
+class _Place:
+    """One of the sessions that a gateway has at a time. Raises ApiError: there are too many."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def __enter__(self) -> None:
+        most = self._gateway.settings.max_realtime_sessions
+        if self._gateway.realtime_sessions >= most:
+            reason = f"this server has {most} realtime sessions, its most; try again later"
+            raise ApiError(429, reason, None, "session_limit", "rate_limit_error")
+        self._gateway.realtime_sessions += 1
+        metrics.REALTIME_SESSIONS.inc()
+
+    def __exit__(self, *_) -> None:
+        self._gateway.realtime_sessions -= 1
+        metrics.REALTIME_SESSIONS.dec()
+
+
+class _Connection:
+    """One session's socket: who reads it, and who writes.
+
+    Args:
+        gateway: the gateway.
+        socket: accepted.
+        session: its settings at the start.
+    """
+
+    def __init__(self, gateway: Gateway, socket: WebSocket, session: Session) -> None:
+        self._socket, self._outbox = socket, Outbox()
+        self._limit_s = gateway.settings.realtime_session_s
+        self._gateway, self._key, self._is_first = gateway, key_of(socket), True
+        self._conversing = Conversing(gateway, session, self._outbox, self._key, socket.state.log)
+        self._dialect: Conversing | VllmDialect = self._conversing
+
+    async def run(self) -> int:
+        """The code to close with. Raises WebSocketDisconnect, SlowReader."""
+        writing = asyncio.create_task(self._outbox.send(self._socket))
+        reading = asyncio.create_task(self._read())
+        try:
+            await asyncio.wait((writing, reading), timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in (reading, writing):
+                if task.done():
+                    task.result()
+            reason = f"the session has lasted the {self._limit_s:g} s that one may; connect again"
+            self._outbox.put(self._dialect.told(RealtimeError("session_expired", reason)))
+            self._outbox.finish()
+            await writing
+            return WS_1001_GOING_AWAY
+        finally:
+            reading.cancel()
+            await asyncio.shield(asyncio.gather(reading, return_exceptions=True))
+            await self._dialect.close()
+            writing.cancel()
+            await asyncio.shield(asyncio.gather(writing, return_exceptions=True))
+
+    async def _read(self) -> None:
+        """Takes the client's events in. Never returns. Raises WebSocketDisconnect."""
+        self._conversing.begin()
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(message.get("code", WS_1001_GOING_AWAY))
+            await self._outbox.room()  # who does not read is not answered
+            await self._take(message.get("text"))
+
+    async def _take(self, text: str | None) -> None:
+        event = None
+        try:
+            if text is None:
+                raise RealtimeError("invalid_value", "events of a client are JSON texts", "type")
+            event = await apart(len(text), lambda: parse(text))
+            await self._choose_dialect(event)
+            await self._dialect.take(event)
+            return
+        except RealtimeError as error:
+            told = error
+        except ApiError as error:
+            told = from_api(error)
+        except Exception as error:  # a bug: the session goes on
+            log.exception("realtime event failed", kind=event and event.type, exc_info=error)
+            told = from_api(gateway_fault())
+        told.event_id = told.event_id or (event and event.event_id)
+        self._outbox.put(self._dialect.told(told))
+
+    async def _choose_dialect(self, event: ClientEvent) -> None:
+        """By the client's first event. Raises RealtimeError."""
+        if isinstance(event, ModelUpdate) and self._dialect is self._conversing:
+            if not self._is_first:
+                raise RealtimeError("missing_required_parameter", "session: is missing", "session")
+            await self._conversing.close()
+            self._dialect = VllmDialect(self._gateway, self._outbox, self._key)
+        self._is_first = False

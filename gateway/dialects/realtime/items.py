@@ -1,0 +1,226 @@
+"""Items of a realtime conversation: messages, function calls and their outputs."""
+
+import binascii
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pybase64
+
+from gateway.dialects.realtime.audio import InputAudio
+from gateway.dialects.realtime.events import RealtimeError, new_id
+
+_PARTS = {
+    "user": {"input_text": "text", "input_audio": "audio", "input_image": "image_url"},
+    "system": {"input_text": "text"},
+    "assistant": {"output_text": "text", "output_audio": "transcript"},
+}
+# What clients of the beta, and some SDKs, still call parts.
+_OLD_NAMES = {"assistant": {"text": "output_text", "audio": "output_audio"}, "system": {"text": "input_text"}}
+_FIELDS = {"function_call": ("name", "arguments"), "function_call_output": ("call_id", "output")}
+_MAX_ID_CHARACTERS = 64
+_MAX_PARTS = 256  # of a message
+_PART_BYTES = 256  # of memory, beside its text
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """An answer as the thinker sampled it.
+
+    Attributes:
+        token_ids: all of them.
+        item_ids: of the items that the answer became, in their order.
+    """
+
+    token_ids: Sequence[int]
+    item_ids: tuple[str, ...]
+
+
+@dataclass
+class Item:
+    """One item.
+
+    Attributes:
+        members: OpenAI's form of it, without sound.
+        sound: PCM16, mono, 16 kHz, by the content's index of each `input_audio`.
+        images: files by the content's index of each `input_image`; a picture that was made here is the 0th.
+        sent_ms: how much sound of an answer was sent to the client.
+        sampled: the answer that it is of, one for all of its items; None: the client wrote it, or it was cut, or its
+            ids cannot stand for it.
+        is_cut: the user did not hear all of it: what is still made of it does not count.
+        is_forgotten: the model is not told of it any more: the conversation had become too long.
+    """
+
+    members: dict[str, Any]
+    sound: dict[int, bytes] = field(default_factory=dict)
+    images: dict[int, bytes] = field(default_factory=dict)
+    sent_ms: int = 0
+    sampled: Sampled | None = None
+    is_cut: bool = False
+    is_forgotten: bool = False
+
+    @property
+    def id(self) -> str:
+        """Names it."""
+        return self.members["id"]
+
+    @property
+    def kind(self) -> str:
+        """ "message", "function_call", "function_call_output" or "image_generation_call"."""
+        return self.members["type"]
+
+    @property
+    def role(self) -> str:
+        """Who says a message; "" for what is none."""
+        return self.members.get("role", "")
+
+    @property
+    def content(self) -> list[dict[str, Any]]:
+        """The parts of a message."""
+        return self.members.get("content", [])
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes of memory."""
+        parts = [self.members, *self.content]
+        texts = _PART_BYTES * len(parts) + sum(len(text) for part in parts for text in part.values() if _is_text(text))
+        return texts + sum(map(len, self.sound.values())) + sum(map(len, self.images.values()))
+
+    def public(self) -> dict[str, Any]:
+        """OpenAI's form, as events have it: without sound."""
+        return deepcopy(self.members)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def message(role: str, content: list[dict[str, Any]], status: str = "completed", id: str | None = None) -> Item:
+    """A message of ours."""
+    head = {"id": id or new_id("item"), "object": "realtime.item", "type": "message", "status": status}
+    return Item({**head, "role": role, "content": content})
+
+
+def spoken(pcm16: bytes, id: str | None = None) -> Item:
+    """A user's message of sound: mono, 16 kHz."""
+    item = message("user", [{"type": "input_audio", "transcript": None}], id=id)
+    item.sound[0] = pcm16
+    return item
+
+
+def parse_item(members: Any, audio_format: str, param: str = "item") -> Item:
+    """The item that a client sends; its images are not loaded.
+
+    Args:
+        members: as sent.
+        audio_format: of its sound: "audio/pcm", "audio/pcmu" or "audio/pcma".
+        param: its place in the event.
+
+    Raises:
+        RealtimeError: naming the member at fault.
+    """
+    if not isinstance(members, dict):
+        raise _wrong(param, "must be an object")
+    kind = members.get("type", "message" if "role" in members else None)
+    own = {"id": _id(members, param), "object": "realtime.item", "type": kind, "status": "completed"}
+    if kind == "message":
+        return _message(members, own, audio_format, param)
+    if not _is_text(kind) or kind not in _FIELDS:
+        raise _wrong(f"{param}.type", f"{kind!r} is none of message, function_call, function_call_output")
+    for name in _FIELDS[kind]:
+        own[name] = _text(members, name, param)
+    if kind == "function_call":
+        own["call_id"] = _text(members, "call_id", param) if members.get("call_id") else new_id("call")
+    return Item(own)
+
+
+def _message(members: dict[str, Any], own: dict[str, Any], audio_format: str, param: str) -> Item:
+    role = members.get("role")
+    if not _is_text(role) or role not in _PARTS:
+        raise _wrong(f"{param}.role", f"{role!r} is none of user, assistant, system")
+    parts = members.get("content")
+    if not isinstance(parts, list) or not parts:
+        raise _wrong(f"{param}.content", "must be a list of at least one part")
+    if len(parts) > _MAX_PARTS:
+        raise _wrong(f"{param}.content", f"has {len(parts)} parts; a message has {_MAX_PARTS} at most: send several")
+    item = Item({**own, "role": role, "content": []})
+    if members.get("status") in ("incomplete", "in_progress"):
+        item.members["status"] = "incomplete"
+    for index, part in enumerate(parts):
+        place = f"{param}.content[{index}]"
+        if not isinstance(part, dict):
+            raise _wrong(place, "must be an object")
+        kind = str(part.get("type"))
+        kind = _OLD_NAMES.get(role, {}).get(kind, kind)
+        name = _PARTS[role].get(kind)
+        if name is None:
+            raise _wrong(f"{place}.type", f"{kind!r} is none of {', '.join(_PARTS[role])}, which role {role} has")
+        told: dict[str, Any] = {"type": kind}
+        if kind == "input_audio":
+            item.sound[index] = _sound(_text(part, name, place), audio_format, f"{place}.{name}")
+            told["transcript"] = part.get("transcript") if _is_text(part.get("transcript")) else None
+        else:
+            told[name] = _text(part, name, place)
+        item.content.append(told)
+    return item
+
+
+def _sound(data: str, audio_format: str, param: str) -> bytes:
+    reader = InputAudio(audio_format)
+    samples = np.concatenate([reader.add(decode_base64(data, param)), reader.flush()])
+    if not samples.size:
+        raise _wrong(param, "the sound is empty")
+    return samples.astype("<i2").tobytes()
+
+
+def decode_base64(data: Any, param: str) -> bytes:
+    """The bytes. Raises RealtimeError."""
+    try:
+        return pybase64.b64decode(data, validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        raise _wrong(param, "is not base64") from None
+
+
+def _id(members: dict[str, Any], param: str) -> str:
+    id = members.get("id")
+    if id is None:
+        return new_id("item")
+    if not isinstance(id, str) or not 0 < len(id) <= _MAX_ID_CHARACTERS:
+        raise _wrong(f"{param}.id", f"must be a text of 1 to {_MAX_ID_CHARACTERS} characters")
+    return id
+
+
+def _text(members: dict[str, Any], name: str, param: str) -> str:
+    value = members.get(name)
+    if not isinstance(value, str):
+        raise _wrong(f"{param}.{name}", "must be a text")
+    return value
+
+
+def _wrong(param: str, reason: str) -> RealtimeError:
+    return RealtimeError("invalid_value", f"{param}: {reason}", param)
+
+
+def parse_items(
+    members: Any, audio_format: str, known: Callable[[str], Item | None], param: str = "response.input"
+) -> list[Item]:
+    """Items a response is given in place of the conversation: whole ones, and references to known ones.
+
+    Raises:
+        RealtimeError: naming the member at fault.
+    """
+    if not isinstance(members, list):
+        raise _wrong(param, "must be a list of items")
+    items = []
+    for index, each in enumerate(members):
+        place = f"{param}[{index}]"
+        if isinstance(each, dict) and each.get("type") == "item_reference":
+            found = known(_text(each, "id", place))
+            if found is None:
+                raise _wrong(f"{place}.id", f"no item {each['id']!r} is in the conversation")
+            items.append(found)
+        else:
+            items.append(parse_item(each, audio_format, place))
+    return items

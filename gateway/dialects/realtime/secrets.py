@@ -1,0 +1,103 @@
+"""Who may open `/v1/realtime`: API keys as clients present them, and the short-lived keys that stand for one.
+
+A client secret lets an app's page or phone connect without the API key of the app's server. It opens realtime
+connections and nothing else, any number of them until it expires, with the session that was asked for with it. The
+gateway remembers it: behind a proxy, its connections must come to the gateway that made it.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, Field
+from starlette.requests import HTTPConnection
+
+from gateway.access.client_secrets import PATH, PREFIX, ClientSecret, key_of
+from gateway.answers.gateway import Gateway, not_reached
+from gateway.dialects.realtime.drawing import check_tool, may_draw
+from gateway.dialects.realtime.events import RealtimeError, to_api
+from gateway.dialects.realtime.session import Session
+from gateway.errors import ApiError, invalid
+from gateway.http.connection import admitted
+from gateway.http.connection import key_of as api_key_of
+from gateway.http.forms import page, read_json
+from gateway.http.json_writer import Json
+
+_MIN_S, _DEFAULT_S, _MAX_S = 10, 600, 7200
+
+router = APIRouter(tags=["realtime"])
+
+
+def secret_of(socket: HTTPConnection) -> ClientSecret | None:
+    """The client secret that the WebSocket was opened with; None: with an API key, or with none where none is needed.
+
+    Raises:
+        ApiError: 401, it is not known, or has expired.
+    """
+    presented = key_of(socket)
+    if not presented.startswith(PREFIX):
+        return None
+    found = socket.app.state.client_secrets.find(presented)
+    if found is None:
+        why = "it has expired, or is another gateway's"
+        message = f"the client secret is not known here: {why}; make one by POST {PATH}/client_secrets"
+        raise ApiError(401, message, None, "invalid_api_key")
+    return found
+
+
+def new_session(gateway: Gateway, **members: Any) -> Session:
+    """A session of the model that answers here, before its client says anything.
+
+    Args:
+        gateway: the gateway.
+        members: further arguments of Session.new.
+
+    Raises:
+        ApiError: 400, nothing here answers in text; 503, that was not reached yet.
+    """
+    stage = gateway.stage_for("text", None)
+    model = gateway.model_of(stage)
+    if model is None:
+        raise not_reached(stage)
+    speaks = gateway.pipeline.config.outputs.speech is not None
+    return Session.new(model, gateway.pipeline.voices, speaks=speaks, draws=may_draw(gateway), **members)
+
+
+class ExpiresAfter(BaseModel):
+    """How long the secret opens connections. Those that are open then go on."""
+
+    anchor: Literal["created_at"] = "created_at"
+    seconds: int = Field(default=_DEFAULT_S, ge=_MIN_S, le=_MAX_S)
+
+
+class ClientSecretRequest(BaseModel):
+    """A secret and the session that it opens."""
+
+    expires_after: ExpiresAfter | None = None
+    session: dict[str, Any] | None = Field(default=None, description="members as in session.update")
+
+
+@router.post(f"{PATH}/client_secrets", openapi_extra=page(ClientSecretRequest, "application/json", "the secret"))
+async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Json:
+    """Makes a short-lived key for one app's page or phone, which opens realtime connections only."""
+    request = await read_json(http, ClientSecretRequest, gateway.settings.request_timeout_s)
+    patch = request.session or {}
+    session = _checked(gateway, patch)
+    lifetime = request.expires_after or ExpiresAfter()
+    text, secret = http.app.state.client_secrets.make(api_key_of(http), patch, lifetime.seconds)
+    body = {"value": text, "expires_at": secret.expires_at, "session": session.public()}
+    return Json(body, headers={"cache-control": "no-store"})
+
+
+def _checked(gateway: Gateway, patch: dict[str, Any]) -> Session:
+    """The session that `patch` makes. Raises ApiError: 400, it makes none."""
+    try:
+        json.dumps(patch, allow_nan=False)
+    except ValueError:
+        raise invalid("session", "has a number that JSON does not know: NaN or Infinity") from None
+    try:
+        session = new_session(gateway).updated(patch)
+        check_tool(gateway, session)
+        return session
+    except RealtimeError as error:
+        raise to_api(error) from None

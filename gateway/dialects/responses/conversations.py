@@ -1,0 +1,137 @@
+"""`/v1/conversations`: lists of items that responses answer to, and add to."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from gateway.dialects.responses.endpoint import responses_of
+from gateway.dialects.responses.items import new_id, read_items
+from gateway.dialects.responses.listing import Page, listed, read_query
+from gateway.dialects.responses.responses import Responses, storing
+from gateway.dialects.responses.schema import Metadata
+from gateway.dialects.responses.store import Thread
+from gateway.errors import ApiError, invalid
+from gateway.http.connection import owner_of
+from gateway.http.forms import page, read_json
+from gateway.validation import Strict
+
+router = APIRouter(tags=["responses"])
+_MAX_ITEMS = 20  # of one request, as at OpenAI
+
+
+class ConversationRequest(Strict):
+    """A conversation to be made."""
+
+    items: list[Any] | None = Field(default=None, max_length=_MAX_ITEMS, description="its first items")
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(Strict):
+    """What of a conversation is to be changed."""
+
+    metadata: Metadata
+
+
+class ItemsRequest(Strict):
+    """Items for a conversation."""
+
+    items: list[Any] = Field(min_length=1, max_length=_MAX_ITEMS)
+
+
+def _opened(model: type[Strict]) -> dict[str, Any]:
+    return page(model, "application/json", "the object", answered=("application/json",))
+
+
+@router.post("/v1/conversations", openapi_extra=_opened(ConversationRequest))
+async def create_conversation(http: Request) -> dict[str, Any]:
+    """Makes a conversation."""
+    request = await read_json(http, ConversationRequest, _limit_s(http))
+    thread = Thread(new_id("conv"), int(time.time()), None, request.metadata or {})
+    with storing():
+        await responses_of(http).store.put(thread, owner_of(http), read_items(request.items or [], "items"))
+    return _public(thread)
+
+
+@router.get("/v1/conversations/{conversation_id}")
+async def get_conversation(http: Request, conversation_id: str) -> dict[str, Any]:
+    """A conversation, without its items."""
+    return _public(await _found(http, conversation_id))
+
+
+@router.post("/v1/conversations/{conversation_id}", openapi_extra=_opened(ConversationUpdate))
+async def update_conversation(http: Request, conversation_id: str) -> dict[str, Any]:
+    """Changes a conversation's metadata."""
+    thread = await _found(http, conversation_id)
+    request = await read_json(http, ConversationUpdate, _limit_s(http))
+    with storing():
+        await responses_of(http).store.rewrite(conversation_id, request.metadata)
+    return _public(Thread(thread.id, thread.created_at, None, request.metadata))
+
+
+@router.delete("/v1/conversations/{conversation_id}")
+async def delete_conversation(http: Request, conversation_id: str) -> dict[str, Any]:
+    """Removes a conversation and its items."""
+    await _found(http, conversation_id)
+    with storing():
+        await responses_of(http).store.remove(conversation_id)
+    return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
+
+
+@router.get("/v1/conversations/{conversation_id}/items")
+async def list_items(http: Request, conversation_id: str) -> dict[str, Any]:
+    """The items of a conversation."""
+    shown = read_query(http, Page)
+    await _found(http, conversation_id)
+    with storing():
+        items = await responses_of(http).store.items(conversation_id)
+    return listed(items, shown)
+
+
+@router.post("/v1/conversations/{conversation_id}/items", openapi_extra=_opened(ItemsRequest))
+async def create_items(http: Request, conversation_id: str) -> dict[str, Any]:
+    """Adds items to a conversation."""
+    await _found(http, conversation_id)
+    request = await read_json(http, ItemsRequest, _limit_s(http))
+    items = read_items(request.items, "items")
+    for i, item in enumerate(items):
+        if item["type"] == "item_reference":
+            raise invalid(f"items[{i}].type", "a conversation has items themselves")
+    with storing():
+        await responses_of(http).store.add(conversation_id, items)
+    return listed(items, Page(limit=100, order="asc"))
+
+
+@router.get("/v1/conversations/{conversation_id}/items/{item_id}")
+async def get_item(http: Request, conversation_id: str, item_id: str) -> dict[str, Any]:
+    """An item of a conversation."""
+    await _found(http, conversation_id)
+    with storing():
+        items = await responses_of(http).store.items(conversation_id)
+    for item in items:
+        if item["id"] == item_id:
+            return item
+    raise ApiError(404, f"there is no item {item_id[:80]!r} in the conversation", None, "not_found")
+
+
+@router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
+async def delete_item(http: Request, conversation_id: str, item_id: str) -> dict[str, Any]:
+    """Removes an item of a conversation, and returns that."""
+    await get_item(http, conversation_id, item_id)
+    with storing():
+        await responses_of(http).store.remove_item(conversation_id, item_id)
+    return await get_conversation(http, conversation_id)
+
+
+def _limit_s(http: Request) -> float:
+    return http.app.state.gateway.settings.request_timeout_s
+
+
+async def _found(http: Request, conversation_id: str) -> Thread:
+    responses: Responses = responses_of(http)
+    return await responses.conversation(conversation_id, owner_of(http), None)
+
+
+def _public(thread: Thread) -> dict[str, Any]:
+    return {"id": thread.id, "object": "conversation", "created_at": thread.created_at, "metadata": thread.body}

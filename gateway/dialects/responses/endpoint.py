@@ -1,0 +1,142 @@
+"""`/v1/responses`: OpenAI's Responses API."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from gateway.answers.gateway import Gateway
+from gateway.dialects.responses.exchange import Exchange
+from gateway.dialects.responses.listing import Page, listed, read_query
+from gateway.dialects.responses.output import Told
+from gateway.dialects.responses.responses import Responses, storing
+from gateway.dialects.responses.schema import InputTokensRequest, ResponseRequest
+from gateway.errors import from_error, invalid
+from gateway.http.connection import LAST_WORD_S, EventStream, admitted, key_of, named_sse, owner_of, while_connected
+from gateway.http.forms import page, read_json
+from gateway.http.json_writer import Json
+from gateway.validation import NotNegative, Strict
+from services.common.rpc.errors import QueueFull
+
+router = APIRouter(tags=["responses"])
+
+_OPENAPI = page(ResponseRequest, "application/json", "the Response object, or with stream: true its events")
+
+
+class GetQuery(Strict):
+    """How a response is wanted."""
+
+    stream: bool = False
+    starting_after: NotNegative | None = None
+    include: Any = Field(default=None, description="accepted; a response is told whole")
+    include_obfuscation: Any = Field(default=None, description="accepted; nothing is padded")
+
+
+@router.post("/v1/responses", openapi_extra=_OPENAPI, response_model=None)
+async def create_response(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Answers items with items: text, thoughts, calls of functions, pictures."""
+    limit_s = gateway.settings.request_timeout_s
+    request = await read_json(http, ResponseRequest, limit_s)
+    responses = responses_of(http)
+    exchange = await responses.ask(request, http.state.request_id, key_of(http), http.state.log)
+    if request.background:
+        return await _in_background(http, gateway, responses, exchange)
+    if request.stream:
+        return EventStream(_stream(exchange.events()), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, _whole(exchange))
+
+
+async def _in_background(http: Request, gateway: Gateway, responses: Responses, exchange: Exchange) -> Response:
+    exchange.asked.log = dict(exchange.asked.log)  # a line of its own, at its end
+    with ExitStack() as place:  # for as long as it runs: this request's own is given back before
+        try:
+            place.enter_context(gateway.admission.admit())
+        except QueueFull as error:
+            raise from_error("gateway", error) from None
+        running = await responses.begin(exchange, place.pop_all())
+        running.task.add_done_callback(lambda _, held=http.state.place.pop_all(): held.close())
+    if exchange.asked.request.stream:
+        return EventStream(_stream(running.events(-1)), gateway.settings.request_timeout_s + LAST_WORD_S)
+    return Json(exchange.public())
+
+
+async def _whole(exchange: Exchange) -> Response:
+    async with aclosing(exchange.events()) as events:
+        async for event in events:
+            last = event
+    if last["type"] == "response.failed" and (error := exchange.error) is not None:
+        raise error
+    return await asyncio.to_thread(Json, last["response"])  # it may have megabytes of pictures
+
+
+async def _stream(events: AsyncGenerator[Told, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events) as told:
+        async for event in told:
+            yield named_sse(event)
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    openapi_extra=page(InputTokensRequest, "application/json", "the number of tokens", answered=("application/json",)),
+    response_model=None,
+)
+async def count_input_tokens(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Tokens of the prompt that a response would have, its media included, as the thinker reads them."""
+    request = await read_json(http, InputTokensRequest, gateway.settings.request_timeout_s)
+    request.background = request.stream = request.stream_options = None
+    stage = gateway.pipeline.output("text")
+    request.model = request.model or (stage and gateway.model_of(stage)) or ""
+    return await while_connected(http.receive, _count(http, request))
+
+
+async def _count(http: Request, request: ResponseRequest) -> Response:
+    exchange = await responses_of(http).ask(request, http.state.request_id, key_of(http), http.state.log)
+    return Json({"object": "response.input_tokens", "input_tokens": await exchange.count()})
+
+
+@router.get("/v1/responses/{response_id}", response_model=None)
+async def get_response(http: Request, response_id: str) -> Response:
+    """A response that is kept; of one of the background the events, too, from the one after `starting_after`."""
+    responses, owner = responses_of(http), owner_of(http)
+    query = read_query(http, GetQuery)
+    if not query.stream:
+        if query.starting_after is not None:
+            raise invalid("starting_after", "only with stream=true")
+        return Json(await responses.get(response_id, owner))
+    running = await responses.background(response_id, owner, "its events are kept")
+    limit_s = responses.gateway.settings.request_timeout_s
+    return EventStream(
+        _stream(running.events(-1 if query.starting_after is None else query.starting_after)), limit_s + LAST_WORD_S
+    )
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(http: Request, response_id: str) -> dict[str, Any]:
+    """Removes a response. Those that answered to it cannot be answered to any more."""
+    await responses_of(http).delete(response_id, owner_of(http))
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(http: Request, response_id: str) -> dict[str, Any]:
+    """Ends a response of the background."""
+    return await responses_of(http).cancel(response_id, owner_of(http))
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(http: Request, response_id: str) -> dict[str, Any]:
+    """The items of a response's own input."""
+    responses, shown = responses_of(http), read_query(http, Page)
+    await responses.get(response_id, owner_of(http))
+    with storing():
+        items = await responses.store.items(response_id)
+    return listed(items, shown)
+
+
+def responses_of(http: Request) -> Responses:
+    """The gateway's responses."""
+    return http.app.state.responses

@@ -1,0 +1,136 @@
+"""Items of a response's input: what clients send is read, and becomes what is stored, listed and answered."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gateway.dialects.responses.parts import Item, Part, read_parts, within
+from gateway.errors import invalid
+
+# Calls of OpenAI's own tools, their results, and what its models keep for themselves. Clients send back what another
+# server gave them: these say nothing to a model here, and are left out.
+_OTHERS = (
+    "additional_tools, apply_patch_call, apply_patch_call_output, code_interpreter_call, compaction, computer_call, "
+    "computer_call_output, configuration_update, context_compaction, custom_tool_call, custom_tool_call_output, "
+    "file_search_call, local_shell_call, local_shell_call_output, mcp_approval_request, mcp_approval_response, "
+    "mcp_call, mcp_list_tools, program, program_output, shell_call, shell_call_output, tool_search_call, "
+    "tool_search_output, web_search_call"
+)
+OTHER_ITEMS = frozenset(_OTHERS.split(", "))
+MAX_ITEMS = 10_000
+
+
+def new_id(prefix: str) -> str:
+    """A new id, e.g. "msg_...": 48 hexadecimal digits, which nobody can guess."""
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+class Message(Part):
+    """What somebody says."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Any]
+
+
+class FunctionCall(Part):
+    """A call that the model made."""
+
+    call_id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    arguments: str
+
+
+class FunctionCallOutput(Part):
+    """What a call came to."""
+
+    call_id: str = Field(min_length=1)
+    output: str | list[Any]
+
+
+class Reasoning(Part):
+    """What the model thought."""
+
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
+
+
+class ImageCall(Part):
+    """A picture that was made here."""
+
+    result: str | None = Field(default=None, description="the file in base64; none if it failed")
+    output_format: str | None = None
+    revised_prompt: str | None = None
+    status: str | None = None
+
+
+class MadeCall(Part):
+    """A video or a sound that was made here."""
+
+    prompt: str | None = None
+    video: dict[str, Any] | None = Field(default=None, description="as in /v1/videos; none if it failed")
+    result: str | None = Field(default=None, description="a sound's file in base64; none if it failed")
+    status: str | None = None
+
+
+class Reference(Part):
+    """Names an item of an earlier response or conversation."""
+
+    id: str
+
+
+_ITEMS: dict[str, tuple[type[Part], str]] = {
+    "message": (Message, "msg"),
+    "function_call": (FunctionCall, "fc"),
+    "function_call_output": (FunctionCallOutput, "fco"),
+    "reasoning": (Reasoning, "rs"),
+    "image_generation_call": (ImageCall, "ig"),
+    "video_generation_call": (MadeCall, "mk"),
+    "sound_generation_call": (MadeCall, "mk"),
+    "item_reference": (Reference, ""),
+}
+
+
+def read_items(given: str | Sequence[Any], field: str = "input") -> list[Item]:
+    """The items of `given`, each with a type, an id, and content in parts. Those of other servers' tools are left out.
+
+    Raises:
+        ApiError: 400 naming the item or part at fault.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if len(given) > MAX_ITEMS:
+        raise invalid(field, f"has {len(given)} items; at most {MAX_ITEMS} are taken")
+    items = [_item(each, f"{field}[{i}]") for i, each in enumerate(given)]
+    return [item for item in items if item["type"] not in OTHER_ITEMS]
+
+
+def _item(given: Any, field: str) -> Item:
+    if not isinstance(given, dict):
+        raise invalid(field, "must be an item, an object with a type", "invalid_type")
+    kind = given.get("type", "message" if "role" in given else None)
+    if not isinstance(kind, str):
+        raise invalid(f"{field}.type", f"required: one of {', '.join(_ITEMS)}")
+    if kind in OTHER_ITEMS:
+        return {"type": kind}
+    if kind not in _ITEMS:
+        raise invalid(f"{field}.type", f"{kind[:40]!r} is no item that is read here; use {', '.join(_ITEMS)}")
+    model, prefix = _ITEMS[kind]
+    within(model, given, field)
+    item: Item = {name: value for name, value in given.items() if value is not None} | {"type": kind}
+    if kind == "item_reference":
+        return item
+    if not isinstance(item.get("id"), str):
+        item["id"] = new_id(prefix)
+    item.setdefault("status", "completed")
+    if kind == "message":
+        item["content"] = read_parts(item["content"], f"{field}.content", item["role"])
+    if kind == "reasoning":
+        item["summary"] = read_parts(item.get("summary", []), f"{field}.summary", "reasoning")
+        if "content" in item:
+            item["content"] = read_parts(item["content"], f"{field}.content", "reasoning")
+    if kind == "function_call_output" and not isinstance(item["output"], str):
+        item["output"] = read_parts(item["output"], f"{field}.output", "user")
+    return item

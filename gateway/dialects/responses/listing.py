@@ -1,0 +1,44 @@
+"""Lists of items as OpenAI pages them."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import Request
+from pydantic import Field
+
+from gateway.dialects.responses.parts import Item
+from gateway.errors import invalid
+from gateway.validation import Model, Strict, validated
+
+
+class Page(Strict):
+    """Which items of a list are wanted, as a query says it."""
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+    include: Any = Field(default=None, description="accepted; items are told whole")
+
+
+def read_query(http: Request, model: type[Model]) -> Model:
+    """The request's query as a `model`. Raises ApiError: 400 naming the parameter at fault."""
+    members = {name.removesuffix("[]"): value for name, value in http.query_params.items()}
+    return validated(model, members, strict=False)
+
+
+def listed(items: Sequence[Item], page: Page) -> dict[str, Any]:
+    """A page of `items`, which are in their order. Raises ApiError: 400, `after` is none of them."""
+    ordered = items if page.order == "asc" else items[::-1]
+    if page.after is not None:
+        ids = [item["id"] for item in ordered]
+        if page.after not in ids:
+            raise invalid("after", f"there is no item {page.after[:80]!r} here")
+        ordered = ordered[ids.index(page.after) + 1 :]
+    shown = list(ordered[: page.limit])
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(ordered) > len(shown),
+    }

@@ -1,0 +1,226 @@
+"""What a response answers, as a chat request: items become messages, and refusals name the items again."""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.answers import conversation
+from gateway.answers.request import (
+    ChatCompletionRequest,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    Tool,
+    ToolChoice,
+)
+from gateway.answers.tools import makers
+from gateway.answers.tools.calls import arguments_of
+from gateway.answers.tools.events import picture_url
+from gateway.answers.tools.image import MADE, NOT_MADE
+from gateway.answers.tools.schema import IMAGE_TOOL, MAKERS
+from gateway.dialects.responses.parts import Item, chat_parts, image_part
+from gateway.dialects.responses.schema import ResponseRequest, TextFormat
+from gateway.errors import ApiError, invalid
+from gateway.pipeline.config import ThinkerSampling
+
+# What the model hears of what a tool made, or could not.
+_CAME = {IMAGE_TOOL: MADE, **makers.MADE}
+_FAILED = {IMAGE_TOOL: NOT_MADE, **dict.fromkeys(MAKERS, makers.NOT_MADE)}
+
+
+@dataclass
+class Messages:
+    """A conversation as chat has it.
+
+    Attributes:
+        messages: the messages.
+        places: where in the request each of them is; one of an earlier turn has the member that named that.
+        sees_images: whether the model is shown the pictures that were made.
+    """
+
+    sees_images: bool
+    messages: list[Any] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+
+    def add(self, place: str, item: Item) -> None:
+        """Adds an item. Raises ApiError: 400 naming what of it cannot be read."""
+        match item["type"]:
+            case "message":
+                self._message(place, item)
+            case "function_call":
+                self._call(place, item["call_id"], item["name"], item["arguments"])
+            case "function_call_output":
+                self._output(place, item["call_id"], chat_parts(item["output"], f"{place}.output"))
+            case "reasoning":
+                self._assistant(place, self._thinks).reasoning_content = thought(item)
+            case "image_generation_call" | "video_generation_call" | "sound_generation_call":
+                self._hosted(place, item)
+
+    def _add(self, place: str, message: Any) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+
+    def _message(self, place: str, item: Item) -> None:
+        parts = chat_parts(item["content"], f"{place}.content")
+        match item["role"]:
+            case "assistant":
+                self._assistant(place, self._speaks).content = parts
+            case "user":
+                self._add(place, conversation.UserMessage(role="user", content=parts))
+            case role:
+                self._add(place, conversation.SystemMessage(role=role, content=parts))
+
+    def _assistant(self, place: str, takes: Any) -> conversation.AssistantMessage:
+        """The assistant's message that what comes next belongs to: the last, if it `takes` it, or a new one."""
+        last = self.messages[-1] if self.messages else None
+        if isinstance(last, conversation.AssistantMessage) and takes(last):
+            return last
+        self._add(place, message := conversation.AssistantMessage(role="assistant"))
+        return message
+
+    @staticmethod
+    def _thinks(last: conversation.AssistantMessage) -> bool:
+        return not (last.content or last.tool_calls or last.reasoning_content)
+
+    @staticmethod
+    def _speaks(last: conversation.AssistantMessage) -> bool:
+        return not (last.content or last.tool_calls)
+
+    def _call(self, place: str, call_id: str, name: str, arguments: str) -> None:
+        function = conversation.FunctionCall(name=name, arguments=arguments)
+        call = conversation.ToolCall(id=call_id, type="function", function=function)
+        message = self._assistant(place, lambda _: True)
+        message.tool_calls = [*(message.tool_calls or ()), call]
+
+    def _output(self, place: str, call_id: str, parts: list[Any]) -> None:
+        called = any(
+            call.id == call_id
+            for message in self.messages
+            if isinstance(message, conversation.AssistantMessage)
+            for call in message.tool_calls or ()
+        )
+        if not called:
+            raise invalid(f"{place}.call_id", f"no call {call_id[:64]!r} comes before it; send the function_call too")
+        self._add(place, conversation.ToolMessage(role="tool", content=parts, tool_call_id=call_id))
+
+    def _hosted(self, place: str, item: Item) -> None:
+        """What a tool that runs here made: the call that asked for it, and what the model heard, or saw, of it."""
+        name = item["type"].removesuffix("_call")
+        prompt = (item.get("revised_prompt") if name == IMAGE_TOOL else item.get("prompt")) or ""
+        self._call(place, item["id"], name, arguments_of(prompt))
+        fault = item.get("error")
+        why_not = fault.get("message") if isinstance(fault, dict) else "the reason is not known"
+        is_made = item.get("result") or (name != IMAGE_TOOL and item.get("video"))
+        parts: list[Any] = [
+            conversation.TextPart(type="text", text=_CAME[name] if is_made else f"{_FAILED[name]}{why_not}")
+        ]
+        if is_made and name == IMAGE_TOOL and self.sees_images:
+            parts.append(image_part(made_url(item)))
+        self._output(place, item["id"], parts)
+
+
+def made_url(item: Item) -> str:
+    """The picture of an image_generation_call as a data URL."""
+    return picture_url(item["result"], item.get("output_format") or "png")
+
+
+def last_picture(items: Sequence[Item]) -> str | None:
+    """URL of the last picture of a conversation, made here or sent by the user; None if there is none."""
+    for item in reversed(items):
+        if item["type"] == "image_generation_call" and item.get("result"):
+            return made_url(item)
+        if item["type"] == "message" and item["role"] == "user":
+            urls = [part.get("image_url") for part in item["content"] if part["type"] == "input_image"]
+            if urls and urls[-1]:
+                return urls[-1]
+    return None
+
+
+def thought(item: Item) -> str:
+    """What a reasoning item says: itself, or what it holds for the next turn, or else its summary."""
+    parts = item.get("content")
+    if not parts and item.get("encrypted_content"):
+        try:
+            return base64.b64decode(item["encrypted_content"], validate=True).decode()
+        except (binascii.Error, ValueError):  # another server's: nobody here can read it
+            parts = None
+    return "".join(part.get("text", "") for part in parts or item.get("summary") or ())
+
+
+def sealed(text: str) -> str:
+    """A thought in the form that a client keeps and sends back without reading it."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def chat_request(
+    request: ResponseRequest, messages: Sequence[Any], tools: Sequence[Tool], choice: ToolChoice | None
+) -> ChatCompletionRequest:
+    """The chat request that has the model answer `messages`, offering it `tools`."""
+    sampling = {name: getattr(request, name) for name in ThinkerSampling.model_fields}
+    return ChatCompletionRequest.model_construct(
+        **sampling,
+        model=request.model,
+        messages=list(messages),
+        max_completion_tokens=request.max_output_tokens,
+        tools=list(tools) or None,
+        tool_choice=choice,
+        response_format=_format(request.text.format if request.text else None),
+        logprobs=request.wants_logprobs or None,
+        top_logprobs=request.top_logprobs if request.wants_logprobs else None,
+        modalities=request.modalities,
+        audio=request.audio,
+        stream=request.stream,
+        stop=request.stop,
+        priority=request.priority,
+        lora=request.lora,
+        quartet=request.quartet,
+    )
+
+
+def _format(asked: TextFormat | None) -> JsonObjectFormat | JsonSchemaFormat | None:
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return JsonObjectFormat(type="json_object")
+    if asked.json_schema is None:
+        raise invalid("text.format.schema", "required, but missing", "missing_required_parameter")
+    schema = JsonSchema.model_validate({"name": asked.name or "schema", "schema": asked.json_schema})
+    return JsonSchemaFormat(type="json_schema", json_schema=schema)
+
+
+_MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
+_TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?(.*)")
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+    "tool_choice.function.name": "tool_choice.name",
+    "messages": "input",
+}
+
+
+@contextmanager
+def in_items_terms(messages: Messages, tool_places: Sequence[str]) -> Iterator[None]:
+    """Gives refusals of the chat request the names of the response's members. Raises ApiError."""
+    try:
+        yield
+    except ApiError as error:
+        own = _own_name(error.param or "", messages.places, tool_places)
+        if own != (error.param or ""):
+            error.message = own + error.message.removeprefix(error.param or "")
+            error.param = own
+        raise
+
+
+def _own_name(param: str, places: Sequence[str], tool_places: Sequence[str]) -> str:
+    if match := _MESSAGE.match(param):
+        place = places[int(match[1])] if int(match[1]) < len(places) else "input"
+        return place + match[2] if place.startswith("input[") and "tool_calls" not in match[2] else place
+    if match := _TOOL.match(param):
+        return (tool_places[int(match[1])] if int(match[1]) < len(tool_places) else "tools") + match[2]
+    return _NAMES.get(param, param)

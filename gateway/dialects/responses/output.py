@@ -1,0 +1,169 @@
+"""Items of a response's output while they grow: each yields its events in OpenAI's order."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.answers.tools.events import Failed, Generating, Made, MakeEvent, Painted, PaintEvent
+from gateway.answers.tools.schema import IMAGE_TOOL
+from gateway.dialects.responses.items import new_id
+from gateway.dialects.responses.messages import sealed
+from gateway.dialects.responses.parts import Item
+
+Told = dict[str, Any]
+"""An event of a stream, in OpenAI's form, without its sequence number."""
+
+
+class OutputItem:
+    """One item.
+
+    Args:
+        index: of the item in the output.
+        item: what it is at first, in OpenAI's form; it grows.
+    """
+
+    def __init__(self, index: int, item: Item) -> None:
+        self.index, self.item = index, item
+        self.is_open = True
+
+    def event(self, kind: str, **members: Any) -> Told:
+        """An event about the item."""
+        return {"type": f"response.{kind}", "item_id": self.item["id"], "output_index": self.index, **members}
+
+    def open(self) -> Iterator[Told]:
+        """The item begins."""
+        yield {"type": "response.output_item.added", "output_index": self.index, "item": dict(self.item)}
+
+    def close(self, status: str) -> Iterator[Told]:
+        """The item ends, "completed", "incomplete" or "failed"; nothing if it has."""
+        if self.is_open:
+            self.is_open = False
+            yield from self._last_words()
+            self.item["status"] = status
+            yield {"type": "response.output_item.done", "output_index": self.index, "item": dict(self.item)}
+
+    def _last_words(self) -> Iterator[Told]:
+        yield from ()
+
+
+class MessageOutput(OutputItem):
+    """What the assistant says: text, and, beside it, sound, which OpenAI has events for but no item."""
+
+    def __init__(self, index: int) -> None:
+        head = {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        super().__init__(index, head)
+        self._part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._transcribed = 0
+
+    def open(self) -> Iterator[Told]:
+        """The message and its text begin."""
+        yield from super().open()
+        part = dict(self._part, logprobs=[])
+        yield self.event("content_part.added", content_index=0, part=part)
+
+    def text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Told]:
+        """More text."""
+        self._part["text"] += text
+        self._part["logprobs"] += logprobs
+        yield self.event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
+    def sound(self, audio_base64: str) -> Iterator[Told]:
+        """More sound, if there is any, and the text since the piece before it."""
+        if audio_base64:
+            yield {"type": "response.audio.delta", "delta": audio_base64}
+        text = self._part["text"]
+        if self._transcribed < len(text):
+            yield {"type": "response.audio.transcript.delta", "delta": text[self._transcribed :]}
+            self._transcribed = len(text)
+
+    def sounded(self, audio: dict[str, Any]) -> Iterator[Told]:
+        """The sound is complete: `audio` says what it is, and has its file, if it is told in one piece."""
+        yield from self.sound("")
+        yield {"type": "response.audio.done"}
+        yield {"type": "response.audio.transcript.done"}
+        self.item["content"] = [self._part, {"type": "output_audio", "transcript": self._part["text"], **audio}]
+
+    def _last_words(self) -> Iterator[Told]:
+        text, logprobs = self._part["text"], self._part["logprobs"]
+        yield self.event("output_text.done", content_index=0, text=text, logprobs=logprobs)
+        yield self.event("content_part.done", content_index=0, part=self._part)
+        self.item["content"] = self.item["content"] or [self._part]
+
+
+class ReasoningOutput(OutputItem):
+    """What the model thinks before it answers. `seals`: clients get it in the form that they send back, too."""
+
+    def __init__(self, index: int, seals: bool) -> None:
+        super().__init__(index, {"id": new_id("rs"), "type": "reasoning", "summary": [], "status": "in_progress"})
+        self._text, self._seals = "", seals
+
+    def open(self) -> Iterator[Told]:
+        """The thought begins."""
+        yield from super().open()
+        part = {"type": "reasoning_text", "text": ""}
+        yield self.event("content_part.added", content_index=0, part=part)
+
+    def text(self, text: str) -> Iterator[Told]:
+        """More of it."""
+        self._text += text
+        yield self.event("reasoning_text.delta", content_index=0, delta=text)
+
+    def _last_words(self) -> Iterator[Told]:
+        part = {"type": "reasoning_text", "text": self._text}
+        yield self.event("reasoning_text.done", content_index=0, text=self._text)
+        yield self.event("content_part.done", content_index=0, part=part)
+        self.item["content"] = [part]
+        if self._seals:
+            self.item["encrypted_content"] = sealed(self._text)
+
+
+class CallOutput(OutputItem):
+    """A call of one of the client's functions."""
+
+    def __init__(self, index: int, name: str, call_id: str) -> None:
+        head = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
+        super().__init__(index, head | {"arguments": "", "call_id": call_id, "name": name})
+
+    def arguments(self, delta: str) -> Iterator[Told]:
+        """More of its arguments' JSON."""
+        self.item["arguments"] += delta
+        yield self.event("function_call_arguments.delta", delta=delta)
+
+    def _last_words(self) -> Iterator[Told]:
+        arguments, name = self.item["arguments"], self.item["name"]
+        yield self.event("function_call_arguments.done", arguments=arguments, name=name)
+
+
+class HostedOutput(OutputItem):
+    """What a tool that runs here makes. `tool`: its name."""
+
+    def __init__(self, index: int, tool: str) -> None:
+        self._type = f"{tool}_call"
+        prefix = "ig" if tool == IMAGE_TOOL else "mk"
+        super().__init__(index, {"id": new_id(prefix), "type": self._type, "status": "in_progress"})
+
+    def open(self) -> Iterator[Told]:
+        """It is asked for."""
+        yield from super().open()
+        yield self.event(f"{self._type}.in_progress")
+
+    def take(self, event: PaintEvent | MakeEvent) -> Iterator[Told]:
+        """What is to be told of how far it is."""
+        match event:
+            case Generating():
+                self.item["status"] = "generating"
+                yield self.event(f"{self._type}.generating")
+            case Painted(image_base64, facts, None):
+                yield from self._made({"result": image_base64, **facts})
+            case Made(members):
+                yield from self._made(members)
+            case Painted(image_base64, facts, preview):
+                members = {"partial_image_index": preview, "partial_image_b64": image_base64, **facts}
+                yield self.event(f"{self._type}.partial_image", **members)
+            case Failed(error):
+                self.item["error"] = {"type": error.kind, "code": error.code, "message": error.message}
+                yield from self.close("failed")
+
+    def _made(self, members: dict[str, Any]) -> Iterator[Told]:
+        self.item |= members
+        yield self.event(f"{self._type}.completed")
+        yield from self.close("completed")

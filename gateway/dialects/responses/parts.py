@@ -1,0 +1,214 @@
+"""Parts of items: text, images, sounds, videos and files, read from what clients send, and as chat has them."""
+
+import base64
+import binascii
+import mimetypes
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.answers import conversation
+from gateway.errors import ApiError, invalid
+from gateway.validation import validated
+
+Item = dict[str, Any]
+"""An item, or a part of one, as it is stored: in OpenAI's form."""
+
+_TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml", "application/toml")
+_MAX_TEXT_FILE_CHARACTERS = 4 * 1024 * 1024
+
+
+class Part(BaseModel):
+    """Part of an item. Clients send parts back with members of theirs: those that mean nothing here are not read."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class InputText(Part):
+    """Text, of whoever says it."""
+
+    text: str
+
+
+class Refusal(Part):
+    """A refusal the assistant gave earlier; read as text."""
+
+    refusal: str
+
+
+class InputImage(Part):
+    """An image."""
+
+    image_url: str | None = Field(default=None, description="https, http or data URL")
+    file_id: str | None = None
+    detail: str | None = Field(default=None, description="accepted; the model scales by itself")
+
+
+class InputAudio(Part):
+    """A sound, in the shape of chat's."""
+
+    input_audio: conversation.InputAudio
+
+
+class InputVideo(Part):
+    """A video; OpenAI has none."""
+
+    video_url: str = Field(min_length=1, description="https, http or data URL")
+
+
+class InputFile(Part):
+    """A file of a kind that models here read: text, an image, a sound or a video."""
+
+    file_data: str | None = Field(default=None, description="base64, or a data URL, which says what it is")
+    file_url: str | None = Field(default=None, description="https or http URL; not of a text")
+    file_id: str | None = None
+    filename: str | None = Field(default=None, description="its ending says what it is, where nothing else does")
+
+
+class OutputAudio(Part):
+    """How an answer sounded; it is not read, its text stands beside it."""
+
+
+_PARTS: dict[str, type[Part]] = {
+    "input_text": InputText,
+    "output_text": InputText,
+    "text": InputText,
+    "summary_text": InputText,
+    "reasoning_text": InputText,
+    "refusal": Refusal,
+    "output_audio": OutputAudio,
+    "input_image": InputImage,
+    "input_audio": InputAudio,
+    "input_video": InputVideo,
+    "input_file": InputFile,
+}
+_SAID = ("input_text", "output_text", "text", "refusal", "output_audio")
+
+
+def read_parts(given: str | list[Any], field: str, role: str) -> list[Item]:
+    """The parts of what `role` says. Raises ApiError: 400 naming the part at fault."""
+    if isinstance(given, str):
+        written = "output_text" if role == "assistant" else "input_text"
+        return [{"type": written, "text": given} | ({"annotations": []} if role == "assistant" else {})]
+    if not given and role not in ("assistant", "reasoning"):
+        raise invalid(field, "must not be empty")
+    parts = []
+    for i, part in enumerate(given):
+        where = f"{field}[{i}]"
+        if not isinstance(part, dict):
+            raise invalid(where, "must be a part, an object with a type", "invalid_type")
+        kind = part.get("type")
+        if not isinstance(kind, str) or kind not in _PARTS:
+            raise invalid(f"{where}.type", f"{str(kind)[:40]!r} is no part that is read here; use {', '.join(_PARTS)}")
+        if role in ("system", "developer", "assistant") and kind not in _SAID:
+            raise invalid(f"{where}.type", f"a message of role {role!r} has text only")
+        within(_PARTS[kind], part, where)
+        parts.append({name: value for name, value in part.items() if value is not None})
+    return parts
+
+
+def within(model: type[BaseModel], members: dict[str, Any], field: str) -> Any:
+    """The members as a `model`. Raises ApiError: 400 naming the one at fault, in `field`."""
+    try:
+        return validated(model, members)
+    except ApiError as error:
+        inner = error.param or ""
+        error.message = f"{field}.{error.message}" if inner else f"{field}: {error.message}"
+        error.param = f"{field}.{inner}" if inner else field
+        raise
+
+
+def chat_parts(parts: str | Sequence[Item], field: str) -> list[Any]:
+    """Parts as chat has them: one for each. Raises ApiError: 400 naming the part that cannot be read."""
+    if isinstance(parts, str):
+        return [conversation.TextPart(type="text", text=parts)]
+    return [_CHAT_PARTS[part["type"]](part, f"{field}[{i}]") for i, part in enumerate(parts)]
+
+
+def _text(part: Item, _: str) -> conversation.TextPart:
+    return conversation.TextPart(type="text", text=part["text"])
+
+
+def _refusal(part: Item, _: str) -> conversation.TextPart:
+    return conversation.TextPart(type="text", text=part["refusal"])
+
+
+def _image(part: Item, field: str) -> conversation.ImagePart:
+    return image_part(_url(part, "image_url", field))
+
+
+def image_part(url: str) -> conversation.ImagePart:
+    """The image at `url` as chat has it."""
+    return conversation.ImagePart(type="image_url", image_url=conversation.ImageUrl(url=url))
+
+
+def _url(part: Item, member: str, field: str) -> str:
+    if part.get(member):
+        return part[member]
+    if part.get("file_id"):
+        raise invalid(f"{field}.file_id", f"there are no uploaded files here; send {member}")
+    raise invalid(f"{field}.{member}", "required, but missing", "missing_required_parameter")
+
+
+def _audio(part: Item, _: str) -> conversation.InputAudioPart:
+    return conversation.InputAudioPart(type="input_audio", input_audio=conversation.InputAudio(**part["input_audio"]))
+
+
+def _video(part: Item, _: str) -> conversation.VideoUrlPart:
+    return conversation.VideoUrlPart(type="video_url", video_url=conversation.MediaUrl(url=part["video_url"]))
+
+
+def _file(part: Item, field: str) -> Any:
+    """A file as the part that its type makes it: the data URL says what it is, else the name."""
+    name = part.get("filename") or ""
+    given = "file_data" if part.get("file_data") else "file_url"
+    url = part.get("file_data") or _url(part, "file_url", field)
+    is_data = url.startswith("data:")
+    if given == "file_data" and not is_data:
+        url, is_data = f"data:;base64,{url}", True
+    media_type = url[5:].partition(",")[0].partition(";")[0] if is_data else ""
+    if media_type in ("", "application/octet-stream"):
+        media_type = mimetypes.guess_type(name or ("" if is_data else url.partition("?")[0]))[0] or ""
+    kind = media_type.partition("/")[0]
+    if kind == "image":
+        return image_part(url)
+    if kind == "audio":
+        return conversation.AudioUrlPart(type="audio_url", audio_url=conversation.MediaUrl(url=url))
+    if kind == "video":
+        return conversation.VideoUrlPart(type="video_url", video_url=conversation.MediaUrl(url=url))
+    if not media_type.startswith(_TEXT_TYPES):
+        what = (
+            f"a file of {media_type[:40]!r}" if media_type else "a file that neither its data URL nor its name tell of"
+        )
+        raise invalid(f"{field}.{given}", f"{what} is not read here; send text, an image, a sound or a video")
+    if not is_data:
+        raise invalid(f"{field}.file_url", "a text is not fetched; send it as file_data")
+    return conversation.TextPart(type="text", text=f"{name}:\n{_decoded(url, field)}" if name else _decoded(url, field))
+
+
+def _decoded(url: str, field: str) -> str:
+    head, _, data = url.partition(",")
+    if len(data) > _MAX_TEXT_FILE_CHARACTERS:
+        raise invalid(f"{field}.file_data", "more text than a request can have", "context_length_exceeded")
+    try:
+        is_base64 = head.endswith(";base64")
+        return (base64.b64decode(data, validate=True) if is_base64 else unquote_to_bytes(data)).decode()
+    except (binascii.Error, ValueError):
+        raise invalid(f"{field}.file_data", "is no UTF-8 text in base64", "invalid_media") from None
+
+
+_CHAT_PARTS: dict[str, Callable[[Item, str], Any]] = {
+    "input_text": _text,
+    "output_text": _text,
+    "text": _text,
+    "summary_text": _text,
+    "reasoning_text": _text,
+    "refusal": _refusal,
+    "output_audio": lambda _part, _field: conversation.TextPart(type="text", text=""),
+    "input_image": _image,
+    "input_audio": _audio,
+    "input_video": _video,
+    "input_file": _file,
+}

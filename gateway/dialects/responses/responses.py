@@ -1,0 +1,313 @@
+"""The responses of a gateway: what each answers to, those that are kept, and those that go on in the background."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import ExitStack, aclosing, contextmanager
+from typing import Any
+
+import structlog
+
+from gateway.access.api_keys import ApiKey
+from gateway.answers.gateway import Gateway
+from gateway.answers.tools import image as image_tool
+from gateway.answers.tools import makers
+from gateway.answers.tools.schema import IMAGE_TOOL
+from gateway.dialects.responses.asked import Asked
+from gateway.dialects.responses.exchange import Exchange
+from gateway.dialects.responses.items import new_id, read_items
+from gateway.dialects.responses.output import Told
+from gateway.dialects.responses.parts import Item
+from gateway.dialects.responses.schema import ResponseRequest
+from gateway.dialects.responses.store import ResponseStore, Thread
+from gateway.dialects.responses.tools import read_tools
+from gateway.errors import ApiError, invalid
+from gateway.store import StoreError
+
+_ALIVE_S = 20.0  # a gateway says so often of a response in the background that it works on it
+_LOST_S = 4 * _ALIVE_S
+_MAX_REPLAYS = 16  # responses that have ended whose events are still told
+_UNFINISHED = ("queued", "in_progress")
+
+log = structlog.get_logger()
+
+
+class Background:
+    """A response that goes on whether or not somebody listens.
+
+    Args:
+        exchange: makes it.
+        place: what it takes of the gateway's and the key's limits; given back at its end.
+    """
+
+    def __init__(self, exchange: Exchange, place: ExitStack) -> None:
+        self.exchange = exchange
+        self._events: list[Told] = []
+        self._changed = asyncio.Event()
+        self.task = asyncio.create_task(self._run(place))
+
+    async def _run(self, place: ExitStack) -> None:
+        asked = self.exchange.asked
+        try:
+            with place:
+                async with aclosing(self.exchange.events()) as events:
+                    async for event in events:
+                        self._tell(event)
+        except asyncio.CancelledError:
+            await self.exchange.cancelled()
+            raise
+        finally:
+            self._changed.set()
+            duration_ms = round((time.monotonic() - asked.arrived) * 1000, 1)
+            log.info("response", status=self.exchange.status, duration_ms=duration_ms, **asked.log)
+
+    def _tell(self, event: Told) -> None:
+        self._events.append(event)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def events(self, after: int) -> AsyncGenerator[Told, None]:
+        """Its events from the one that follows the `after`th, those that are still to come as they do."""
+        at = after + 1
+        while True:
+            changed = self._changed
+            while at < len(self._events):
+                yield self._events[at]
+                at += 1
+            if self.task.done():
+                return
+            if at == len(self._events):
+                await asyncio.wait([asyncio.ensure_future(changed.wait()), self.task], return_when="FIRST_COMPLETED")
+
+
+class Responses:
+    """Use as `async with Responses(gateway)`: leaving it ends what goes on in the background."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway, settings = gateway, gateway.settings
+        self.store = ResponseStore(settings.responses_dir, settings.response_ttl_s, settings.max_response_bytes)
+        self._background: dict[str, Background] = {}
+
+    async def __aenter__(self) -> "Responses":
+        self._telling_alive = asyncio.create_task(self._tell_alive())
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        """Waits for those that run, as long as others wait for theirs; what is left is kept as cancelled."""
+        tasks = [running.task for running in self._background.values() if not running.task.done()]
+        if tasks:
+            log.info("draining responses", running=len(tasks))
+            await asyncio.wait(tasks, timeout=self.gateway.settings.drain_timeout_s)
+        for task in (*tasks, self._telling_alive):
+            task.cancel()
+        await asyncio.gather(*tasks, self._telling_alive, return_exceptions=True)
+        await self.store.close()
+
+    async def ask(
+        self, request: ResponseRequest, request_id: str, key: ApiKey | None, log_fields: dict[str, Any]
+    ) -> Exchange:
+        """The response that `request` asks for, not begun; `key` is what it came with.
+
+        Raises:
+            ApiError: 400 naming what is at fault; 404, there is no such earlier response or conversation.
+        """
+        self._check(request)
+        owner = key and key.name
+        runs = makers.available(self.gateway)
+        if self.gateway.pipeline.output("image") is not None:
+            runs.add(IMAGE_TOOL)
+        tools = read_tools(request.tools, request.tool_choice, runs)
+        if tools.image is not None:
+            image_tool.check(self.gateway, tools.image, tools.image_place)
+        for maker, place in tools.makers.values():
+            makers.check(self.gateway, maker, place)
+        items = read_items(request.input)
+        items = [await self._referred(item, f"input[{i}]", owner) for i, item in enumerate(items)]
+        earlier = await self._earlier(request, owner)
+        if not earlier and not items:
+            raise invalid("input", "required, but missing", "missing_required_parameter")
+        response_id = new_id("resp")
+        name = response_id if request.background else request_id
+        asked = Asked(
+            request, tools, earlier, items, response_id, name, owner, log_fields, key.hold if key else _hold_nothing
+        )
+        log_fields |= {"response_id": response_id, "stream": bool(request.stream)}
+        return Exchange(self.gateway, asked, self._keep)
+
+    def _check(self, request: ResponseRequest) -> None:
+        if request.prompt is not None:
+            raise invalid("prompt", "no prompts are kept here; send instructions and input")
+        if request.background and not request.is_stored:
+            raise invalid("background", "only with store: it has to be got later")
+        if request.stream_options is not None and not request.stream:
+            raise invalid("stream_options", "only with stream: true")
+        if request.conversation is not None and request.previous_response_id is not None:
+            raise invalid("conversation", "says what previous_response_id says, too; send one of the two")
+        if self.gateway.pipeline.config.thinker is None:
+            raise invalid("model", "this server has no model that writes", "unsupported_model")
+        self.gateway.answerer(request.model)
+
+    async def _referred(self, item: Item, field: str, owner: str | None) -> Item:
+        if item["type"] != "item_reference":
+            return item
+        with storing():
+            found = await self.store.item(item["id"], owner)
+        if found is None:
+            raise _missing(f"{field}.id", "item", item["id"])
+        return found
+
+    async def _earlier(self, request: ResponseRequest, owner: str | None) -> list[tuple[str, Item]]:
+        if request.conversation is not None:
+            thread = await self.conversation(request.conversation.id, owner, "conversation")
+            with storing():
+                return [("conversation", item) for item in await self.store.items(thread.id)]
+        if request.previous_response_id is None:
+            return []
+        param, previous = "previous_response_id", request.previous_response_id
+        try:
+            body = await self.get(previous, owner, param)
+        except ApiError as error:
+            if error.status == 404:  # OpenAI's status for it
+                error.status, error.code = 400, "previous_response_not_found"
+            raise
+        if body["status"] in _UNFINISHED:
+            raise invalid(param, f"{previous!r} has not finished; wait for it, or cancel it")
+        with storing():
+            items = await self.store.turns(previous, owner)
+        if items is None:
+            raise ApiError(
+                400, f"{param}: a response before {previous!r} is gone", param, "previous_response_not_found"
+            )
+        return [(param, item) for item in items]
+
+    async def conversation(self, conversation_id: str, owner: str | None, param: str | None) -> Thread:
+        """A conversation. Raises ApiError: 404, naming `param`, if there is none."""
+        with storing():
+            thread = await self.store.get(conversation_id, owner) if _is(conversation_id, "conv") else None
+        if thread is None:
+            raise _missing(param, "conversation", conversation_id)
+        return thread
+
+    async def begin(self, exchange: Exchange, place: ExitStack) -> Background:
+        """Has it made in the background. `place`: see `Background`. Raises ApiError: it cannot be kept."""
+        with ExitStack() as held:
+            held.push(place)
+            await self._keep(exchange)
+            held.pop_all()
+        ended = [name for name, running in self._background.items() if running.task.done()]
+        for name in ended[: max(0, len(ended) - _MAX_REPLAYS)]:
+            del self._background[name]
+        running = self._background[exchange.asked.id] = Background(exchange, place)
+        return running
+
+    async def _keep(self, exchange: Exchange) -> None:
+        """Stores a response, if it is to be, and adds it to its conversation, if it is done. Raises ApiError."""
+        asked = exchange.asked
+        if not asked.request.is_stored and asked.request.conversation is None:
+            return
+        body, output = exchange.public() | {"output": []}, list(map(_without_sound, exchange.output))
+        thread = Thread(asked.id, asked.created_at, asked.request.previous_response_id, body)
+        is_done = exchange.status in ("completed", "incomplete")
+        conversation = asked.request.conversation.id if asked.request.conversation and is_done else None
+        with storing():
+            if asked.request.is_stored:
+                await self.store.put(thread, asked.owner, asked.items, output, conversation)
+            elif conversation is not None:
+                await self.store.add(conversation, [*asked.items, *output])
+
+    async def get(self, response_id: str, owner: str | None, param: str | None = None) -> dict[str, Any]:
+        """The object of a response. Raises ApiError: 404, naming `param`, if there is none."""
+        with storing():
+            thread = await self.store.get(response_id, owner) if _is(response_id, "resp") else None
+            if thread is None:
+                raise _missing(param, "response", response_id)
+            if (running := self._background.get(response_id)) is not None and not running.task.done():
+                return running.exchange.public()
+            body = thread.body | {"output": await self.store.items(response_id, output=True)}
+        if body["status"] in _UNFINISHED and thread.used_at < time.time() - _LOST_S:
+            lost = {"code": "server_error", "message": "the server stopped before the response was finished"}
+            return body | {"status": "failed", "error": lost}
+        return body
+
+    async def background(self, response_id: str, owner: str | None, what: str) -> Background:
+        """The response that goes on in the background, or did until lately. `what` is to be done with it.
+
+        Raises:
+            ApiError: 404 if there is none; 400 if it never was in the background, or is no more.
+        """
+        body = await self.get(response_id, owner)
+        if not body["background"]:
+            raise ApiError(400, f"{response_id}: {what} only with background: true", None, "invalid_value")
+        if (running := self._background.get(response_id)) is None:
+            message = f"{response_id}: its events are not kept any more; get it without stream"
+            raise ApiError(400, message, "stream", "invalid_value")
+        return running
+
+    async def cancel(self, response_id: str, owner: str | None) -> dict[str, Any]:
+        """Ends a response that goes on in the background; nothing happens to one that has ended. Its object.
+
+        Raises:
+            ApiError: 404 if there is none; 400 if it is not one of the background.
+        """
+        body = await self.get(response_id, owner)
+        if not body["background"]:
+            raise ApiError(400, f"{response_id}: only those with background: true are cancelled", None, "invalid_value")
+        if (running := self._background.get(response_id)) is not None and not running.task.done():
+            if not running.task.cancelling():
+                running.task.cancel()
+            await asyncio.wait([running.task])
+            return await self.get(response_id, owner)
+        return body
+
+    async def delete(self, response_id: str, owner: str | None) -> None:
+        """Removes a response; one that goes on is ended. Raises ApiError: 404 if there is none."""
+        body = await self.get(response_id, owner)
+        if body["background"]:
+            await self.cancel(response_id, owner)
+            self._background.pop(response_id, None)
+        with storing():
+            await self.store.remove(response_id)
+
+    async def _tell_alive(self) -> None:
+        while True:
+            await asyncio.sleep(_ALIVE_S)
+            for name in [name for name, running in self._background.items() if not running.task.done()]:
+                try:
+                    await self.store.touch(name)
+                except (StoreError, sqlite3.Error):
+                    log.exception("responses cannot be stored")
+
+
+def _hold_nothing() -> Callable[[], None]:
+    return lambda: None
+
+
+def _is(thread_id: str, prefix: str) -> bool:
+    return thread_id.startswith(f"{prefix}_")
+
+
+def _without_sound(item: Item) -> Item:
+    """An item as it is kept: sound was told once, and its text stays."""
+    if item["type"] != "message":
+        return item
+    parts = [{name: value for name, value in part.items() if name != "data"} for part in item["content"]]
+    return item | {"content": parts}
+
+
+def _missing(param: str | None, what: str, name: str) -> ApiError:
+    label = f"{param}: " if param else ""
+    why = "it was deleted, has expired, was not stored, is another gateway's, or never was"
+    reason = f"there is no {what} {name[:80]!r}; {why}"
+    return ApiError(404, f"{label}{reason}", param, "not_found")
+
+
+@contextmanager
+def storing() -> Iterator[None]:
+    """Tells of a store that cannot be used. Raises ApiError: 500."""
+    try:
+        yield
+    except (StoreError, sqlite3.Error) as error:
+        log.error("responses cannot be stored or read", error=str(error))
+        message = "responses cannot be stored or read now; the gateway's log says why"
+        raise ApiError(500, message, None, "storage_failed") from error

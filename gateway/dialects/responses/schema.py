@@ -1,0 +1,146 @@
+"""Body of `POST /v1/responses`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+from gateway.answers.request import AudioOptions, QuartetOptions, StopStrings
+from gateway.pipeline.config import ThinkerSampling
+from gateway.validation import Positive, Strict
+
+
+class Lenient(BaseModel):
+    """Takes members that it does not know, of newer clients, and does not read them."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class TextFormat(Lenient):
+    """What the text is to be: free, any JSON object, or JSON that fits a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    description: str | None = None
+    strict: bool | None = Field(default=None, description="accepted; the schema is always followed")
+
+
+class TextOptions(Lenient):
+    """What the text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = Field(default=None, description="accepted; without effect")
+
+
+class ReasoningOptions(Lenient):
+    """What a model that thinks first is to do; it decides by itself here."""
+
+    effort: str | None = Field(default=None, description="accepted; without effect")
+    summary: str | None = Field(default=None, description="accepted; the thought itself is told")
+
+
+class StreamOptions(Lenient):
+    """What a stream contains beside the answer."""
+
+    include_obfuscation: bool | None = Field(default=None, description="accepted; nothing is padded")
+
+
+class ConversationId(Lenient):
+    """A conversation by its id."""
+
+    id: str
+
+
+class Ignored(Strict):
+    """Parameters of OpenAI's and Codex's that change nothing here and so are accepted, whatever they say."""
+
+    access_programs: Any = None
+    background_options: Any = None
+    client_metadata: Any = None
+    context_management: Any = None
+    image: Any = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=64)],
+        Annotated[str, StringConstraints(max_length=512)],
+    ],
+    Field(max_length=16, description="for the client's own use: at most 16 texts"),
+]
+
+
+class ResponseRequest(Ignored, ThinkerSampling):
+    """A request for a response: OpenAI's parameters, vLLM's further sampling parameters, and speech as chat has it."""
+
+    model: str
+    input: str | list[Any] = Field(default=[], description="a text, or items")
+    instructions: str | None = Field(default=None, description="a system message before all; not kept for later turns")
+    previous_response_id: str | None = Field(default=None, description="answers after that response")
+    conversation: (
+        Annotated[ConversationId, BeforeValidator(lambda value: {"id": value} if isinstance(value, str) else value)]
+        | None
+    ) = Field(default=None, description="answers in that conversation, and adds to it")
+    store: bool | None = Field(default=None, description="whether it can be got, and answered to, later; default: yes")
+    background: bool | None = Field(default=None, description="goes on whether or not the client stays")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include: list[str] | None = Field(
+        default=None, description="message.output_text.logprobs, reasoning.encrypted_content; others without effect"
+    )
+    max_output_tokens: Positive | None = Field(default=None, description="of text; wins over max_tokens")
+    max_tool_calls: Positive | None = Field(default=None, description="most calls of tools that run here; default: 8")
+    metadata: Metadata | None = None
+    parallel_tool_calls: bool | None = Field(default=None, description="accepted; without effect")
+    prompt: Any = Field(default=None, description="refused: no prompts are kept here")
+    prompt_cache_key: str | None = Field(default=None, description="names a conversation, to choose the thinker")
+    reasoning: ReasoningOptions | None = None
+    safety_identifier: str | None = Field(default=None, description="accepted; without effect")
+    service_tier: str | None = Field(default=None, description="accepted; without effect")
+    text: TextOptions | None = None
+    tools: list[Any] | None = Field(default=None, description="functions, and image_generation; others are left out")
+    tool_choice: Any = Field(
+        default=None, description='"none", "auto", "required", {type: function, name}, {type: image_generation}'
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        default=None, description="auto: the oldest items are left out of a prompt that is too long; default: disabled"
+    )
+    user: str | None = Field(default=None, description="accepted; without effect")
+
+    modalities: list[Literal["text", "audio"]] | None = Field(default=None, description="as chat's; OpenAI has none")
+    audio: AudioOptions | None = Field(default=None, description="as chat's; OpenAI has none")
+    stop: StopStrings | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="as chat's")
+    lora: str | None = Field(default=None, description="as chat's")
+    quartet: QuartetOptions = QuartetOptions()
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it can be got later."""
+        return self.store is not False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log-probabilities are told."""
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
+
+    @property
+    def wants_encrypted_reasoning(self) -> bool:
+        """Whether thoughts are told in the form that clients send back."""
+        return "reasoning.encrypted_content" in (self.include or ())
+
+
+class InputTokensRequest(ResponseRequest):
+    """A response whose prompt is to be counted. What says how it is written has no effect."""
+
+    model: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = Field(
+        default="", description="default: the one that writes"
+    )
+    input: Annotated[str | list[Any], BeforeValidator(lambda value: [] if value is None else value)] = Field(
+        default=[], description="a text, or items"
+    )
+    personality: Any = Field(default=None, description="accepted; without effect")

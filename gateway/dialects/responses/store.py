@@ -1,0 +1,200 @@
+"""Responses and conversations that are kept for later: in memory, or on disk; within bounds, for their owners only."""
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.dialects.responses.parts import Item
+from gateway.store import Store
+
+# Written out, because directories keep it: a change is a new version, and a migration. `used_at` is Unix seconds: the
+# last time that it was made, changed or answered to. A response's `body` is its object; a conversation's its metadata.
+_SCHEMA = """
+BEGIN;
+CREATE TABLE threads (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_at INTEGER NOT NULL, used_at REAL NOT NULL,
+    bytes INTEGER NOT NULL, previous TEXT, body TEXT NOT NULL
+);
+CREATE INDEX threads_by_use ON threads (used_at);
+CREATE TABLE items (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL,
+    thread TEXT NOT NULL REFERENCES threads (id) ON DELETE CASCADE, is_output INTEGER NOT NULL, body TEXT NOT NULL
+);
+CREATE INDEX items_by_thread ON items (thread);
+CREATE INDEX items_by_id ON items (id);
+PRAGMA user_version = 1;
+COMMIT;
+"""
+_FOUND = "id = ? AND used_at > ? AND (owner = ? OR ? IS NULL)"
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A stored response, or a conversation.
+
+    Attributes:
+        id: names it.
+        created_at: Unix seconds, as is `used_at`: the last time that it was made, changed or answered to.
+        previous: the response that it answers to.
+        body: the response's object, or the conversation's metadata.
+    """
+
+    id: str
+    created_at: int
+    previous: str | None
+    body: dict[str, Any]
+    used_at: float = 0.0
+
+
+class ResponseStore(Store):
+    """What is kept of responses and conversations. Nobody sees what another owner's; who is nobody (None) sees all.
+
+    Args:
+        directory: made if it does not exist, readable by its owner only; None: memory, which ends with the process.
+        ttl_s: how long what nobody answers to is kept.
+        max_bytes: of all together. Beyond, what is longest unused goes first, of the owner who has the most.
+    """
+
+    name, setting = "responses", "responses_dir"
+    version, schema = 1, _SCHEMA
+    pragmas = ("journal_mode = WAL", "foreign_keys = ON", "busy_timeout = 5000")
+
+    def __init__(self, directory: Path | None, ttl_s: float, max_bytes: int) -> None:
+        super().__init__(directory)
+        self._ttl_s, self._max_bytes = ttl_s, max_bytes
+
+    def take(self, opened: ExitStack) -> None:
+        """Several gateways may share a directory: there is nothing to take."""
+
+    async def put(
+        self,
+        thread: Thread,
+        owner: str | None,
+        items: Sequence[Item] = (),
+        output: Sequence[Item] = (),
+        conversation: str | None = None,
+    ) -> None:
+        """Keeps a response with its input and output, or a conversation with its items (as input); in place of what has
+        the id. `conversation`: gets the items, too. Raises sqlite3.Error."""
+        rows = [(item["id"], 0, _text(item)) for item in items] + [(item["id"], 1, _text(item)) for item in output]
+        await self.run(self._put, thread, owner, rows, conversation)
+
+    def _put(
+        self, thread: Thread, owner: str | None, rows: list[tuple[str, int, str]], conversation: str | None
+    ) -> None:
+        body, now = _text(thread.body), time.time()
+        with self.database:
+            self.database.execute("DELETE FROM threads WHERE id = ?", (thread.id,))
+            values = (thread.id, owner or "", thread.created_at, now, len(body), thread.previous, body)
+            self.database.execute("INSERT INTO threads VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            self._add(thread.id, rows)
+            if conversation is not None:
+                self._add(conversation, [(name, 0, text) for name, _, text in rows])
+            self._make_room(now)
+
+    async def rewrite(self, thread_id: str, body: dict[str, Any]) -> None:
+        """Gives a conversation another body. Raises sqlite3.Error."""
+        await self.write("UPDATE threads SET body = ?, used_at = ? WHERE id = ?", (_text(body), time.time(), thread_id))
+
+    async def touch(self, thread_id: str) -> None:
+        """It counts as used. Raises sqlite3.Error."""
+        await self.write("UPDATE threads SET used_at = ? WHERE id = ?", (time.time(), thread_id))
+
+    async def add(self, conversation: str, items: Sequence[Item]) -> None:
+        """Adds items to a conversation. Raises sqlite3.Error."""
+        rows = [(item["id"], 0, _text(item)) for item in items]
+
+        def add() -> None:
+            with self.database:
+                self._add(conversation, rows)
+                self._make_room(time.time())
+
+        await self.run(add)
+
+    def _add(self, thread: str, rows: list[tuple[str, int, str]]) -> None:
+        found = self.database.execute(
+            "UPDATE threads SET bytes = bytes + ?, used_at = ? WHERE id = ?",
+            (sum(len(text) for _, _, text in rows), time.time(), thread),
+        )
+        if found.rowcount:  # it may have been deleted meanwhile
+            insert = "INSERT INTO items (id, thread, is_output, body) VALUES (?, ?, ?, ?)"
+            self.database.executemany(insert, [(name, thread, is_output, text) for name, is_output, text in rows])
+
+    def _make_room(self, now: float) -> None:
+        self.database.execute("DELETE FROM threads WHERE used_at <= ?", (now - self._ttl_s,))
+        owners = dict(self.database.execute("SELECT owner, sum(bytes) FROM threads GROUP BY owner").fetchall())
+        excess = sum(owners.values()) - self._max_bytes
+        while excess > 0:
+            most = max(owners, key=lambda owner: owners[owner])
+            oldest = "SELECT id, bytes FROM threads WHERE owner = ? ORDER BY used_at LIMIT 1"
+            thread, freed = self.database.execute(oldest, (most,)).fetchone()
+            self.database.execute("DELETE FROM threads WHERE id = ?", (thread,))
+            owners[most] -= freed
+            excess -= freed
+
+    async def get(self, thread_id: str, owner: str | None) -> Thread | None:
+        """What has the id; None if nothing has, or it is another's."""
+        columns = "SELECT id, created_at, previous, body, used_at FROM threads WHERE"
+        rows = await self.rows(f"{columns} {_FOUND}", (thread_id, *self._visible(owner)))
+        for name, created_at, previous, body, used_at in rows:
+            return Thread(name, created_at, previous, json.loads(body), used_at)
+        return None
+
+    async def items(self, thread_id: str, output: bool = False) -> list[Item]:
+        """The items of a conversation; those of a response's input, or of its output."""
+        found = "SELECT body FROM items WHERE thread = ? AND is_output = ? ORDER BY sequence"
+        return [json.loads(body) for (body,) in await self.rows(found, (thread_id, output))]
+
+    async def turns(self, response_id: str, owner: str | None) -> list[Item] | None:
+        """The items of a response and of all that it answered to, the oldest first; they count as used. None: one of
+        them is not there."""
+
+        def read() -> list[str] | None:
+            chain: list[str] = []
+            at: str | None = response_id
+            while at is not None:
+                found = f"SELECT previous FROM threads WHERE {_FOUND}"
+                row = self.database.execute(found, (at, *self._visible(owner))).fetchone()
+                if row is None:
+                    return None
+                chain.append(at)
+                at = row[0]
+            bodies: list[str] = []
+            with self.database:
+                for thread in reversed(chain):
+                    self.database.execute("UPDATE threads SET used_at = ? WHERE id = ?", (time.time(), thread))
+                    found = "SELECT body FROM items WHERE thread = ? ORDER BY sequence"
+                    bodies += [body for (body,) in self.database.execute(found, (thread,))]
+            return bodies
+
+        bodies = await self.run(read)
+        return None if bodies is None else [json.loads(body) for body in bodies]
+
+    async def item(self, item_id: str, owner: str | None) -> Item | None:
+        """The item of that id, of whatever thread of the owner's."""
+        visible = self._visible(owner)
+        found = (
+            "SELECT items.body FROM items JOIN threads ON threads.id = items.thread "
+            "WHERE items.id = ? AND used_at > ? AND (owner = ? OR ? IS NULL) LIMIT 1"
+        )
+        rows = await self.rows(found, (item_id, *visible))
+        return json.loads(rows[0][0]) if rows else None
+
+    async def remove(self, thread_id: str) -> None:
+        """Removes a response or a conversation."""
+        await self.write("DELETE FROM threads WHERE id = ?", (thread_id,))
+
+    async def remove_item(self, conversation: str, item_id: str) -> None:
+        """Removes an item of a conversation."""
+        await self.write("DELETE FROM items WHERE thread = ? AND id = ?", (conversation, item_id))
+
+    def _visible(self, owner: str | None) -> tuple[float, str | None, str | None]:
+        return time.time() - self._ttl_s, owner, owner
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,134 @@
+"""Tools of a response: functions, which clients call; those that run here; others, which are left out."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field
+
+from gateway.answers.request import FunctionTool, NamedFunction, Tool, ToolChoice
+from gateway.answers.tools.schema import IMAGE_TOOL, MAKERS, ImageTool, MakerTool
+from gateway.dialects.responses.parts import Part, within
+from gateway.errors import invalid
+
+_MODES = ("none", "auto", "required")
+
+
+class Function(Part):
+    """A function the model may call; Responses has it flat."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class NamedTool(Part):
+    """A tool that is to be called."""
+
+    type: str
+    name: str | None = None
+
+
+@dataclass
+class Tools:
+    """The tools of a request.
+
+    Attributes:
+        public: as the response tells of them.
+        functions: those that clients call, as chat has them.
+        places: where in the request each of `functions` is.
+        image: the settings of image_generation, if it is there and this server makes pictures.
+        image_place: where in the request that is.
+        makers: the settings of the tools that make videos and sounds, and where in the request each is, by name.
+        choice: whether and which is to be called; None: as the model decides.
+    """
+
+    public: list[dict[str, Any]] = field(default_factory=list)
+    functions: list[Tool] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    image: ImageTool | None = None
+    image_place: str = ""
+    makers: dict[str, tuple[MakerTool, str]] = field(default_factory=dict)
+    choice: ToolChoice | None = None
+
+    @property
+    def hosted(self) -> set[str]:
+        """Names of those that run here."""
+        return {*self.makers, *([IMAGE_TOOL] if self.image is not None else [])}
+
+
+def read_tools(given: Sequence[Any] | None, choice: Any, runs: Collection[str]) -> Tools:
+    """The tools that are of use here; `runs` are the names of those that can run here.
+
+    Raises:
+        ApiError: 400 naming the tool, or the choice, at fault.
+    """
+    tools = Tools()
+    for i, tool in enumerate(given or ()):
+        _add(tools, tool, f"tools[{i}]", runs)
+    tools.choice = _choice(tools, choice)
+    return tools
+
+
+def _add(tools: Tools, tool: Any, place: str, runs: Collection[str]) -> None:
+    if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+        raise invalid(place, "must be a tool, an object with a type", "invalid_type")
+    if tool["type"] == "function":
+        function: Function = within(Function, tool, place)
+        if function.name in (IMAGE_TOOL, *MAKERS):
+            raise invalid(f"{place}.name", f"{function.name!r} is the name of a tool that runs here; take another")
+        described = FunctionTool(name=function.name, description=function.description, parameters=function.parameters)
+        tools.functions.append(Tool(type="function", function=described))
+        tools.places.append(place)
+        tools.public.append({"strict": True, "description": None, "parameters": None, **tool})
+    elif tool["type"] in runs:
+        if tool["type"] in tools.hosted:
+            raise invalid(place, f"{tool['type']} is there twice")
+        if tool["type"] == IMAGE_TOOL:
+            tools.image, tools.image_place = within(ImageTool, tool, place), place
+        else:
+            tools.makers[tool["type"]] = within(MAKERS[tool["type"]], tool, place), place
+        tools.public.append(tool)
+
+
+def _choice(tools: Tools, choice: Any) -> ToolChoice | None:
+    if choice is None:
+        return None
+    if isinstance(choice, str):
+        if choice not in _MODES:
+            raise invalid("tool_choice", f"must be {', '.join(_MODES)}, or an object with a type")
+        if choice == "required" and not tools.public:
+            raise invalid("tool_choice", "there is no tool to call: give functions, or say auto")
+        return ToolChoice(type=choice) if tools.public else None
+    if not isinstance(choice, dict):
+        raise invalid("tool_choice", "must be a text, or an object with a type", "invalid_type")
+    named: NamedTool = within(NamedTool, choice, "tool_choice")
+    if named.type == "allowed_tools":
+        return _allowed(tools, choice)
+    runs_here = named.type in (IMAGE_TOOL, *MAKERS)
+    name = named.name if named.type == "function" else named.type if runs_here else None
+    if runs_here and name not in tools.hosted:
+        raise invalid("tool_choice", f"{name} is not among the tools, or this server does not make that")
+    if name is None or (not runs_here and name not in {tool.function.name for tool in tools.functions}):
+        param = "tool_choice.name" if named.type == "function" else "tool_choice.type"
+        raise invalid(param, f"{(named.name or named.type)[:64]!r} is not one of the tools that are of use here")
+    return ToolChoice(type="function", function=NamedFunction(name=name))
+
+
+def _allowed(tools: Tools, choice: dict[str, Any]) -> ToolChoice | None:
+    """Keeps the tools that `choice` allows, and calls them as it says."""
+    allowed = choice.get("tools")
+    if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
+        raise invalid("tool_choice.tools", "must be a list of tools")
+    names = [tool.get("name") if tool.get("type") == "function" else tool.get("type") for tool in allowed]
+    kept = [(tool, at) for tool, at in zip(tools.functions, tools.places, strict=True) if tool.function.name in names]
+    tools.functions, tools.places = [tool for tool, _ in kept], [place for _, place in kept]
+    tools.image = tools.image if IMAGE_TOOL in names else None
+    tools.makers = {name: tool for name, tool in tools.makers.items() if name in names}
+    mode = choice.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise invalid("tool_choice.mode", "must be auto or required")
+    has_any = bool(tools.functions or tools.hosted)
+    if mode == "required" and not has_any:
+        raise invalid("tool_choice.tools", "none of them is one of the tools that are of use here")
+    return ToolChoice(type=mode) if has_any else None

@@ -1,0 +1,142 @@
+"""One answer of the thinker within a response: what the pipeline makes becomes items, and events about them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pybase64
+
+from gateway.answers.answer import WholeAnswer, logprobs
+from gateway.dialects.responses.asked import Asked
+from gateway.dialects.responses.output import CallOutput, MessageOutput, OutputItem, ReasoningOutput, Told
+from gateway.media.encode import encode_audio
+from gateway.pipeline.events import AudioDelta, Event, Finished, TextDelta, TextEnd
+from quartet.v1 import thinker_pb2
+
+
+@dataclass
+class HostedCall:
+    """A call of a tool that runs here, and is told of when it does.
+
+    Attributes:
+        name: of the tool.
+        arguments: their JSON so far.
+    """
+
+    name: str
+    arguments: str = ""
+
+
+class Turn:
+    """One answer.
+
+    Args:
+        asked: the response that it is for.
+        outputs: the response's items; its own are added.
+
+    Attributes:
+        answer: what it adds up to.
+        hosted: the calls of tools that run here.
+    """
+
+    def __init__(self, asked: Asked, outputs: list[OutputItem]) -> None:
+        self._asked, self._outputs, self._began = asked, outputs, len(outputs)
+        self.answer = WholeAnswer(0, asked.id, 0)
+        self.hosted: dict[int, HostedCall] = {}
+        self._message: MessageOutput | None = None
+        self._thought: ReasoningOutput | None = None
+        self._calls: dict[int, CallOutput] = {}
+        self._logprobs: list[dict[str, Any]] = []
+
+    @property
+    def outputs(self) -> list[OutputItem]:
+        """Its items."""
+        return self._outputs[self._began :]
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the most tokens ended it."""
+        return self.answer.finish_reason == "length"
+
+    @property
+    def calls_client(self) -> bool:
+        """Whether it is the client's turn: the model calls a function of its own."""
+        return bool(self._calls)
+
+    def take(self, event: Event) -> Iterator[Told]:
+        """What is to be told of an event."""
+        self.answer.take(event)
+        match event:
+            case TextDelta(delta):
+                yield from self._written(delta)
+            case TextEnd(summary):
+                yield from self._text_end(summary)
+            case AudioDelta(pcm16):
+                yield from self._said()
+                assert self._message is not None
+                yield from self._message.sound(
+                    pybase64.b64encode_as_string(pcm16) if self._asked.request.stream else ""
+                )
+            case Finished():
+                if not self.outputs and not self.hosted:  # not a word: clients expect a message
+                    yield from self._said()
+
+    def close(self, audio_format: str) -> Iterator[Told]:
+        """The answer has ended. `audio_format`: of its sound, which is a file in what is told in one piece. Blocking,
+        if there is one: call it in a thread."""
+        if self._message is not None and self.answer.audio_bytes:
+            rate_hz = self.answer.sample_rate_hz
+            audio: dict[str, Any] = {"format": audio_format, "sample_rate_hz": rate_hz}
+            if not self._asked.request.stream:
+                file = encode_audio(bytes(self.answer.samples), rate_hz, audio_format)
+                audio["data"] = pybase64.b64encode_as_string(file)
+            yield from self._message.sounded(audio)
+        for output in self.outputs:
+            yield from output.close("incomplete" if self.is_cut_short else "completed")
+
+    def _written(self, delta: thinker_pb2.GenerateDelta) -> Iterator[Told]:
+        self._logprobs += logprobs(delta.logprobs)
+        if delta.reasoning:
+            if self._thought is None:
+                self._thought = ReasoningOutput(len(self._outputs), self._asked.request.wants_encrypted_reasoning)
+                yield from self._opened(self._thought)
+            yield from self._thought.text(delta.reasoning)
+            self._logprobs = []  # are told of the answer only
+        if delta.text:
+            yield from self._said()
+            assert self._message is not None
+            yield from self._message.text(delta.text, self._logprobs)
+            self._logprobs = []
+        for call in delta.tool_calls:
+            yield from self._call(call)
+
+    def _said(self) -> Iterator[Told]:
+        """The message, opened."""
+        if self._message is None:
+            yield from self._thought.close("completed") if self._thought else ()
+            self._message = MessageOutput(len(self._outputs))
+            yield from self._opened(self._message)
+
+    def _call(self, delta: thinker_pb2.ToolCallDelta) -> Iterator[Told]:
+        if delta.name in self._asked.tools.hosted:
+            self.hosted[delta.index] = HostedCall(delta.name)
+        elif delta.name:
+            yield from self._thought.close("completed") if self._thought else ()
+            if self._message is not None and "audio" not in (self._asked.request.modalities or ()):
+                yield from self._message.close("completed")
+            call = self._calls[delta.index] = CallOutput(len(self._outputs), delta.name, delta.id)
+            yield from self._opened(call)
+        if delta.index in self.hosted:
+            self.hosted[delta.index].arguments += delta.arguments_json
+        elif delta.arguments_json:
+            yield from self._calls[delta.index].arguments(delta.arguments_json)
+
+    def _opened(self, output: OutputItem) -> Iterator[Told]:
+        self._outputs.append(output)
+        yield from output.open()
+
+    def _text_end(self, summary: thinker_pb2.GenerateSummary) -> Iterator[Told]:
+        """The text is complete: who runs a call need not wait for the sound's end."""
+        if summary.finish_reason != thinker_pb2.FINISH_REASON_LENGTH:
+            for output in (self._thought, *self._calls.values()):
+                yield from output.close("completed") if output else ()

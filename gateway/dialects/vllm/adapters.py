@@ -1,0 +1,110 @@
+"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`: vLLM's names and bodies, for administrators."""
+
+import asyncio
+from typing import Any
+
+import grpc
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import PlainTextResponse
+
+from gateway.answers.gateway import Gateway
+from gateway.errors import ApiError, in_own_terms, invalid
+from gateway.http.connection import administered
+from gateway.http.forms import page, read_json
+from gateway.pipeline.replica import Replica
+from gateway.pipeline.stage import Stage
+from gateway.validation import Strict
+from quartet.v1 import thinker_pb2, thinker_pb2_grpc
+from services.common.rpc.errors import NotFound
+
+_FIELDS = {"name": "lora_name", "path": "lora_path"}
+_TEXT = ("text/plain",)
+
+router = APIRouter(tags=["models"])
+
+
+class LoadRequest(Strict):
+    """An adapter that requests shall be able to name."""
+
+    lora_name: str = Field(min_length=1, description="what requests call it, as `model` or `lora`")
+    lora_path: str = Field(min_length=1, description="its directory, in the one that the thinker's --lora-root names")
+    load_inplace: bool = Field(default=False, description="not here: unload the other one first")
+    is_3d_lora_weight: bool = Field(default=False, description="accepted; the files say it")
+
+
+class UnloadRequest(Strict):
+    """An adapter that requests shall no longer name."""
+
+    lora_name: str = Field(min_length=1)
+    lora_int_id: int | None = Field(default=None, description="accepted; the name says it")
+
+
+@router.post("/v1/load_lora_adapter", openapi_extra=page(LoadRequest, "application/json", "done", answered=_TEXT))
+async def load_lora_adapter(http: Request) -> PlainTextResponse:
+    """Loads an adapter in every replica of the thinker, or in none."""
+    gateway = administered(http, "adapters are")
+    request = await read_json(http, LoadRequest, gateway.settings.request_timeout_s)
+    if request.load_inplace:
+        raise invalid("load_inplace", "adapters are not replaced; unload the other one first")
+    stage = _writer(gateway)
+    if request.lora_name in gateway.models and gateway.parent_of(request.lora_name) is None:
+        raise invalid("lora_name", f"{request.lora_name!r} is the name of a model here")
+    message = thinker_pb2.LoadLoraRequest(name=request.lora_name, path=request.lora_path)
+    async with gateway.administration:
+        replicas = [replica for replica in stage.replicas.values() if replica.serving]
+        answers = await _of_all(gateway, replicas, "LoadLora", message)
+        failures = [answer for answer in answers if isinstance(answer, Exception)]
+        if failures:
+            added = [r for r, answer in zip(replicas, answers, strict=True) if getattr(answer, "is_new", False)]
+            await _of_all(gateway, added, "UnloadLora", thinker_pb2.UnloadLoraRequest(name=request.lora_name))
+        await stage.check(gateway.settings.health_timeout_s)
+    _raise_first(failures)
+    return PlainTextResponse(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
+
+
+@router.post("/v1/unload_lora_adapter", openapi_extra=page(UnloadRequest, "application/json", "done", answered=_TEXT))
+async def unload_lora_adapter(http: Request) -> PlainTextResponse:
+    """Takes an adapter away from every replica of the thinker. Requests that run with it end as they would have."""
+    gateway = administered(http, "adapters are")
+    request = await read_json(http, UnloadRequest, gateway.settings.request_timeout_s)
+    stage, message = _writer(gateway), thinker_pb2.UnloadLoraRequest(name=request.lora_name)
+    async with gateway.administration:
+        replicas = [replica for replica in stage.replicas.values() if replica.serving]
+        answers = await _of_all(gateway, replicas, "UnloadLora", message)
+        await stage.check(gateway.settings.health_timeout_s)
+    if all(isinstance(answer, NotFound) for answer in answers):
+        reason = f"lora_name: there is no adapter {request.lora_name!r}"
+        raise ApiError(404, reason, "lora_name", "model_not_found")
+    _raise_first([answer for answer in answers if isinstance(answer, Exception) and not isinstance(answer, NotFound)])
+    return PlainTextResponse(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+
+
+def _writer(gateway: Gateway) -> Stage:
+    """The thinker. Raises ApiError: 400, there is none; 503, none serves."""
+    stage = gateway.pipeline.output("text")
+    if stage is None:
+        raise invalid("lora_name", "no thinker here: only that takes adapters this way", "unsupported_model")
+    with in_own_terms({}):
+        stage.require_serving()
+    return stage
+
+
+async def _of_all(gateway: Gateway, replicas: list[Replica], method: str, message: Any) -> list[Any]:
+    """What each of `replicas` answers to `message`: its response, or a StageError."""
+
+    async def ask(replica: Replica) -> Any:
+        stub = thinker_pb2_grpc.ThinkerServiceStub(replica.channel)
+        try:
+            return await getattr(stub, method)(message, timeout=gateway.settings.request_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return replica.failure(error)
+
+    return await asyncio.gather(*map(ask, replicas))
+
+
+def _raise_first(failures: list[Exception]) -> None:
+    """Raises ApiError: of the first of `failures`, if there is one."""
+    with in_own_terms(_FIELDS):
+        for failure in failures:
+            raise failure

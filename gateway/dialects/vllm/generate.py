@@ -1,0 +1,272 @@
+"""`POST /inference/v1/generate`: token ids and media in, token ids out, in vLLM's shape; and how one is given up."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from gateway.answers.answer import LEAST_LOGPROB, WholeAnswer
+from gateway.answers.completion import RawExchange, Step
+from gateway.answers.conversation import MediaPart
+from gateway.answers.gateway import Gateway
+from gateway.answers.jobs import Pending, attach_media, media_file
+from gateway.answers.raw_speech import RawSpeech, SpeechParams
+from gateway.answers.request import StreamOptions, WriterSampling
+from gateway.errors import invalid
+from gateway.http.connection import DONE, LAST_WORD_S, EventStream, admitted, owner_of, sse, while_connected
+from gateway.http.forms import page, read_json
+from gateway.http.json_writer import Json
+from gateway.pipeline.events import PromptTokens, TextDelta
+from gateway.validation import NotNegative, Strict
+from quartet.v1 import thinker_pb2
+
+router = APIRouter(tags=["completions"])
+Result = TypeVar("Result")
+
+
+class SamplingParams(WriterSampling):
+    """How the ids are sampled, under vLLM's names."""
+
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="alternatives of each token")
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None, description="alternatives of each of the prompt's tokens; not in a stream"
+    )
+    detokenize: bool | None = Field(default=None, description="accepted; ids are told, or the text of output_mode")
+    skip_special_tokens: bool | None = Field(default=None, description="accepted; of the text only")
+
+
+class GenerateRequest(Strict):
+    """Token ids, with a placeholder for each medium."""
+
+    token_ids: list[NotNegative] = Field(min_length=1)
+    sampling_params: SamplingParams = SamplingParams()
+    model: str | None = Field(default=None, description="default: the one that writes")
+    request_id: str | None = Field(default=None, min_length=1, max_length=128, description="by which it is given up")
+    content_parts: list[Annotated[MediaPart, Field(discriminator="type")]] | None = Field(
+        default=None, description="media, as parts of chats, in the order of their placeholders"
+    )
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    output_mode: Literal["tokens", "text"] | None = Field(default=None, description="text: choices have it, too")
+    return_token_ids: bool | None = Field(default=None, description="the prompt's ids are told, placeholders as sent")
+    speech: SpeechParams | None = Field(default=None, description="what is written is spoken, too; Quartet's own")
+    cache_salt: Any = Field(default=None, description="refused: prompts share one prefix cache")
+    features: Any = Field(default=None, description="refused: send media as content_parts")
+    kv_transfer_params: Any = Field(default=None, description="refused")
+
+    def check(self, gateway: Gateway) -> None:
+        """Raises ApiError: 400 naming a member that nothing here follows."""
+        if self.features is not None:
+            raise invalid("features", "media that were processed elsewhere are not taken; send them as content_parts")
+        if self.kv_transfer_params is not None:
+            raise invalid("kv_transfer_params", "KV blocks do not come from elsewhere; leave it out")
+        if self.cache_salt is not None:
+            raise invalid("cache_salt", "all prompts share one prefix cache; leave it out")
+        if self.sampling_params.prompt_logprobs is not None and self.stream:
+            raise invalid("sampling_params.prompt_logprobs", "a stream does not tell them; set stream to false")
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "only with stream: true")
+        if self.speech is not None:
+            self.speech.check(gateway, bool(self.stream))
+
+
+class AbortRequest(Strict):
+    """Requests that are given up."""
+
+    request_ids: list[str] = Field(min_length=1, max_length=1000)
+
+
+class Running:
+    """The requests that can be given up, by whose they are and their ids."""
+
+    def __init__(self) -> None:
+        self._aborts: dict[tuple[str | None, str], asyncio.Event] = {}
+
+    @contextmanager
+    def request(self, owner: str | None, request_id: str) -> Iterator[asyncio.Event]:
+        """While it runs: an event that is set when it is given up. Raises ApiError: 400, one of that id runs."""
+        if (owner, request_id) in self._aborts:
+            raise invalid("request_id", f"a request {request_id[:80]!r} is running; take another id")
+        event = self._aborts[owner, request_id] = asyncio.Event()
+        try:
+            yield event
+        finally:
+            del self._aborts[owner, request_id]
+
+    def abort(self, owner: str | None, request_id: str) -> None:
+        """Gives one up, if it runs and is the owner's."""
+        if (event := self._aborts.get((owner, request_id))) is not None:
+            event.set()
+
+
+@router.post(
+    "/inference/v1/generate",
+    openapi_extra=page(GenerateRequest, "application/json", "as vLLM's, or with stream: true its chunks"),
+    response_model=None,
+)
+async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Goes on with token ids, and answers with token ids."""
+    limit_s = gateway.settings.request_timeout_s
+    request = await read_json(http, GenerateRequest, limit_s)
+    request.check(gateway)
+    prompt, media = await _prompt(gateway, request)
+    generation = Generation(gateway, request, http, prompt, media)
+    if request.stream:
+        return EventStream(generation.stream(), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, generation.whole())
+
+
+@router.post("/inference/v1/abort_requests", openapi_extra=page(AbortRequest, "application/json", "{}"))
+async def abort_requests(http: Request) -> dict[str, Any]:
+    """Gives up requests of the same API key; those that do not run are left out."""
+    gateway: Gateway = http.app.state.gateway
+    request = await read_json(http, AbortRequest, gateway.settings.request_timeout_s)
+    for request_id in request.request_ids:
+        http.app.state.generations.abort(owner_of(http), request_id)
+    return {}
+
+
+async def _prompt(gateway: Gateway, request: GenerateRequest) -> tuple[thinker_pb2.RawPrompt, list[bytes]]:
+    prompt = thinker_pb2.RawPrompt(token_ids=thinker_pb2.TokenIds(ids=request.token_ids))
+    pending: list[Pending] = []
+    for i, part in enumerate(request.content_parts or ()):
+        file = media_file(part, f"content_parts[{i}]")
+        media = prompt.media.add(kind=f"MEDIA_KIND_{file.kind.upper()}", field=file.field)
+        pending.append((media, file))
+    return prompt, await attach_media(gateway, pending)
+
+
+class Generation:
+    """One request and its response."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        request: GenerateRequest,
+        http: Request,
+        prompt: thinker_pb2.RawPrompt,
+        media: list[bytes],
+    ) -> None:
+        sampling = request.sampling_params
+        if request.priority is not None:
+            sampling.priority = request.priority
+        self._request, self._sampling = request, sampling
+        self._id, self._owner = request.request_id or http.state.request_id, owner_of(http)
+        self._running: Running = http.app.state.generations
+        heard, stream, count = request.speech, bool(request.stream), sampling.n or 1
+        self._speech = None if heard is None else RawSpeech(gateway, heard, sampling.seed, stream)
+        self._exchange = RawExchange(
+            gateway, sampling, http.state, [prompt], request.model, None, count, None, "token_ids", media, self._speech
+        )
+        self._logprobs: list[list[dict[str, Any]]] = [[] for _ in self._exchange.answers]
+        http.state.log["stream"] = bool(request.stream)
+
+    async def _steps(self) -> AsyncGenerator[Step, None]:
+        """What is sampled, as it is, until the request is given up."""
+        with self._running.request(self._owner, self._id) as abort:
+            aborted = asyncio.ensure_future(abort.wait())
+            asked = self._sampling.logprobs, self._sampling.prompt_logprobs
+            try:
+                async with aclosing(self._exchange.events(*asked)) as events:
+                    while (step := await _unless(aborted, anext(events, None))) is not None:
+                        self._take(step)
+                        yield step
+            finally:
+                aborted.cancel()
+        for answer in self._exchange.answers:
+            if answer.end is None:
+                yield answer, None
+
+    def _take(self, step: Step) -> None:
+        answer, new = step
+        if isinstance(new, TextDelta):
+            self._logprobs[answer.index] += map(_logprob, new.delta.logprobs)
+
+    async def whole(self) -> Response:
+        """The response in one piece. Raises ApiError."""
+        async with aclosing(self._steps()) as steps:
+            async for _ in steps:
+                pass
+        choices = [self._choice(answer, 0, answer.text, ended=True) for answer in self._exchange.answers]
+        if self._speech is not None:
+            for choice, answer in zip(choices, self._exchange.answers, strict=True):
+                choice["speech"] = await self._speech.whole(answer)
+        told = {} if self._sampling.prompt_logprobs is None else {"prompt_logprobs": self._prompt_logprobs()}
+        return Json(self._head() | {"choices": choices, **told, "usage": self._exchange.usage()})
+
+    def _prompt_logprobs(self) -> list[dict[str, dict[str, Any]] | None]:
+        """Of each token of the prompt the log-probabilities by token id, in vLLM's shape; None of the first."""
+        return [
+            None
+            if math.isnan(token.logprob)
+            else {
+                str(each.token_id): {
+                    "logprob": max(each.logprob, LEAST_LOGPROB),
+                    "rank": each.rank,
+                    "decoded_token": each.token,
+                }
+                for each in (token, *token.top)
+            }
+            for token in self._exchange.answers[0].prompt_tokens
+        ]
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. Raises ApiError."""
+        options, head = self._request.stream_options or StreamOptions(), self._head()
+        told = [0] * len(self._exchange.answers)  # tokens
+        async with aclosing(self._steps()) as steps:
+            async for answer, new in steps:
+                text = new.delta.text if isinstance(new, TextDelta) else ""
+                choice = self._choice(answer, told[answer.index], text, new is None)
+                told[answer.index] = len(answer.token_ids)
+                if self._speech is not None and not isinstance(new, TextDelta | PromptTokens):
+                    choice["speech"] = self._speech.end(answer) if new is None else self._speech.delta(new)
+                if options.include_usage and options.continuous_usage_stats:
+                    head["usage"] = self._exchange.usage()
+                if choice["token_ids"] or "speech" in choice or new is None:
+                    yield sse(head | {"choices": [choice]})
+        if options.include_usage:
+            yield sse(head | {"choices": [], "usage": self._exchange.usage()})
+        yield DONE
+
+    def _head(self) -> dict[str, Any]:
+        head: dict[str, Any] = {"request_id": self._id, "created": int(time.time())}
+        if self._speech is not None:
+            head["speech"] = self._speech.facts()
+        return head | ({"prompt_token_ids": self._request.token_ids} if self._request.return_token_ids else {})
+
+    def _choice(self, answer: WholeAnswer, begin: int, text: str, ended: bool) -> dict[str, Any]:
+        """The choice from its `begin`th token on."""
+        wants_logprobs = self._sampling.logprobs is not None
+        reason = answer.finish_reason if answer.end is not None else "abort"
+        return {
+            "index": answer.index,
+            "token_ids": answer.token_ids[begin:],
+            "logprobs": {"content": self._logprobs[answer.index][begin:]} if wants_logprobs else None,
+            "finish_reason": reason if ended else None,
+            **({"text": text} if self._request.output_mode == "text" else {}),
+        }
+
+
+async def _unless(stop: "asyncio.Future[Any]", work: Coroutine[Any, Any, Result]) -> Result | None:
+    """The result of `work`; None, and it is cancelled, if `stop` is done first."""
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((working, stop), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+def _logprob(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
+    entry = {"token_id": token.token_id, "logprob": max(token.logprob, LEAST_LOGPROB), "rank": token.rank}
+    return entry | {"top_logprobs": [_logprob(other) for other in token.top]}

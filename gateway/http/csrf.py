@@ -1,0 +1,53 @@
+"""Keeps other sites' pages away from a server without API keys, e.g. one on the machine of who looks at them."""
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from gateway.errors import ApiError
+from gateway.http.json_writer import error_response
+
+_SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}  # they change nothing, and browsers hide the answers from such pages
+_OWN_SITES = {"same-origin", "none"}  # none: the user's own doing, e.g. a bookmark
+
+
+class OwnPagesOnly:
+    """Refuses what a browser sends for a page of another origin with 403. Other clients say nothing of origins.
+
+    Browsers send some requests of any page anywhere without asking. With keys this is no matter: they cannot send one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in _SAFE_METHODS or _is_own(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        origin = Headers(scope=scope).get("origin", "another site")
+        message = f"a page of {origin} may not use this server; call it from that site's own server"
+        error = ApiError(403, message, None, "foreign_origin")
+        scope.get("state", {}).get("log", {})["code"] = error.code
+        await error_response(error)(scope, receive, send)
+
+
+def _is_own(headers: Headers) -> bool:
+    """Whether the request is of no page, or of this server's own."""
+    if (site := headers.get("sec-fetch-site")) is not None:  # the browser's own word: proxies do not change it
+        return site in _OWN_SITES
+    return _is_of_host(headers)  # of pages without TLS on other machines
+
+
+def _is_of_host(headers: Headers) -> bool:
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def check_socket(socket: WebSocket) -> None:
+    """Raises ApiError: a page of another site asks. Browsers keep such pages from reading our answers over HTTP, but
+    connect their WebSockets anywhere, e.g. to a server on the user's own machine that asks for no key."""
+    if not _is_of_host(socket.headers):
+        message = f"a page of {socket.headers['origin']} may not use this server from a browser"
+        raise ApiError(403, message, None, "foreign_origin")

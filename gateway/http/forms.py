@@ -1,0 +1,167 @@
+"""Reads bodies, JSON and forms as OpenAI's clients spell them, and says what /docs shows of them."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import Any
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+
+from gateway.errors import ApiError, invalid
+from gateway.validation import Model, _from_validation, validated
+
+_LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
+_MAX_FIELDS = 1000
+_MAX_FIELD_BYTES = 1024 * 1024
+_JSON_FIELDS = {"lora", "quartet", "input_reference", "chunking_strategy"}
+_NAME = re.compile(r"(?P<field>[^\[\]]+)(\[(?P<key>[^\[\]]*)\])?")
+
+
+def is_form(http: Request) -> bool:
+    """Whether the body is a form."""
+    return http.headers.get("content-type", "").split(";")[0].strip().lower() == "multipart/form-data"
+
+
+@asynccontextmanager
+async def _in_time(limit_s: float) -> AsyncIterator[None]:
+    """Raises ApiError: 408 after `limit_s` seconds."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        message = f"the body took longer to arrive than the {limit_s:g} s allowed"
+        raise ApiError(408, message, None, "request_timeout", "timeout_error") from None
+
+
+async def read_json(http: Request, model: type[Model], limit_s: float) -> Model:
+    """The body as a `model`. Raises ApiError: 400 naming the member at fault, 408 after `limit_s` seconds."""
+    async with _in_time(limit_s):
+        body = await http.body()
+    return await parsed(model, body)
+
+
+async def parsed(model: type[Model], body: bytes | str) -> Model:
+    """JSON as a `model`; a long one is read beside the event loop. Raises ApiError: 400 naming the member at fault."""
+    if len(body) > _LARGE_BODY_BYTES:
+        return await asyncio.to_thread(_parsed_json, model, body)
+    return _parsed_json(model, body)
+
+
+def _parsed_json(model: type[Model], body: bytes | str) -> Model:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _from_validation(error) from None
+
+
+async def read_form(
+    http: Request, model: type[Model], limit_s: float, file_names: set[str], max_files: int
+) -> tuple[Model, dict[str, list[bytes]]]:
+    """(the fields as a `model`, files) of a form. Fields are texts, but `lora[x]` makes {"lora": {"x": ...}}, and `a[]`
+    a list; some may be JSON. Files are listed by name, `image[]` as `image`; their names are in `file_names`.
+
+    Raises:
+        ApiError: 400 if it is no form, or naming the field at fault; 408 after `limit_s` seconds.
+    """
+    fields: dict[str, Any] = {}
+    files: dict[str, list[bytes]] = {}
+    limits = {"max_files": max_files, "max_fields": _MAX_FIELDS, "max_part_size": _MAX_FIELD_BYTES}
+    try:
+        async with _in_time(limit_s), http.form(**limits) as form:
+            for name, value in form.multi_items():
+                if isinstance(value, UploadFile):
+                    files.setdefault(name.removesuffix("[]"), []).append(await value.read())
+                else:
+                    _put(fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
+    except HTTPException as error:
+        raise ApiError(400, f"the body is not a valid form: {error.detail}", None, "invalid_form") from None
+    request = validated(model, fields, strict=False)  # a form has texts only
+    if unknown := [name for name in files if name not in file_names]:
+        raise invalid(unknown[0], "unknown parameter", "unknown_parameter")
+    return request, files
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text  # whatever is to be there, it is not a text: the field's own check says so
+    except RecursionError:
+        raise invalid(name, "more brackets within brackets than are read") from None
+
+
+def _put(fields: dict[str, Any], name: str, value: Any) -> None:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise invalid(name, "no name of a field: write field, field[] or field[key]")
+    field, key = match["field"], match["key"]
+    if key is None:
+        if field in fields:
+            raise invalid(name, "is in the form twice")
+        fields[field] = value
+        return
+    group = fields.setdefault(field, {} if key else [])
+    if key and isinstance(group, dict) and key not in group:
+        group[key] = value
+    elif not key and isinstance(group, list):
+        group.append(value)
+    else:
+        raise invalid(name, "is in the form twice")
+
+
+FILE = {"type": "string", "format": "binary"}
+_ERROR = {"description": "OpenAI's error body: {error: {message, type, param, code}}"}
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """`schema` without $refs: OpenAPI resolves them against the whole page, not against this schema."""
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolve(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return resolve(definitions[node["$ref"].rsplit("/", 1)[1]])
+        # a discriminator's mapping names definitions too
+        return {key: resolve(value) for key, value in node.items() if key != "discriminator"}
+
+    return resolve(schema)
+
+
+def page(
+    model: type[BaseModel],
+    media_type: str,
+    answer: str,
+    files: Mapping[str, Any] = MappingProxyType({}),
+    needed: str | None = None,
+    answered: Iterable[str] = ("application/json", "text/event-stream"),
+) -> dict[str, Any]:
+    """What the page says of an endpoint.
+
+    Args:
+        model: its body.
+        media_type: of the body.
+        answer: what comes back.
+        files: the schemas of members that are files.
+        needed: the one of them that is required.
+        answered: media types of what comes back.
+    """
+    schema = _inlined(model.model_json_schema())
+    schema["properties"] |= files
+    if needed is not None:
+        schema["required"] = [*schema.get("required", ()), needed]
+    return {
+        "requestBody": {"required": True, "content": {media_type: {"schema": schema}}},
+        "responses": {
+            "200": {"description": answer, "content": {kind: {} for kind in answered}},
+            **dict.fromkeys(("400", "401", "404", "413", "429", "500", "503", "504"), _ERROR),
+        },
+    }

@@ -1,0 +1,149 @@
+"""Requests that one process cannot answer alone: what the first one keeps, and what all of them know a part of."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
+
+import httpx
+import structlog
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import ApiError
+from gateway.http.connection import ClientGone, while_connected
+from gateway.http.json_writer import error_response
+from gateway.http.workers import merge as merging
+from gateway.http.workers.worker import Worker
+
+# Jobs, answers that are remembered or go on by themselves, what is recorded, adapters: the first process has them all.
+_KEPT_BY_FIRST = (
+    "/ready",  # it is not, without the first
+    "/v1/videos",
+    "/v1/responses",
+    "/v1/conversations",
+    "/inference/v1/",
+    "/start_profile",
+    "/stop_profile",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
+_FIRST = 0
+# How each answer that is put together is: from the answers of all processes.
+_TOGETHER = {"/metrics": merging.metrics, "/v1/quartet/trace/": merging.trace}
+_OF_ONE_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer"}
+_CONNECT_S = 5.0
+# As many as come; an idle connection is left before the other side closes it, which it does after 5 s.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
+
+log = structlog.get_logger()
+
+
+class Forwarding:
+    """Serves what this process can, and asks the others for the rest.
+
+    Args:
+        app: this process.
+        worker: which it is.
+    """
+
+    def __init__(self, app: ASGIApp, worker: Worker) -> None:
+        self._app, self._worker = app, worker
+        self._clients: dict[int, httpx.AsyncClient] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["client"] is None:  # a sibling's: it came by this process's own socket
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        merge = next((each for begin, each in _TOGETHER.items() if path.startswith(begin)), None)
+        if merge is not None:
+            answers = await self._ask_all(scope)
+            response = merge(answers) if answers else error_response(_unreachable())
+            await response(scope, receive, send)
+        elif not self._worker.is_first and path.startswith(_KEPT_BY_FIRST):
+            client = _Client(receive)
+            with suppress(ClientGone):
+                await while_connected(client.receive_after_body, self._forward(scope, client, send))
+        else:
+            await self._app(scope, receive, send)
+
+    def _to(self, number: int) -> httpx.AsyncClient:
+        """A client of process `number`."""
+        if number not in self._clients:
+            transport = httpx.AsyncHTTPTransport(uds=str(self._worker.socket_of(number)), limits=_LIMITS)
+            timeout = httpx.Timeout(None, connect=_CONNECT_S)
+            self._clients[number] = httpx.AsyncClient(base_url="http://worker", transport=transport, timeout=timeout)
+        return self._clients[number]
+
+    async def _ask_all(self, scope: Scope) -> list[tuple[int, Response]]:
+        """(number, answer) of every process that can be reached."""
+
+        async def ask(number: int) -> tuple[int, Response] | None:
+            try:
+                headers = _passed_on(scope["headers"])
+                answer = await self._to(number).request(scope["method"], _target(scope), headers=headers)
+            except httpx.TransportError:
+                return None
+            return number, Response(answer.content, answer.status_code, dict(answer.headers))
+
+        answers = await asyncio.gather(*(ask(number) for number in range(self._worker.count)))
+        return [answer for answer in answers if answer is not None]
+
+    async def _forward(self, scope: Scope, client: "_Client", send: Send) -> None:
+        first = self._to(_FIRST)
+        headers, body = _passed_on(scope["headers"]), client.body()
+        try:
+            request = first.build_request(scope["method"], _target(scope), headers=headers, content=body)
+            answer = await first.send(request, stream=True)
+        except httpx.TransportError:
+            await error_response(_unreachable())(scope, client.receive_after_body, send)
+            return
+        try:
+            start = {"status": answer.status_code, "headers": _passed_on(answer.headers.raw)}
+            await send({"type": "http.response.start", **start})
+            async for piece in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except httpx.TransportError as error:  # its client sees that it is cut short
+            log.error("the first worker's answer broke off", path=scope["path"], error=str(error))
+        finally:
+            await answer.aclose()
+
+
+class _Client:
+    """What a client sends: the body first, and then, at some time, that it is gone."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._is_read = receive, asyncio.Event()
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Its request's body, as it comes. Raises ClientGone."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            more = message.get("more_body", False)
+            yield message.get("body", b"")
+        self._is_read.set()
+
+    async def receive_after_body(self) -> Message:
+        """The next message, once the body has been read."""
+        await self._is_read.wait()
+        return await self._receive()
+
+
+def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+    """Those that are not about the one connection."""
+    return [(name, value) for name, value in headers if name.lower() not in _OF_ONE_CONNECTION]
+
+
+def _target(scope: Scope) -> str:
+    query = scope.get("query_string", b"")
+    path = scope.get("raw_path") or scope["path"].encode()
+    return (path + (b"?" + query if query else b"")).decode("ascii")
+
+
+def _unreachable() -> ApiError:
+    message = "the gateway's process that keeps this is starting anew; try again"
+    return ApiError(503, message, None, "stage_unavailable", retry_after_s=1)

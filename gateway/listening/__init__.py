@@ -1,0 +1,1 @@
+"""Detectors of speech and of ended turns."""

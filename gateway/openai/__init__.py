@@ -1,1 +1,0 @@
-"""The OpenAI API: requests in, pipeline jobs out, and back."""

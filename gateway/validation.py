@@ -1,0 +1,80 @@
+"""Input that is refused unless it is exactly right: models, and YAML files, whose faults are told with their line."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.errors import ApiError, invalid
+
+Model = TypeVar("Model", bound=BaseModel)
+# What fits an int32 of a message.
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+NotNegative = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Strict(BaseModel):
+    """A model that takes neither unknown keys, nor values of another type, nor NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def first_error(error: ValidationError) -> Any:
+    """The error to tell of: the first, but a misspelt key goes before those that are missing because of it. It does not
+    have its input, which may be a secret."""
+    return min(error.errors(include_input=False), key=lambda each: each["type"] != "extra_forbidden")
+
+
+def validated(model: type[Model], members: dict[str, Any], strict: bool | None = None) -> Model:
+    """The members as a `model`. Raises ApiError: 400 naming the member at fault."""
+    try:
+        return model.model_validate(members, strict=strict)
+    except ValidationError as error:
+        raise _from_validation(error) from None
+
+
+# Where pydantic puts the tag of a union's chosen member into an error's path.
+_TAGS_AFTER_INDEX = {
+    *("system", "developer", "user", "assistant", "tool"),
+    *("text", "refusal", "image_url", "input_audio", "audio_url", "video_url"),
+    *("function_tool", "hosted_tool"),
+}
+
+
+_FORMAT_TAGS = {"text", "json_object", "json_schema"}
+
+
+def _from_validation(errors: ValidationError) -> ApiError:
+    """The 400 for pydantic's errors about a request: the first of them, or a misspelt field that causes others."""
+    error = first_error(errors)
+    if error["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {error['ctx']['error']}", None, "invalid_json")
+    param = _path(error["loc"])
+    if not param:
+        return ApiError(400, f"the body must be a JSON object: {error['msg']}", None, "invalid_type")
+    match error["type"]:
+        case "extra_forbidden":
+            return invalid(param, "unknown parameter", "unknown_parameter")
+        case "missing":
+            return invalid(param, "required, but missing", "missing_required_parameter")
+        case "value_error":
+            return invalid(param, str(error["ctx"]["error"]))
+        case "union_tag_invalid" | "union_tag_not_found":
+            return invalid(f"{param}.{error['ctx']['discriminator'].strip(chr(39))}", error["msg"])
+        case _:
+            return invalid(param, error["msg"])
+
+
+def _path(location: Sequence[str | int]) -> str:
+    parts: list[str] = []
+    for i, part in enumerate(location):
+        before = location[i - 1] if i else None
+        if part == "[key]":  # a mapping's key is at fault, and it is the part before
+            continue
+        is_last = i == len(location) - 1  # then it is a member: a tag has the member at fault after it
+        if (isinstance(before, int) and part in _TAGS_AFTER_INDEX and not is_last) or (
+            before == "response_format" and i == 1 and part in _FORMAT_TAGS
+        ):
+            continue
+        parts.append(f"[{part}]" if isinstance(part, int) else f".{part}" if parts else part)
+    return "".join(parts)
