@@ -40,6 +40,12 @@ class ApiError(Exception):
         self.kind = self.kind or ("invalid_request_error" if self.status < 500 else "server_error")
         self.log = {"code": self.code}
 
+    def rename(self, param: str | None) -> None:
+        """Names another field of the request as the one at fault, `param`, in the message too."""
+        if self.param and param and self.message.startswith(self.param):
+            self.message = param + self.message.removeprefix(self.param)
+        self.param = param
+
     def body(self) -> dict[str, Any]:
         """The response body."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.answers.tools.events import Failed, NextTurn, Painted, PaintEvent
+from gateway.answers.tools.events import ToolFailure, ToolImage
+from gateway.answers.turn import AnswerEvent, NextTurn
 from gateway.media.encode import BYTES_PER_SAMPLE
-from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, PromptRead, PromptTokens, TextDelta
+from gateway.pipeline.events import AudioDelta, CodesDelta, Finished, PromptRead, PromptTokens, TextDelta
 from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
 
 FINISH_REASON = {
@@ -18,9 +19,6 @@ FINISH_REASON = {
 
 # What each stage's summary says of waiting for the stage before it.
 _WAITS = {"thinker": (), "talker": ("waited_for_text_ms",), "code2wav": ("waited_for_frames_ms",)}
-
-
-AnswerEvent = Event | NextTurn | PaintEvent
 
 
 LEAST_LOGPROB = -9999.0  # OpenAI's value for impossible tokens: JSON has no infinity
@@ -63,10 +61,10 @@ class Answer:
                 names = ("prompt_tokens", "audio_tokens", "image_tokens")
                 both = {name: getattr(self.prompt, name) + getattr(tokens, name) for name in names}
                 self.prompt = thinker_pb2.PromptInfo(**both)
-            case Painted(preview=None):
+            case ToolImage(preview=None):
                 image = {"type": "image_url", "image_url": {"url": event.url}, "index": len(self.images)}
                 self.images.append(image | {"revised_prompt": event.facts["revised_prompt"]})
-            case Failed(error):
+            case ToolFailure(error):
                 self.image_errors.append(error.body()["error"])
             case TextDelta(delta):
                 self.text += delta.text

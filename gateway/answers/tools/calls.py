@@ -1,14 +1,40 @@
-"""Calls of the tools that run here: how the model is told of a tool, and how what it wrote is read."""
+"""Calls of the tools that run here: the functions that the model sees, and the arguments that it wrote."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from gateway.answers.meter import Meter
 from gateway.answers.request import FunctionTool, Tool
 from gateway.errors import ApiError, invalid
 
 _MAX_PROMPT_CHARACTERS = 1000  # that a model is to write: text encoders read some hundred tokens
+
+
+@dataclass(frozen=True)
+class HostedCall:
+    """A call of a tool that runs here.
+
+    Attributes:
+        arguments: JSON as the model wrote it.
+        last_image: URL of the conversation's last image, which an edit or a video begins with; None: there is none.
+        request_id: names the call in the stage.
+        meter: of the whole request.
+        previews: whether the client wants previews.
+        owner: name of the API key that owns the result; None where there are no keys.
+        hold: takes a place of the API key's for a job that goes on when the request has ended; returns the function
+            that gives the place back.
+    """
+
+    arguments: str
+    last_image: str | None
+    request_id: str
+    meter: Meter
+    previews: bool
+    owner: str | None
+    hold: Callable[[], Callable[[], None]]
 
 
 def function(name: str, description: str, prompt: str, **more: dict[str, Any]) -> Tool:
@@ -58,6 +84,5 @@ def settings_at(place: str, names: Mapping[str, str]) -> Iterator[None]:
         yield
     except ApiError as error:
         param = error.param or ""
-        own = f"{place}.{names.get(param, error.param)}"
-        error.message, error.param = own + error.message.removeprefix(param), own
+        error.rename(f"{place}.{names.get(param, error.param)}")
         raise

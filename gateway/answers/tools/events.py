@@ -1,32 +1,24 @@
-"""What happens while tools run here, beside the pipeline's own events."""
+"""Events of a tool that runs here."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import ApiError
-from quartet.v1 import thinker_pb2
 
 
 @dataclass(frozen=True)
-class NextTurn:
-    """The thinker goes on, having read what a tool made. `tokens`: of the prompt it read for that, by kind."""
-
-    tokens: thinker_pb2.PromptInfo
+class ToolProgress:
+    """A stage works on the call."""
 
 
 @dataclass(frozen=True)
-class Generating:
-    """A stage works on the picture."""
-
-
-@dataclass(frozen=True)
-class Painted:
-    """A picture, or a preview of one.
+class ToolImage:
+    """An image, or a preview of one.
 
     Attributes:
         image_base64: the file.
-        facts: what it is, in OpenAI's names, which is not always what was asked for.
-        preview: its number among the previews; None: the picture itself.
+        facts: its format and size in OpenAI's names; they may differ from the request's.
+        preview: number of the preview; None: the image itself.
     """
 
     image_base64: str
@@ -36,27 +28,31 @@ class Painted:
     @property
     def url(self) -> str:
         """The file as a data URL."""
-        return picture_url(self.image_base64, self.facts["output_format"])
+        return image_url(self.image_base64, self.facts["output_format"])
 
 
 @dataclass(frozen=True)
-class Made:
-    """What another tool made: `members` of its item."""
+class ToolResult:
+    """The result of a tool that makes no image. `members`: of its item in a response."""
 
     members: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Failed:
-    """It cannot be made."""
+class ToolFailure:
+    """The call failed."""
 
     error: ApiError
 
 
-PaintEvent = Generating | Painted | Failed
-MakeEvent = Generating | Made | Failed
+ToolEvent = ToolProgress | ToolImage | ToolResult | ToolFailure
 
 
-def picture_url(image_base64: str, file_format: str) -> str:
-    """A picture as a data URL."""
+def image_url(image_base64: str, file_format: str) -> str:
+    """An image as a data URL."""
     return f"data:image/{file_format};base64,{image_base64}"
+
+
+def is_last(event: ToolEvent) -> bool:
+    """Whether the event ends its call."""
+    return isinstance(event, ToolResult | ToolFailure) or (isinstance(event, ToolImage) and event.preview is None)

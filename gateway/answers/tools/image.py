@@ -1,138 +1,120 @@
-"""The tool image_generation: what the model is told of it, and what happens when it calls it."""
+"""The tool image_generation: the function that the model sees, and its calls."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import BaseModel
 
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
 from gateway.answers.images import ImageGeneration, Picture, image_facts, load_pictures
 from gateway.answers.request import Tool
 from gateway.answers.tools import calls
-from gateway.answers.tools.events import Failed, Generating, Painted, PaintEvent
+from gateway.answers.tools.calls import HostedCall
+from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
 from gateway.errors import ApiError, invalid
 from gateway.media.check import MediaFile
+from gateway.pipeline.kinds import Output
 from gateway.pipeline.stage import Stage
 from gateway.validation import validated
 from quartet.v1 import dit_pb2
 
-MAX_CALLS = 8  # of tools that run here, for one request, unless it says otherwise
-MADE = "The picture was made, and the user sees it."
-NOT_MADE = "The picture could not be made: "
-
 _MEMBERS = ("size", "output_format", "output_compression")
 
 
-def function(tool: ImageTool) -> Tool:
-    """The tool as the model knows it: a function."""
-    more: dict[str, dict[str, Any]] = {}
-    if tool.action in (None, "auto"):
-        why = "edit: change the conversation's last picture; generate: make a new one"
-        more["action"] = {"type": "string", "enum": ["generate", "edit"], "description": why}
-    what = "Makes a picture, which the user sees. Call it when the user asks for a picture, or for a change of one."
-    shown = "what the picture shows, or what is to be changed in the conversation's last picture"
-    return calls.function(IMAGE_TOOL, what, shown, **more)
-
-
-def check(gateway: Gateway, tool: ImageTool, place: str) -> None:
-    """Refuses settings that the model here cannot follow, where it is known. Raises ApiError: 400 naming the member."""
-    stage = gateway.pipeline.output("image")
-    if stage is None or not stage.serving or stage.info is None:
-        return
-    with calls.settings_at(place, {"model": "action"}):
-        if tool.action == "edit":
-            image_facts(stage, edits=True)
-        if tool.input_image_mask is not None and not stage.info.dit.mask:
-            raise invalid("input_image_mask", "this model takes none; leave it out")
-        _request(tool, "a picture", shows=True).image_start(stage.info.dit)
-
-
-def _request(tool: ImageTool, prompt: str, shows: bool) -> ImageRequest:
-    members = {name: getattr(tool, name) for name in _MEMBERS}
-    previews = {"stream": True, "partial_images": tool.partial_images} if shows else {}
-    return validated(ImageRequest, {"prompt": prompt, **members, **previews})
-
-
 @dataclass(frozen=True)
-class Painting:
-    """A picture that the model asked for.
+class ImageGenerator:
+    """The tool with a request's settings."""
 
-    Attributes:
-        tool: the request's settings.
-        arguments: of the call, as the model wrote them.
-        last_picture: URL of the conversation's last picture, which an edit starts from; None: there is none.
-        request_id: names it in the stage.
-        deadline: `time.monotonic()` at which the request's time is over.
-        shows: whether previews are told.
-        log: fields of the request's log line.
-    """
+    settings: ImageTool
+    name: ClassVar[str] = IMAGE_TOOL
+    output: ClassVar[Output] = "image"
+    schema: ClassVar[type[BaseModel]] = ImageTool
+    done: ClassVar[str] = "The picture was made, and the user sees it."
+    failed: ClassVar[str] = "The picture could not be made: "
 
-    tool: ImageTool
-    arguments: str
-    last_picture: str | None
-    request_id: str
-    deadline: float
-    shows: bool
-    log: dict[str, Any]
+    def function(self) -> Tool:
+        """The tool as the model sees it: a function."""
+        more: dict[str, dict[str, Any]] = {}
+        if self.settings.action in (None, "auto"):
+            why = "edit: change the conversation's last picture; generate: make a new one"
+            more["action"] = {"type": "string", "enum": ["generate", "edit"], "description": why}
+        what = "Makes a picture, which the user sees. Call it when the user asks for a picture, or for a change of one."
+        shown = "what the picture shows, or what is to be changed in the conversation's last picture"
+        return calls.function(IMAGE_TOOL, what, shown, **more)
 
-    async def events(self, gateway: Gateway) -> AsyncGenerator[PaintEvent, None]:
-        """Makes it: last comes the picture, or Failed, of which the model may say why. Closing the generator cancels
-        the stage's call."""
+    def check(self, gateway: Gateway, place: str) -> None:
+        """Refuses settings that the model here cannot follow, if its stage serves. Raises ApiError: 400."""
+        stage = gateway.pipeline.output("image")
+        if stage is None or not stage.serving or stage.info is None:
+            return
+        with calls.settings_at(place, {"model": "action"}):
+            if self.settings.action == "edit":
+                image_facts(stage, edits=True)
+            if self.settings.input_image_mask is not None and not stage.info.dit.mask:
+                raise invalid("input_image_mask", "this model takes none; leave it out")
+            self._request("a picture", previews=True).image_start(stage.info.dit)
+
+    async def events(self, gateway: Gateway, call: HostedCall) -> AsyncGenerator[ToolEvent, None]:
+        """Makes the image. The last event is the image, or a failure that the model may read. Closing the generator
+        cancels the stage's call."""
         try:
             stage = gateway.pipeline.output("image")
-            assert stage is not None, "the tool is offered where pictures are made"
-            pictures, request = await self._prepare(gateway, stage)
-            yield Generating()
-            async with aclosing(pictures.events()) as made:
-                async for event in made:
+            assert stage is not None, "the tool is offered where images are made"
+            generation, request = await self._prepare(gateway, stage, call)
+            yield ToolProgress()
+            async with aclosing(generation.events()) as events:
+                async for event in events:
                     if not isinstance(event, Picture):
                         continue
                     file = await asyncio.to_thread(request.to_base64, event.pixels)
                     facts = _facts(request, event.pixels)
                     if event.preview is None:
-                        facts["action"] = "edit" if pictures.images else "generate"
+                        facts["action"] = "edit" if generation.images else "generate"
                         facts["revised_prompt"] = request.prompt
-                    yield Painted(file, facts, event.preview)
+                    yield ToolImage(file, facts, event.preview)
         except ApiError as error:
-            self.log.update(error.log)
-            yield Failed(error)
+            call.meter.log.update(error.log)
+            yield ToolFailure(error)
 
-    async def _prepare(self, gateway: Gateway, stage: Stage) -> tuple[ImageGeneration, ImageRequest]:
-        prompt, action = self._asked()
-        base = self._base(stage) if action != "generate" else None
-        if self.tool.action == "edit" and base is None:  # a model that says so without a picture means a new one
+    def _request(self, prompt: str, previews: bool) -> ImageRequest:
+        members = {name: getattr(self.settings, name) for name in _MEMBERS}
+        shown = {"stream": True, "partial_images": self.settings.partial_images} if previews else {}
+        return validated(ImageRequest, {"prompt": prompt, **members, **shown})
+
+    async def _prepare(self, gateway: Gateway, stage: Stage, call: HostedCall) -> tuple[ImageGeneration, ImageRequest]:
+        prompt, arguments = calls.read(call.arguments)
+        fixed = self.settings.action if self.settings.action != "auto" else None
+        action = fixed or arguments.get("action")
+        base = None
+        if action != "generate" and _edits(stage) and call.last_image is not None:
+            base = MediaFile("image", "image", call.last_image)
+        if self.settings.action == "edit" and base is None:  # a model that says so without an image means a new one
             raise invalid("action", "there is no picture to change, or this model does not change pictures")
         info = image_facts(stage, edits=base is not None)
         mask = self._mask() if base is not None else None
-        request = _request(self.tool, prompt, self.shows)
+        request = self._request(prompt, call.previews)
         start = request.image_start(info)
-        start.request_id = self.request_id
+        start.request_id = call.request_id
         images = [] if base is None else [base]
         await load_pictures(gateway, [*images, *([mask] if mask else [])])
-        deadline = max(self.deadline, time.monotonic())
-        return ImageGeneration(stage, start, images, mask, deadline, self.log), request
-
-    def _asked(self) -> tuple[str, str | None]:
-        """(prompt, action) of the call. Raises ApiError: the model wrote something else."""
-        prompt, arguments = calls.read(self.arguments)
-        fixed = self.tool.action if self.tool.action != "auto" else None
-        return prompt, fixed or arguments.get("action")
-
-    def _base(self, stage: Stage) -> MediaFile | None:
-        """The conversation's last picture, where the model changes pictures."""
-        if stage.info is None or dit_pb2.DIT_TASK_IMAGE_EDIT not in stage.info.dit.tasks:
-            return None
-        return None if self.last_picture is None else MediaFile("image", "image", self.last_picture)
+        deadline = max(call.meter.deadline, time.monotonic())
+        return ImageGeneration(stage, start, images, mask, deadline, call.meter.log), request
 
     def _mask(self) -> MediaFile | None:
-        url = (self.tool.input_image_mask or {}).get("image_url")
+        url = (self.settings.input_image_mask or {}).get("image_url")
         return MediaFile("input_image_mask", "image", url) if isinstance(url, str) and url else None
+
+
+def _edits(stage: Stage) -> bool:
+    """Whether the stage's model changes images."""
+    return stage.info is not None and dit_pb2.DIT_TASK_IMAGE_EDIT in stage.info.dit.tasks
 
 
 def _facts(request: ImageRequest, pixels: np.ndarray) -> dict[str, str]:

@@ -45,7 +45,3 @@ class SoundTool(BaseModel):
     type: Literal["sound_generation"] = SOUND_TOOL
     seconds: float | None = Field(default=None, gt=0, description="default: the model's")
     output_format: Literal["wav", "flac", "mp3", "opus", "aac"] | None = Field(default=None, description="default: wav")
-
-
-MakerTool = VideoTool | SoundTool
-MAKERS: dict[str, type[VideoTool] | type[SoundTool]] = {VIDEO_TOOL: VideoTool, SOUND_TOOL: SoundTool}

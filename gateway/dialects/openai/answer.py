@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import pybase64
 
-from gateway.answers.answer import Answer, AnswerEvent, WholeAnswer, logprobs
-from gateway.answers.tools.events import Failed, Painted
+from gateway.answers.answer import Answer, WholeAnswer, logprobs
+from gateway.answers.tools.events import ToolFailure, ToolImage
+from gateway.answers.turn import AnswerEvent
 from gateway.media.encode import encode_audio
 from gateway.pipeline.events import AudioDelta, Finished, PromptRead, TextDelta
 
@@ -61,13 +62,13 @@ class StreamedAnswer(Answer):
                     yield chunk(self.index, "text", body, tokens)
             case AudioDelta(pcm16):
                 yield self._audio_chunk(pcm16)
-            case Painted(preview=None):
+            case ToolImage(preview=None):
                 yield chunk(self.index, "image", {"images": self.images[-1:]})
-            case Painted(preview=preview):
+            case ToolImage(preview=preview):
                 url = {"type": "image_url", "image_url": {"url": event.url}}
                 partial = url | {"index": len(self.images), "partial_image_index": preview}
                 yield chunk(self.index, "image", {"partial_images": [partial]})
-            case Failed():
+            case ToolFailure():
                 yield chunk(self.index, "image", {"image_errors": self.image_errors[-1:]})
             case Finished():
                 if self.audio_bytes and self.transcribed < len(self.text):

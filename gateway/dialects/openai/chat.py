@@ -10,23 +10,26 @@ from fastapi import APIRouter, Depends, Request
 from starlette.datastructures import State
 from starlette.responses import Response
 
-from gateway import metrics
-from gateway.answers.answer import Answer, AnswerEvent, WholeAnswer, usage
+from gateway.answers.answer import Answer, WholeAnswer, usage
+from gateway.answers.chat_dialog import ChatDialog, needs_dialog
 from gateway.answers.gateway import Gateway
 from gateway.answers.image_chat import ImageChat
 from gateway.answers.images import ImageGeneration
 from gateway.answers.jobs import to_jobs
+from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest, StreamOptions
-from gateway.answers.tools.chat import PaintingChat, wants_pictures
+from gateway.answers.turn import AnswerEvent, TurnEnd, sum_of
+from gateway.answers.turns import Rules, Turns
 from gateway.dialects.openai.answer import StreamedAnswer, choice, chunk, whole_choice
 from gateway.errors import from_error
 from gateway.http.connection import DONE, LAST_WORD_S, EventStream, admitted, owner_of, sse, while_connected
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
-from gateway.pipeline.events import AudioDelta, TextDelta
+from gateway.pipeline.events import TextDelta
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
+from quartet.v1 import thinker_pb2
 from services.common.rpc.errors import StageError
 
 router = APIRouter(tags=["chat"])
@@ -73,10 +76,10 @@ class _Exchange:
     """
 
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State) -> None:
-        self._gateway, self._request, self._request_id, self._log = gateway, request, state.request_id, state.log
-        self._arrived = time.monotonic()
-        self._head = {"id": f"chatcmpl-{self._request_id}", "created": int(time.time()), "model": request.model}
-        self._log["stream"] = bool(request.stream)
+        self._gateway, self._request = gateway, request
+        self._meter = Meter(state.request_id, gateway.settings.request_timeout_s, state.log)
+        self._head = {"id": f"chatcmpl-{state.request_id}", "created": int(time.time()), "model": request.model}
+        self._meter.log["stream"] = bool(request.stream)
 
 
 class AnswerExchange(_Exchange):
@@ -127,54 +130,48 @@ class AnswerExchange(_Exchange):
         return Json(body)
 
     def _new(self, kind: type[AnswerKind]) -> list[AnswerKind]:
-        self._log |= {"speech": self._request.speaks, "answers": self._request.n or 1}
+        self._meter.log |= {"speech": self._request.speaks, "answers": self._request.n or 1}
         return [kind(i, *self._gateway.transcripts.new_id()) for i in range(self._request.n or 1)]
 
     async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-        """What happens, as it does; the answers have taken it. Raises ApiError."""
+        """(index of the answer, event), once the answer has taken it. Raises ApiError."""
+        gateway, meter = self._gateway, self._meter
+        if needs_dialog(gateway, self._request):
+            running = self._turns()
+        else:
+            jobs = await to_jobs(gateway, self._request, meter.request_id, self._owner)
+            running = run(gateway.pipeline, jobs, meter.left_s)
         try:
-            async with aclosing(await self._run()) as events:
+            async with aclosing(running) as events:
                 async for index, event in events:
                     answers[index].take(event)
-                    self._observe(event)
+                    meter.observe(event)
                     yield index, event
         except StageError as error:
             raise from_error("gateway", error) from error
-        self._finish(answers)
-
-    async def _run(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-        """What the pipeline makes, and the tools that run here. Raises ApiError."""
-        gateway, request, limit_s = self._gateway, self._request, self._gateway.settings.request_timeout_s
-        if wants_pictures(gateway, request):
-            deadline = self._arrived + limit_s
-            return PaintingChat(gateway, request, self._request_id, self._owner, deadline, self._log).events()
-        jobs = await to_jobs(gateway, request, self._request_id, self._owner)
-        return run(gateway.pipeline, jobs, max(0.0, limit_s - self._elapsed_s()))
-
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._arrived
-
-    def _observe(self, event: AnswerEvent) -> None:
-        if isinstance(event, TextDelta) and event.delta.token_ids:
-            metrics.came(metrics.TTFT, self._elapsed_s(), self._log)
-        elif isinstance(event, AudioDelta):
-            metrics.came(metrics.TTFA, self._elapsed_s(), self._log)
-
-    def _finish(self, answers: Sequence[Answer]) -> None:
-        """Remembers what was said, and counts."""
         for answer in answers:
             if answer.audio_bytes:
-                self._gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
-                metrics.spoken(answer.audio_s, self._elapsed_s())
-        tokens = usage(answers)
-        details = tokens["completion_tokens_details"]
-        metrics.PROMPT_TOKENS.inc(tokens["prompt_tokens"])
-        metrics.TEXT_TOKENS.inc(details["text_tokens"])
-        self._log |= {
-            "prompt_tokens": tokens["prompt_tokens"],
-            "text_tokens": details["text_tokens"],
-            "frames": details["audio_tokens"],
-        }
+                gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
+        meter.count_answers(answers)
+
+    async def _turns(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+        """The events of all turns and tools as those of one answer. Raises ApiError."""
+        dialog = ChatDialog(self._gateway, self._request, self._owner)
+        rules = Rules(previews=bool(self._request.stream))
+        turns = Turns(self._gateway, dialog, dialog.tools, rules, self._meter)
+        has_text = is_next = False
+        async with aclosing(turns.events()) as events:
+            async for event in events:
+                match event:
+                    case TurnEnd():
+                        is_next = has_text
+                        continue
+                    case TextDelta(delta) if delta.text:
+                        if is_next:  # the client gets the texts of all turns as one
+                            yield 0, TextDelta(thinker_pb2.GenerateDelta(text="\n\n"))
+                        has_text, is_next = True, False
+                yield 0, event
+        yield 0, sum_of(turns.turns)
 
 
 class ImageExchange(_Exchange):
@@ -215,8 +212,8 @@ class ImageExchange(_Exchange):
         yield DONE
 
     async def _generation(self) -> ImageGeneration:
-        deadline = self._arrived + self._gateway.settings.request_timeout_s
-        return await self._chat.generation(self._request_id, deadline, self._log)
+        meter = self._meter
+        return await self._chat.generation(meter.request_id, meter.deadline, meter.log)
 
     async def _parts(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
         """(index, content part) of each image, as it is finished. Raises ApiError."""

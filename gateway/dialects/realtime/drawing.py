@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pybase64
 
 from gateway.answers.gateway import Gateway
-from gateway.answers.tools import image
-from gateway.answers.tools.events import Failed, Generating, Painted, PaintEvent, picture_url
+from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress, image_url
+from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
 from gateway.dialects.realtime.events import RealtimeError, new_id
 from gateway.dialects.realtime.items import Item
@@ -51,7 +51,7 @@ def check_tool(gateway: Gateway, session: Session, within: str = "session") -> N
         return
     index = next(i for i, each in enumerate(session.all_tools) if each.type == IMAGE_TOOL)
     try:
-        image.check(gateway, tool, f"{within}.tools[{index}]")
+        ImageGenerator(tool).check(gateway, f"{within}.tools[{index}]")
     except ApiError as error:
         raise RealtimeError("invalid_value", error.message, error.param) from None
 
@@ -65,7 +65,7 @@ def last_picture(items: Sequence[Item]) -> str | None:
     """URL of the conversation's last picture, made here or sent by the user; None if there is none."""
     for item in reversed(items):
         if item.kind == PICTURE and item.images:
-            return picture_url(pybase64.b64encode_as_string(item.images[0]), item.members["output_format"])
+            return image_url(pybase64.b64encode_as_string(item.images[0]), item.members["output_format"])
         if item.role == "user" and item.images:
             return item.content[max(item.images)]["image_url"]
     return None
@@ -83,24 +83,26 @@ class PictureOutput(Output):
         """It is asked for."""
         return [*super().open(), self._event(f"{PICTURE}.in_progress")]
 
-    def take(self, event: PaintEvent) -> list[Step]:
+    def take(self, event: ToolEvent) -> list[Step]:
         """What is to be told of how far it is."""
         match event:
-            case Generating():
+            case ToolProgress():
                 return [self._event(f"{PICTURE}.generating")]
-            case Painted(image_base64, facts, None):
+            case ToolImage(image_base64, facts, None):
                 self.item.members |= facts
                 self.item.images[0] = pybase64.b64decode(image_base64)
                 if self.conversation is not None:
                     self.conversation.has_grown(self.item)
                 made = self._event(f"{PICTURE}.completed", result=image_base64, **facts)
                 return [made, *self.close("completed")]
-            case Painted(image_base64, facts, preview):
+            case ToolImage(image_base64, facts, preview):
                 members = {"partial_image_index": preview, "partial_image_b64": image_base64, **facts}
                 return [self._event(f"{PICTURE}.partial_image", **members)]
-            case Failed(error):
+            case ToolFailure(error):
                 self.item.members["error"] = {"type": error.kind, "code": error.code, "message": error.message}
                 return self.close("incomplete")
+            case _:
+                return []
 
     def close(self, status: str) -> list[Step]:
         """It is there, or cannot be made; nothing, if that was told before."""

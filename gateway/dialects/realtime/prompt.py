@@ -10,7 +10,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import MAX_INLINE_BYTES, fill_tools
 from gateway.answers.request import Tool
 from gateway.answers.tools.calls import arguments_of
-from gateway.answers.tools.image import MADE, NOT_MADE
+from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
 from gateway.dialects.realtime.events import from_api
@@ -167,9 +167,9 @@ def _fill_picture(
     result = start.messages.add(role="tool", tool_call_id=item.id)
     if not item.images:
         fault = item.members.get("error", {"message": "it was cancelled"})
-        result.content.add(text=NOT_MADE + fault["message"])
+        result.content.add(text=ImageGenerator.failed + fault["message"])
         return []
-    result.content.add(text=MADE)
+    result.content.add(text=ImageGenerator.done)
     if not sees_images:
         return []
     media = media_pb2.Media(kind=media_pb2.MEDIA_KIND_IMAGE, field=item.id)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -13,26 +13,27 @@ from gateway import metrics
 from gateway.access.api_keys import ApiKey
 from gateway.answers.answer import Answer
 from gateway.answers.gateway import Gateway
-from gateway.answers.tools import image
-from gateway.answers.tools.events import NextTurn
-from gateway.answers.tools.schema import ImageTool
-from gateway.answers.tools.turns import Turn, sum_of
+from gateway.answers.meter import Meter
+from gateway.answers.tools.events import ToolFailure, ToolImage, ToolProgress, ToolResult
+from gateway.answers.tools.image import ImageGenerator
+from gateway.answers.turn import NextTurn, ToolStart, TurnEnd, sum_of
+from gateway.answers.turns import Rules, Turns
 from gateway.dialects.realtime.conversation import Conversation
-from gateway.dialects.realtime.drawing import image_tool, last_picture
+from gateway.dialects.realtime.drawing import PictureOutput, image_tool
 from gateway.dialects.realtime.events import RealtimeError, new_id, server_event
 from gateway.dialects.realtime.items import Item
 from gateway.dialects.realtime.outbox import Outbox
 from gateway.dialects.realtime.outputs import Outputs
 from gateway.dialects.realtime.prompt import Prompt
+from gateway.dialects.realtime.prompt_dialog import PromptDialog
 from gateway.dialects.realtime.telling import Telling
 from gateway.dialects.realtime.usage import usage
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.media.encode import BYTES_PER_SAMPLE
-from gateway.pipeline.events import AudioDelta, Event, Finished, PromptRead, TextDelta
-from gateway.pipeline.run import run
+from gateway.pipeline.events import AudioDelta
 from quartet.v1 import server_info_pb2
-from services.common.rpc.errors import ContextTooLong, StageError, TooManyMedia
+from services.common.rpc.errors import StageError
 from services.common.telemetry.spans import Span
 
 log = structlog.get_logger()
@@ -77,17 +78,20 @@ class Response:
         self._gateway, self._request = gateway, request
         self._details: dict[str, Any] | None = None
         self._answer = Answer(0, self.id, 0)
-        self._turns: list[Turn] = []
-        self._tool = image_tool(request.prompt.session)
-        self._paintings = 0
         self._telling = Telling(outbox, held)
         self._outputs = Outputs(self.id, request.prompt.session, request.conversation, self._telling)
+        tool = image_tool(request.prompt.session)
+        hosted = None if tool is None else ImageGenerator(tool)
+        self._dialog = PromptDialog(gateway, request.prompt, hosted, self._outputs)
+        self._meter = Meter(self.id, gateway.settings.request_timeout_s)
+        tools = {} if hosted is None else {hosted.name: hosted}
+        self._turns = Turns(gateway, self._dialog, tools, Rules(previews=True), self._meter)
         self._left_out: Sequence[Item] = ()
         self._task: asyncio.Task[None] | None = None
         self._made: asyncio.Task[None] | None = None
         self._reason: str | None = None
-        self.is_early, self._log = held, dict[str, Any]()
-        self._started, self._first_sound = time.monotonic(), 0.0
+        self.is_early = held
+        self._first_sound = 0.0
 
     @property
     def is_held(self) -> bool:
@@ -102,7 +106,7 @@ class Response:
     @property
     def head_start_s(self) -> float:
         """How much sooner its first sound was made, or will be, for having begun when it did instead of now."""
-        return (self._first_sound or time.monotonic()) - self._started
+        return (self._first_sound or time.monotonic()) - self._meter.arrived
 
     @property
     def _code2wav(self) -> server_info_pb2.Code2WavInfo | None:
@@ -189,112 +193,46 @@ class Response:
                 nullcontext() if key is None else key.request(),
                 metrics.RUNNING.track_inprogress(),
             ):
-                await self._in_turns(self._offered(self._request.prompt))
+                await self._answered()
         except StageError as error:
             raise from_error("gateway", error) from error
 
-    def _offered(self, prompt: Prompt) -> Prompt:
-        """The prompt with the tool, while it may be called."""
-        if self._tool is None or self._paintings >= image.MAX_CALLS:
-            return replace(prompt, tool=None)
-        return replace(prompt, tool=image.function(self._tool))
-
-    async def _in_turns(self, prompt: Prompt) -> None:
-        """Has it answered, and made the pictures that the model asks for, until it asks for none."""
-        items = list(prompt.items)
-        while True:
-            began = len(self._outputs)
-            attempt: Prompt | None = prompt
-            while attempt is not None:
-                attempt = await self._answered(attempt)
-            turn = self._turns[-1]
-            if not turn.pictures or self._tool is None or turn.is_cut_short:
-                return
-            self._outputs.end_message()
-            items += self._outputs.items[began:]
-            for arguments in turn.pictures.values():
-                items.append(await self._painted(self._tool, arguments, items))
-            if turn.calls or self._paintings > image.MAX_CALLS:
-                return
-            self._answer.end = None
-            prompt = replace(self._offered(prompt), items=[*items], is_free=True)
-
-    async def _painted(self, tool: ImageTool, arguments: str, items: Sequence[Item]) -> Item:
-        """The item of a picture, which is told of; made only for an answer that the client knows of."""
-        await self._telling.released()
-        self._paintings += 1
-        output = self._outputs.new_picture()
-        await self._telling.tell()
-        deadline = self._started + self._gateway.settings.request_timeout_s
-        name = f"{self.id}-picture-{self._paintings}"
-        painting = image.Painting(tool, arguments, last_picture(items), name, deadline, True, self._log)
-        async with aclosing(painting.events(self._gateway)) as events:
+    async def _answered(self) -> None:
+        """Renders the answer loop's events, and counts them in. Raises ApiError."""
+        picture: PictureOutput | None = None
+        async with aclosing(self._turns.events()) as events:
             async for event in events:
-                self._telling.add(output.take(event))
-                await self._telling.tell()
-        return output.item
-
-    async def _answered(self, prompt: Prompt) -> Prompt | None:
-        """None, the prompt was answered; or a shorter one, as it is too long. What is left out of a conversation's
-        prompt that is answered is forgotten: the next turn begins where this one did, for the thinker's prefix cache.
-
-        Raises:
-            StageError: as pipeline.run.
-            ApiError: 400, there is no such prompt.
-        """
-        number, turn = len(self._turns), Turn()
-        name = f"{self.id}-{number}" if number else self.id
-        job = await asyncio.to_thread(prompt.job, self._gateway, name)
-        limit_s = self._gateway.settings.request_timeout_s
-        try:
-            async with aclosing(run(self._gateway.pipeline, [job], limit_s)) as events:
-                async for _, event in events:
-                    event = self._of_turn(turn, event)
-                    self._answer.take(event)
-                    if not isinstance(event, NextTurn):
-                        self._observe(event)
+                match event:
+                    case TurnEnd(turn):
+                        self._answer.take(sum_of(self._turns.turns))
+                        if len(self._turns.turns) == 1:
+                            self._left_out = self._dialog.left_out(self._answer.prompt.prompt_tokens)
+                        if turn.hosted and not turn.is_cut_short:
+                            self._outputs.end_message()
+                    case ToolStart():
+                        await self._telling.released()  # an image is made only for an answer that the client knows of
+                        picture = self._outputs.new_picture()
+                    case ToolProgress() | ToolImage() | ToolResult() | ToolFailure():
+                        assert picture is not None
+                        self._telling.add(picture.take(event))
+                    case NextTurn():
+                        self._answer.end = None
+                        self._answer.take(event)
+                        continue
+                    case _:
+                        self._answer.take(event)
+                        if isinstance(event, AudioDelta):
+                            self._first_sound = self._first_sound or time.monotonic()
                         self._outputs.take(event, self._rate_hz)
-                        await self._telling.tell()
-        except (ContextTooLong, TooManyMedia):
-            shorter = None if self._outputs else prompt.shortened()
-            if shorter is None:
-                raise
-            return shorter
-        if self._request.conversation is not None and not number:
-            asked, kept = self._request.prompt.items, prompt.retained(self._answer.prompt.prompt_tokens)
-            self._left_out = asked[: len(asked) - len(kept.items)]
-        return None
-
-    def _of_turn(self, turn: Turn, event: Event) -> Event | NextTurn:
-        """The event as one of all turns: without the calls that run here, where the tool is offered."""
-        match event:
-            case PromptRead(tokens) if self._turns:
-                return NextTurn(tokens)
-            case TextDelta(delta) if self._tool is not None:
-                return TextDelta(turn.take(delta))
-            case Finished():
-                turn.end = event
-                self._turns.append(turn)
-                return sum_of(self._turns)
-        return event
-
-    def _observe(self, event: Event) -> None:
-        elapsed_s = time.monotonic() - self._started
-        if isinstance(event, TextDelta) and event.delta.token_ids:
-            metrics.came(metrics.TTFT, elapsed_s, self._log)
-        elif isinstance(event, AudioDelta):
-            metrics.came(metrics.TTFA, elapsed_s, self._log)
-            self._first_sound = self._first_sound or time.monotonic()
+                await self._telling.tell()
 
     def _count(self) -> None:
         """Counts what was made, whatever became of it, and logs it."""
-        made = usage(self._answer, self._code2wav)
-        metrics.PROMPT_TOKENS.inc(made["input_tokens"])
-        metrics.TEXT_TOKENS.inc(made["output_token_details"]["text_tokens"])
-        now = time.monotonic()
-        elapsed_s = now - self._started
-        span = Span(self.id, "gateway", self._started, now, self.status)
-        self._gateway.spans.add(with_firsts(span, self._log))
+        made, meter = usage(self._answer, self._code2wav), self._meter
+        details, elapsed_s = made["output_token_details"], meter.elapsed_s
+        span = Span(self.id, "gateway", meter.arrived, time.monotonic(), self.status)
+        self._gateway.spans.add(with_firsts(span, meter.log))
+        meter.count(made["input_tokens"], details["text_tokens"], details["audio_tokens"])
         if self._answer.audio_bytes and self._rate_hz is not None:
             metrics.spoken(self._answer.audio_bytes / BYTES_PER_SAMPLE / self._rate_hz, elapsed_s)
         log.info(
@@ -303,11 +241,8 @@ class Response:
             status=self.status,
             early=self.is_early,
             duration_ms=round(elapsed_s * 1000, 1),
-            prompt_tokens=made["input_tokens"],
             cached_tokens=made["input_token_details"]["cached_tokens"],
-            text_tokens=made["output_token_details"]["text_tokens"],
-            frames=made["output_token_details"]["audio_tokens"],
-            **self._log,
+            **meter.log,
         )
 
     def _public(self) -> dict[str, Any]:

@@ -1,30 +1,25 @@
-"""Makes a response: runs the pipeline as often as the tools that run here ask for, and tells of it as OpenAI does."""
+"""One response: the events of the answer loop, rendered as OpenAI's items and events."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing
-from dataclasses import replace
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import structlog
 
-from gateway import metrics
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import to_jobs
-from gateway.answers.request import ChatCompletionRequest, Tool
-from gateway.answers.tools import image as image_tool
-from gateway.answers.tools import makers
-from gateway.answers.tools.schema import IMAGE_TOOL
+from gateway.answers.meter import Meter
+from gateway.answers.tools.events import ToolFailure, ToolImage, ToolProgress, ToolResult
+from gateway.answers.turn import NextTurn, ToolStart, Turn, TurnEnd
+from gateway.answers.turns import MAX_CALLS, Rules, Turns
 from gateway.dialects.responses.asked import Asked, Status, usage_of
-from gateway.dialects.responses.messages import Messages, chat_request, in_items_terms, last_picture
+from gateway.dialects.responses.dialog import ResponseDialog
 from gateway.dialects.responses.output import HostedOutput, OutputItem, Told
 from gateway.dialects.responses.parts import Item
-from gateway.dialects.responses.turn import HostedCall, Turn
-from gateway.errors import ApiError, from_error, gateway_fault
-from gateway.pipeline.events import AudioDelta, Event, PromptRead, TextDelta
-from gateway.pipeline.run import Job, run
-from services.common.rpc.errors import StageError
+from gateway.dialects.responses.turn_output import TurnOutput
+from gateway.errors import ApiError, gateway_fault
+from gateway.pipeline.events import PromptRead
 
 log = structlog.get_logger()
 
@@ -45,9 +40,13 @@ class Exchange:
     def __init__(self, gateway: Gateway, asked: Asked, keep: Callable[["Exchange"], Awaitable[None]]) -> None:
         self._gateway, self.asked, self._keep = gateway, asked, keep
         self.status: Status = "queued" if asked.request.background else "in_progress"
-        self._context = [*asked.earlier, *((f"input[{i}]", item) for i, item in enumerate(asked.items))]
         self._outputs: list[OutputItem] = []
-        self._turns: list[Turn] = []
+        self._turn_outputs: list[TurnOutput] = []
+        self._meter = Meter(asked.request_id, gateway.settings.request_timeout_s, asked.log, asked.arrived)
+        request = asked.request
+        rules = Rules(request.max_tool_calls or MAX_CALLS, bool(request.stream), asked.owner, asked.hold)
+        tools = {name: tool for name, (tool, _) in asked.tools.hosted.items()}
+        self._turns = Turns(gateway, ResponseDialog(gateway, asked, self._outputs), tools, rules, self._meter)
         self.error: ApiError | None = None
         self._sequence, self._is_told = 0, False
 
@@ -58,7 +57,7 @@ class Exchange:
 
     def public(self) -> dict[str, Any]:
         """Its object, as it is now."""
-        return self.asked.public(self.status, self.output, [turn.answer for turn in self._turns], self.error)
+        return self.asked.public(self.status, self.output, [turn.answer for turn in self._turn_outputs], self.error)
 
     async def events(self) -> AsyncGenerator[Told, None]:
         """What happens, as it does. Closing the generator ends the work in every stage.
@@ -91,26 +90,7 @@ class Exchange:
 
     async def count(self) -> int:
         """Tokens of its first prompt, as the thinker reads it; nothing is written. Raises ApiError."""
-        self._turns.append(Turn(self.asked, self._outputs))
-        while True:
-            try:
-                return await self._count()
-            except ApiError as error:
-                if error.code != "context_length_exceeded" or not self._shorten():
-                    raise
-
-    async def _count(self) -> int:
-        tokens, messages = 0, self._messages()
-        with self._in_own_terms(messages):
-            job = await self._job(self._chat(messages), self.asked.request_id)
-            start = job.starts["thinker"]
-            start.count_only = True
-            async with aclosing(self._run(replace(job, starts={"thinker": start}))) as events:
-                async for event in events:
-                    if isinstance(event, PromptRead):
-                        tokens = event.tokens.prompt_tokens
-        self.asked.log["prompt_tokens"] = tokens
-        return tokens
+        return await self._turns.count()
 
     async def cancelled(self) -> None:
         """It was cancelled, and its events have been closed: what there is of it is kept."""
@@ -127,20 +107,12 @@ class Exchange:
 
     async def _end(self) -> None:
         """Settles the status, counts, and keeps it. Raises ApiError: it cannot be kept."""
-        self.status = "incomplete" if self._turns[-1].is_cut_short else "completed"
-        answers = [turn.answer for turn in self._turns]
-        for answer in answers:
-            if answer.audio_bytes:
-                metrics.spoken(answer.audio_s, time.monotonic() - self.asked.arrived)
+        self.status = "incomplete" if self._turn_outputs[-1].is_cut_short else "completed"
+        answers = [turn.answer for turn in self._turn_outputs]
         tokens = usage_of(answers)
         details = tokens["output_tokens_details"]
-        metrics.PROMPT_TOKENS.inc(tokens["input_tokens"])
-        metrics.TEXT_TOKENS.inc(details["text_tokens"])
-        self.asked.log |= {
-            "prompt_tokens": tokens["input_tokens"],
-            "text_tokens": details["text_tokens"],
-            "frames": details["audio_tokens"],
-        }
+        self._meter.count(tokens["input_tokens"], details["text_tokens"], details["audio_tokens"])
+        self._meter.count_speech(answers)
         await self._keep(self)
 
     def _numbered(self, event: Told) -> Told:
@@ -157,142 +129,38 @@ class Exchange:
         return [{"type": name, "response": response} for name in ("response.created", f"response.{self.status}")]
 
     async def _made(self) -> AsyncGenerator[Told, None]:
-        """What the thinker writes and the tools make, in turn."""
-        while True:
-            async with aclosing(self._answer()) as events:
-                async for event in events:
-                    yield event
-            turn = self._turns[-1]
-            if not turn.hosted or turn.is_cut_short:
-                return
-            self._context += [("output", output.item) for output in turn.outputs]
-            for call in turn.hosted.values():
-                async with aclosing(self._hosted(call)) as events:
-                    async for event in events:
-                        yield event
-                self._context.append(("output", self._outputs[-1].item))
-            if turn.calls_client:
-                return
-
-    async def _hosted(self, call: HostedCall) -> AsyncGenerator[Told, None]:
-        """Runs a tool that the model calls."""
-        asked, picture = self.asked, last_picture([item for _, item in self._context])
-        output = HostedOutput(len(self._outputs), call.name)
-        self._outputs.append(output)
-        name = f"{asked.request_id}-{len(self._outputs)}"
-        deadline = asked.arrived + self._gateway.settings.request_timeout_s
-        if call.name == IMAGE_TOOL:
-            assert asked.tools.image is not None
-            shows = bool(asked.request.stream)
-            running = image_tool.Painting(asked.tools.image, call.arguments, picture, name, deadline, shows, asked.log)
-        else:
-            tool, _ = asked.tools.makers[call.name]
-            running = makers.Making(tool, call.arguments, picture, name, deadline, asked.owner, asked.hold, asked.log)
-        for event in output.open():
-            yield event
-        async with aclosing(running.events(self._gateway)) as steps:
-            async for step in steps:
-                for event in output.take(step):
-                    yield event
-
-    async def _answer(self) -> AsyncGenerator[Told, None]:
-        """The thinker's next turn; a prompt that is too long is made shorter, if the client allows. Raises ApiError."""
-        while True:
-            self._turns.append(turn := Turn(self.asked, self._outputs))
-            try:
-                async with aclosing(self._attempt(turn)) as events:
-                    async for event in events:
-                        yield event
-                return
-            except ApiError as error:
-                if error.code != "context_length_exceeded" or turn.outputs or not self._shorten():
-                    raise
-                self._turns.pop()
-
-    def _shorten(self) -> bool:
-        """Leaves out the oldest quarter of the items, the last one never; whether that is done."""
-        count = max(1, (len(self._context) - 1) // 4)
-        if self.asked.request.truncation != "auto" or len(self._context) <= count:
-            return False
-        kept = self._context[count:]
-        called = {item["call_id"] for _, item in kept if item["type"] == "function_call"}
-        is_answered = lambda item: item["type"] != "function_call_output" or item["call_id"] in called  # noqa: E731
-        self._context = [(place, item) for place, item in kept if is_answered(item)]
-        return bool(self._context)
-
-    async def _attempt(self, turn: Turn) -> AsyncGenerator[Told, None]:
-        messages = self._messages()
-        with self._in_own_terms(messages):
-            chat = self._chat(messages)
-            number = len(self._turns) - 1
-            job = await self._job(chat, f"{self.asked.request_id}-{number}" if number else self.asked.request_id)
-            async with aclosing(self._run(job)) as events:
-                async for event in events:
-                    self._observe(event)
-                    self.status = "in_progress"
-                    for told in (*self._created(), *turn.take(event)):
-                        yield told
-        for told in await asyncio.to_thread(lambda: list(turn.close(chat.audio_format))):
-            yield told
-
-    def _in_own_terms(self, messages: Messages) -> AbstractContextManager[None]:
-        return in_items_terms(messages, self._offered()[1])
-
-    async def _job(self, chat: ChatCompletionRequest, request_id: str) -> Job:
-        (job,) = await to_jobs(self._gateway, chat, request_id, self.asked.owner)
-        return replace(job, conversation_id=self._conversation_id)
-
-    async def _run(self, job: Job) -> AsyncGenerator[Event, None]:
-        """What the stages bring. Raises ApiError."""
-        left_s = max(0.0, self.asked.arrived + self._gateway.settings.request_timeout_s - time.monotonic())
-        try:
-            async with aclosing(run(self._gateway.pipeline, [job], left_s)) as events:
-                async for _, event in events:
-                    yield event
-        except StageError as error:
-            raise from_error("gateway", error) from error
-
-    def _messages(self) -> Messages:
-        thinker = self._gateway.pipeline.info("thinker")
-        messages = Messages(sees_images=thinker is not None and "image" in thinker.input_modalities)
-        if self.asked.request.instructions:
-            said = [{"type": "input_text", "text": self.asked.request.instructions}]
-            messages.add("instructions", {"type": "message", "role": "system", "content": said})
-        for place, item in self._context:
-            messages.add(place, item)
-        return messages
-
-    def _chat(self, messages: Messages) -> ChatCompletionRequest:
-        tools, request = self.asked.tools, self.asked.request
-        offered, _ = self._offered()
-        # what was to be called has been: from then on the model is free to say something
-        choice = tools.choice if len(self._turns) == 1 or not offered else None
-        return chat_request(request, messages.messages, offered, choice if offered else None)
-
-    def _offered(self) -> tuple[list[Tool], list[str]]:
-        """(the tools that the model may call now, where in the request each is)."""
-        tools = self.asked.tools
-        offered, places = list(tools.functions), list(tools.places)
-        made = sum(len(turn.hosted) for turn in self._turns)
-        if made < (self.asked.request.max_tool_calls or image_tool.MAX_CALLS):
-            if tools.image is not None:
-                offered.append(image_tool.function(tools.image))
-                places.append(tools.image_place)
-            for name, (_, place) in tools.makers.items():
-                offered.append(makers.function(name))
-                places.append(place)
-        return offered, places
-
-    @property
-    def _conversation_id(self) -> str:
-        """What the choice of the thinker goes by: the others of the conversation went there too. "": the prompt."""
+        """Events of the thinker's turns and of the tools between them. Raises ApiError."""
         request = self.asked.request
-        name = request.conversation.id if request.conversation else request.prompt_cache_key
-        return f"{self.asked.owner or ''}/{name}" if name else ""
+        audio_format = (request.audio and request.audio.format) or ("pcm16" if request.stream else "wav")
+        turn = self._next_turn()
+        hosted: HostedOutput | None = None
+        async with aclosing(self._turns.events()) as events:
+            async for event in events:
+                self.status = "in_progress"
+                match event:
+                    case NextTurn(tokens):
+                        turn = self._next_turn()
+                        told = turn.take(PromptRead(tokens, ""))
+                    case TurnEnd(ended):
+                        closed = partial(_closed, turn, ended, audio_format)
+                        told = await asyncio.to_thread(closed)
+                    case ToolStart(call):
+                        hosted = HostedOutput(len(self._outputs), call.name)
+                        self._outputs.append(hosted)
+                        told = hosted.open()
+                    case ToolProgress() | ToolImage() | ToolResult() | ToolFailure():
+                        assert hosted is not None
+                        told = hosted.take(event)
+                    case _:
+                        told = turn.take(event)
+                for each in (*self._created(), *told):
+                    yield each
 
-    def _observe(self, event: Event) -> None:
-        elapsed_s = time.monotonic() - self.asked.arrived
-        if isinstance(event, TextDelta) and event.delta.token_ids:
-            metrics.came(metrics.TTFT, elapsed_s, self.asked.log)
-        elif isinstance(event, AudioDelta):
-            metrics.came(metrics.TTFA, elapsed_s, self.asked.log)
+    def _next_turn(self) -> TurnOutput:
+        self._turn_outputs.append(turn := TurnOutput(self.asked, self._outputs))
+        return turn
+
+
+def _closed(output: TurnOutput, turn: Turn, audio_format: str) -> list[Told]:
+    """The last events of a turn. Blocking."""
+    return [*output.end(turn), *output.close(audio_format)]

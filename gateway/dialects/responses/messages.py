@@ -3,7 +3,7 @@
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,19 +17,14 @@ from gateway.answers.request import (
     Tool,
     ToolChoice,
 )
-from gateway.answers.tools import makers
 from gateway.answers.tools.calls import arguments_of
-from gateway.answers.tools.events import picture_url
-from gateway.answers.tools.image import MADE, NOT_MADE
-from gateway.answers.tools.schema import IMAGE_TOOL, MAKERS
+from gateway.answers.tools.events import image_url
+from gateway.answers.tools.registry import TOOLS
+from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.responses.parts import Item, chat_parts, image_part
 from gateway.dialects.responses.schema import ResponseRequest, TextFormat
 from gateway.errors import ApiError, invalid
 from gateway.pipeline.config import ThinkerSampling
-
-# What the model hears of what a tool made, or could not.
-_CAME = {IMAGE_TOOL: MADE, **makers.MADE}
-_FAILED = {IMAGE_TOOL: NOT_MADE, **dict.fromkeys(MAKERS, makers.NOT_MADE)}
 
 
 @dataclass
@@ -115,9 +110,8 @@ class Messages:
         fault = item.get("error")
         why_not = fault.get("message") if isinstance(fault, dict) else "the reason is not known"
         is_made = item.get("result") or (name != IMAGE_TOOL and item.get("video"))
-        parts: list[Any] = [
-            conversation.TextPart(type="text", text=_CAME[name] if is_made else f"{_FAILED[name]}{why_not}")
-        ]
+        came = TOOLS[name].done if is_made else f"{TOOLS[name].failed}{why_not}"
+        parts: list[Any] = [conversation.TextPart(type="text", text=came)]
         if is_made and name == IMAGE_TOOL and self.sees_images:
             parts.append(image_part(made_url(item)))
         self._output(place, item["id"], parts)
@@ -125,7 +119,7 @@ class Messages:
 
 def made_url(item: Item) -> str:
     """The picture of an image_generation_call as a data URL."""
-    return picture_url(item["result"], item.get("output_format") or "png")
+    return image_url(item["result"], item.get("output_format") or "png")
 
 
 def last_picture(items: Sequence[Item]) -> str | None:
@@ -205,15 +199,14 @@ _NAMES = {
 
 
 @contextmanager
-def in_items_terms(messages: Messages, tool_places: Sequence[str]) -> Iterator[None]:
-    """Gives refusals of the chat request the names of the response's members. Raises ApiError."""
+def in_items_terms(places: Callable[[], tuple[Sequence[str], Sequence[str]]]) -> Iterator[None]:
+    """Gives refusals of the chat request the names of the response's members; `places`: where in the request each
+    message and each tool is. Raises ApiError."""
     try:
         yield
     except ApiError as error:
-        own = _own_name(error.param or "", messages.places, tool_places)
-        if own != (error.param or ""):
-            error.message = own + error.message.removeprefix(error.param or "")
-            error.param = own
+        if error.param:
+            error.rename(_own_name(error.param, *places()))
         raise
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.answers.tools.events import Failed, Generating, Made, MakeEvent, Painted, PaintEvent
+from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress, ToolResult
 from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.responses.items import new_id
 from gateway.dialects.responses.messages import sealed
@@ -146,20 +146,20 @@ class HostedOutput(OutputItem):
         yield from super().open()
         yield self.event(f"{self._type}.in_progress")
 
-    def take(self, event: PaintEvent | MakeEvent) -> Iterator[Told]:
+    def take(self, event: ToolEvent) -> Iterator[Told]:
         """What is to be told of how far it is."""
         match event:
-            case Generating():
+            case ToolProgress():
                 self.item["status"] = "generating"
                 yield self.event(f"{self._type}.generating")
-            case Painted(image_base64, facts, None):
+            case ToolImage(image_base64, facts, None):
                 yield from self._made({"result": image_base64, **facts})
-            case Made(members):
+            case ToolResult(members):
                 yield from self._made(members)
-            case Painted(image_base64, facts, preview):
+            case ToolImage(image_base64, facts, preview):
                 members = {"partial_image_index": preview, "partial_image_b64": image_base64, **facts}
                 yield self.event(f"{self._type}.partial_image", **members)
-            case Failed(error):
+            case ToolFailure(error):
                 self.item["error"] = {"type": error.kind, "code": error.code, "message": error.message}
                 yield from self.close("failed")
 

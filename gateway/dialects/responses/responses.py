@@ -11,9 +11,7 @@ import structlog
 
 from gateway.access.api_keys import ApiKey
 from gateway.answers.gateway import Gateway
-from gateway.answers.tools import image as image_tool
-from gateway.answers.tools import makers
-from gateway.answers.tools.schema import IMAGE_TOOL
+from gateway.answers.tools.registry import available
 from gateway.dialects.responses.asked import Asked
 from gateway.dialects.responses.exchange import Exchange
 from gateway.dialects.responses.items import new_id, read_items
@@ -114,14 +112,9 @@ class Responses:
         """
         self._check(request)
         owner = key and key.name
-        runs = makers.available(self.gateway)
-        if self.gateway.pipeline.output("image") is not None:
-            runs.add(IMAGE_TOOL)
-        tools = read_tools(request.tools, request.tool_choice, runs)
-        if tools.image is not None:
-            image_tool.check(self.gateway, tools.image, tools.image_place)
-        for maker, place in tools.makers.values():
-            makers.check(self.gateway, maker, place)
+        tools = read_tools(request.tools, request.tool_choice, available(self.gateway))
+        for tool, place in tools.hosted.values():
+            tool.check(self.gateway, place)
         items = read_items(request.input)
         items = [await self._referred(item, f"input[{i}]", owner) for i, item in enumerate(items)]
         earlier = await self._earlier(request, owner)

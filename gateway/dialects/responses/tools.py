@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from gateway.answers.request import FunctionTool, NamedFunction, Tool, ToolChoice
-from gateway.answers.tools.schema import IMAGE_TOOL, MAKERS, ImageTool, MakerTool
+from gateway.answers.tools.registry import TOOLS, HostedTool
 from gateway.dialects.responses.parts import Part, within
 from gateway.errors import invalid
 
@@ -37,24 +37,15 @@ class Tools:
         public: as the response tells of them.
         functions: those that clients call, as chat has them.
         places: where in the request each of `functions` is.
-        image: the settings of image_generation, if it is there and this server makes pictures.
-        image_place: where in the request that is.
-        makers: the settings of the tools that make videos and sounds, and where in the request each is, by name.
+        hosted: those that run here, and where in the request each is, by name.
         choice: whether and which is to be called; None: as the model decides.
     """
 
     public: list[dict[str, Any]] = field(default_factory=list)
     functions: list[Tool] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
-    image: ImageTool | None = None
-    image_place: str = ""
-    makers: dict[str, tuple[MakerTool, str]] = field(default_factory=dict)
+    hosted: dict[str, tuple[HostedTool, str]] = field(default_factory=dict)
     choice: ToolChoice | None = None
-
-    @property
-    def hosted(self) -> set[str]:
-        """Names of those that run here."""
-        return {*self.makers, *([IMAGE_TOOL] if self.image is not None else [])}
 
 
 def read_tools(given: Sequence[Any] | None, choice: Any, runs: Collection[str]) -> Tools:
@@ -75,7 +66,7 @@ def _add(tools: Tools, tool: Any, place: str, runs: Collection[str]) -> None:
         raise invalid(place, "must be a tool, an object with a type", "invalid_type")
     if tool["type"] == "function":
         function: Function = within(Function, tool, place)
-        if function.name in (IMAGE_TOOL, *MAKERS):
+        if function.name in TOOLS:
             raise invalid(f"{place}.name", f"{function.name!r} is the name of a tool that runs here; take another")
         described = FunctionTool(name=function.name, description=function.description, parameters=function.parameters)
         tools.functions.append(Tool(type="function", function=described))
@@ -84,10 +75,8 @@ def _add(tools: Tools, tool: Any, place: str, runs: Collection[str]) -> None:
     elif tool["type"] in runs:
         if tool["type"] in tools.hosted:
             raise invalid(place, f"{tool['type']} is there twice")
-        if tool["type"] == IMAGE_TOOL:
-            tools.image, tools.image_place = within(ImageTool, tool, place), place
-        else:
-            tools.makers[tool["type"]] = within(MAKERS[tool["type"]], tool, place), place
+        hosted = TOOLS[tool["type"]]
+        tools.hosted[hosted.name] = hosted(within(hosted.schema, tool, place)), place
         tools.public.append(tool)
 
 
@@ -105,7 +94,7 @@ def _choice(tools: Tools, choice: Any) -> ToolChoice | None:
     named: NamedTool = within(NamedTool, choice, "tool_choice")
     if named.type == "allowed_tools":
         return _allowed(tools, choice)
-    runs_here = named.type in (IMAGE_TOOL, *MAKERS)
+    runs_here = named.type in TOOLS
     name = named.name if named.type == "function" else named.type if runs_here else None
     if runs_here and name not in tools.hosted:
         raise invalid("tool_choice", f"{name} is not among the tools, or this server does not make that")
@@ -123,8 +112,7 @@ def _allowed(tools: Tools, choice: dict[str, Any]) -> ToolChoice | None:
     names = [tool.get("name") if tool.get("type") == "function" else tool.get("type") for tool in allowed]
     kept = [(tool, at) for tool, at in zip(tools.functions, tools.places, strict=True) if tool.function.name in names]
     tools.functions, tools.places = [tool for tool, _ in kept], [place for _, place in kept]
-    tools.image = tools.image if IMAGE_TOOL in names else None
-    tools.makers = {name: tool for name, tool in tools.makers.items() if name in names}
+    tools.hosted = {name: tool for name, tool in tools.hosted.items() if name in names}
     mode = choice.get("mode", "auto")
     if mode not in ("auto", "required"):
         raise invalid("tool_choice.mode", "must be auto or required")

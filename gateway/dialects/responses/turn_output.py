@@ -1,33 +1,20 @@
 """One answer of the thinker within a response: what the pipeline makes becomes items, and events about them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pybase64
 
 from gateway.answers.answer import WholeAnswer, logprobs
+from gateway.answers.turn import Turn
 from gateway.dialects.responses.asked import Asked
 from gateway.dialects.responses.output import CallOutput, MessageOutput, OutputItem, ReasoningOutput, Told
 from gateway.media.encode import encode_audio
-from gateway.pipeline.events import AudioDelta, Event, Finished, TextDelta, TextEnd
+from gateway.pipeline.events import AudioDelta, Event, TextDelta, TextEnd
 from quartet.v1 import thinker_pb2
 
 
-@dataclass
-class HostedCall:
-    """A call of a tool that runs here, and is told of when it does.
-
-    Attributes:
-        name: of the tool.
-        arguments: their JSON so far.
-    """
-
-    name: str
-    arguments: str = ""
-
-
-class Turn:
+class TurnOutput:
     """One answer.
 
     Args:
@@ -36,13 +23,11 @@ class Turn:
 
     Attributes:
         answer: what it adds up to.
-        hosted: the calls of tools that run here.
     """
 
     def __init__(self, asked: Asked, outputs: list[OutputItem]) -> None:
         self._asked, self._outputs, self._began = asked, outputs, len(outputs)
         self.answer = WholeAnswer(0, asked.id, 0)
-        self.hosted: dict[int, HostedCall] = {}
         self._message: MessageOutput | None = None
         self._thought: ReasoningOutput | None = None
         self._calls: dict[int, CallOutput] = {}
@@ -58,11 +43,6 @@ class Turn:
         """Whether the most tokens ended it."""
         return self.answer.finish_reason == "length"
 
-    @property
-    def calls_client(self) -> bool:
-        """Whether it is the client's turn: the model calls a function of its own."""
-        return bool(self._calls)
-
     def take(self, event: Event) -> Iterator[Told]:
         """What is to be told of an event."""
         self.answer.take(event)
@@ -77,9 +57,12 @@ class Turn:
                 yield from self._message.sound(
                     pybase64.b64encode_as_string(pcm16) if self._asked.request.stream else ""
                 )
-            case Finished():
-                if not self.outputs and not self.hosted:  # not a word: clients expect a message
-                    yield from self._said()
+
+    def end(self, turn: Turn) -> Iterator[Told]:
+        """Events of its end, before those of `close`."""
+        self.answer.take(turn.end)
+        if not self.outputs and not turn.hosted:  # clients expect a message, if an empty one
+            yield from self._said()
 
     def close(self, audio_format: str) -> Iterator[Told]:
         """The answer has ended. `audio_format`: of its sound, which is a file in what is told in one piece. Blocking,
@@ -118,17 +101,13 @@ class Turn:
             yield from self._opened(self._message)
 
     def _call(self, delta: thinker_pb2.ToolCallDelta) -> Iterator[Told]:
-        if delta.name in self._asked.tools.hosted:
-            self.hosted[delta.index] = HostedCall(delta.name)
-        elif delta.name:
+        if delta.name:
             yield from self._thought.close("completed") if self._thought else ()
             if self._message is not None and "audio" not in (self._asked.request.modalities or ()):
                 yield from self._message.close("completed")
             call = self._calls[delta.index] = CallOutput(len(self._outputs), delta.name, delta.id)
             yield from self._opened(call)
-        if delta.index in self.hosted:
-            self.hosted[delta.index].arguments += delta.arguments_json
-        elif delta.arguments_json:
+        if delta.arguments_json:
             yield from self._calls[delta.index].arguments(delta.arguments_json)
 
     def _opened(self, output: OutputItem) -> Iterator[Told]:

@@ -1,0 +1,206 @@
+"""The answer loop: the thinker's turns, and the tools that run here between them."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gateway.answers.gateway import Gateway
+from gateway.answers.meter import Meter
+from gateway.answers.tools.calls import HostedCall
+from gateway.answers.tools.events import ToolEvent, ToolFailure, is_last
+from gateway.answers.tools.registry import HostedTool
+from gateway.answers.turn import AnswerEvent, NextTurn, ToolCall, ToolStart, Turn, TurnEnd
+from gateway.errors import ApiError, from_error
+from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
+from gateway.pipeline.run import Job, run
+from services.common.rpc.errors import ContextTooLong, StageError, TooManyMedia
+
+MAX_CALLS = 8  # of tools that run here, for one request, unless it says otherwise
+
+
+class Dialog(Protocol):
+    """The conversation that an answer belongs to, in a dialect's own form."""
+
+    async def job(self, request_id: str, offers_tools: bool, is_first: bool) -> Job:
+        """The job of the next turn.
+
+        Args:
+            request_id: of the turn.
+            offers_tools: whether the model may call the tools that run here.
+            is_first: whether the request's tool_choice counts: a call that it forces is made once.
+
+        Raises:
+            ApiError: 400 naming the field at fault.
+        """
+        ...
+
+    def shorten(self) -> bool:
+        """Leaves out the oldest messages, if the client allows it and some are left; whether it has done so."""
+        ...
+
+    def end_turn(self, turn: Turn) -> None:
+        """Adds a turn whose calls run next."""
+        ...
+
+    def last_image(self) -> str | None:
+        """URL of the last image, made here or sent by the user."""
+        ...
+
+    def add_result(self, call: ToolCall, event: ToolEvent) -> None:
+        """Adds the result of a call."""
+        ...
+
+    def in_own_terms(self) -> AbstractContextManager[None]:
+        """Refusals within name the fields of the request as the client sent it."""
+        ...
+
+
+def _hold_nothing() -> Callable[[], None]:
+    return lambda: None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How tools run in one answer.
+
+    Attributes:
+        max_calls: of tools that run here, over all turns.
+        previews: whether the client wants previews of images.
+        owner: name of the API key that owns results; None where there are no keys.
+        hold: as of `HostedCall`.
+    """
+
+    max_calls: int = MAX_CALLS
+    previews: bool = False
+    owner: str | None = None
+    hold: Callable[[], Callable[[], None]] = _hold_nothing
+
+
+class Turns:
+    """One answer in turns.
+
+    Args:
+        gateway: the gateway.
+        dialog: the conversation.
+        tools: those that run here, by name.
+        rules: how they run.
+        meter: of the request; its deadline is that of all turns and tools together.
+
+    Attributes:
+        turns: those that have finished.
+    """
+
+    def __init__(
+        self, gateway: Gateway, dialog: Dialog, tools: Mapping[str, HostedTool], rules: Rules, meter: Meter
+    ) -> None:
+        self._gateway, self._dialog, self._tools, self._rules, self._meter = gateway, dialog, tools, rules, meter
+        self.turns: list[Turn] = []
+        self._calls = 0
+
+    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
+        """Asks until the model calls no tool that runs here. Closing the generator ends the work in every stage.
+
+        Raises:
+            ApiError: a turn failed. A tool that fails is an event, and the model goes on.
+        """
+        while True:
+            is_offered = self._calls < self._rules.max_calls
+            async with aclosing(self._turn(is_offered)) as events:
+                async for event in events:
+                    yield event
+            turn = self.turns[-1]
+            yield TurnEnd(turn)
+            if not turn.hosted or turn.is_cut_short:
+                return
+            self._dialog.end_turn(turn)
+            for call in turn.hosted.values():
+                async with aclosing(self._run(call)) as results:
+                    async for result in results:
+                        yield result
+            if turn.calls or not is_offered:  # the client's turn; or the model calls what it cannot see
+                return
+
+    async def count(self) -> int:
+        """Tokens of the first prompt, as the thinker reads it; nothing is written. Raises ApiError."""
+        tokens = 0
+        while True:
+            try:
+                with self._dialog.in_own_terms():
+                    job = await self._dialog.job(self._meter.request_id, offers_tools=True, is_first=True)
+                    start = job.starts["thinker"]
+                    start.count_only = True
+                    async with aclosing(self._events(replace(job, starts={"thinker": start}))) as events:
+                        async for event in events:
+                            if isinstance(event, PromptRead):
+                                tokens = event.tokens.prompt_tokens
+                self._meter.log["prompt_tokens"] = tokens
+                return tokens
+            except ApiError as error:
+                if not _is_too_long(error) or not self._dialog.shorten():
+                    raise
+
+    async def _turn(self, is_offered: bool) -> AsyncGenerator[AnswerEvent, None]:
+        """The thinker's next turn; a prompt that is too long is shortened. Raises ApiError."""
+        number = len(self.turns)
+        name = f"{self._meter.request_id}-{number}" if number else self._meter.request_id
+        while True:
+            turn = Turn(self._tools)
+            try:
+                with self._dialog.in_own_terms():
+                    job = await self._dialog.job(name, is_offered, is_first=not number)
+                    async with aclosing(self._events(job)) as events:
+                        async for event in events:
+                            self._meter.observe(event)
+                            match event:
+                                case PromptRead(tokens) if number:
+                                    yield NextTurn(tokens)
+                                case TextDelta(delta):
+                                    yield TextDelta(turn.take(delta))
+                                case Finished():
+                                    turn.end = event
+                                    self.turns.append(turn)
+                                case _:
+                                    yield event
+                return
+            except ApiError as error:
+                if turn.has_output or not _is_too_long(error) or not self._dialog.shorten():
+                    raise
+
+    async def _events(self, job: Job) -> AsyncGenerator[Event, None]:
+        try:
+            async with aclosing(run(self._gateway.pipeline, [job], self._meter.left_s)) as events:
+                async for _, event in events:
+                    yield event
+        except StageError as error:
+            raise from_error("gateway", error) from error
+
+    async def _run(self, call: ToolCall) -> AsyncGenerator[AnswerEvent, None]:
+        """Runs a tool. A call beyond the limit fails, and the model reads why."""
+        self._calls += 1
+        rules, number = self._rules, self._calls
+        yield ToolStart(call, number)
+        if number > rules.max_calls:
+            reason = f"{rules.max_calls} calls of tools that run here are the most of a request"
+            failure = ToolFailure(ApiError(400, reason, None, "too_many_calls"))
+            self._dialog.add_result(call, failure)
+            yield failure
+            return
+        hosted = HostedCall(
+            call.arguments,
+            self._dialog.last_image(),
+            f"{self._meter.request_id}-tool-{number}",
+            self._meter,
+            rules.previews,
+            rules.owner,
+            rules.hold,
+        )
+        async with aclosing(self._tools[call.name].events(self._gateway, hosted)) as events:
+            async for event in events:
+                if is_last(event):
+                    self._dialog.add_result(call, event)
+                yield event
+
+
+def _is_too_long(error: ApiError) -> bool:
+    return error.code == "context_length_exceeded" or isinstance(error.__cause__, ContextTooLong | TooManyMedia)

@@ -1,0 +1,66 @@
+"""The conversation of a realtime response, for the answer loop."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from gateway.answers.gateway import Gateway
+from gateway.answers.tools.events import ToolEvent
+from gateway.answers.tools.image import ImageGenerator
+from gateway.answers.turn import ToolCall, Turn
+from gateway.dialects.realtime.drawing import last_picture
+from gateway.dialects.realtime.items import Item
+from gateway.dialects.realtime.outputs import Outputs
+from gateway.dialects.realtime.prompt import Prompt
+from gateway.pipeline.run import Job
+
+
+class PromptDialog:
+    """The items of a prompt, and those of its response.
+
+    Args:
+        gateway: the gateway.
+        prompt: what is answered.
+        tool: image_generation; None: the session does not have it.
+        outputs: the response's items; they grow.
+    """
+
+    def __init__(self, gateway: Gateway, prompt: Prompt, tool: ImageGenerator | None, outputs: Outputs) -> None:
+        self._gateway, self._first, self._tool, self._outputs = gateway, prompt, tool, outputs
+        self._prompt = prompt
+
+    async def job(self, request_id: str, offers_tools: bool, is_first: bool) -> Job:
+        """See `Dialog`."""
+        tool = self._tool.function() if self._tool is not None and offers_tools else None
+        prompt = replace(self._prompt, items=self._items(), tool=tool, is_free=not is_first)
+        return await asyncio.to_thread(prompt.job, self._gateway, request_id)
+
+    def shorten(self) -> bool:
+        """Leaves out the oldest items of the prompt, if the session allows it; whether it has done so."""
+        shorter = None if self._outputs else self._prompt.shortened()
+        self._prompt = shorter or self._prompt
+        return shorter is not None
+
+    def end_turn(self, turn: Turn) -> None:
+        """Nothing: the response's outputs are the conversation's next items."""
+
+    def last_image(self) -> str | None:
+        """See `Dialog`."""
+        return last_picture(self._items())
+
+    def add_result(self, call: ToolCall, event: ToolEvent) -> None:
+        """Nothing: the result is in the call's output."""
+
+    def in_own_terms(self) -> AbstractContextManager[None]:
+        """Fields keep their names: those of the items."""
+        return nullcontext()
+
+    def left_out(self, prompt_tokens: int) -> Sequence[Item]:
+        """The items that the next response begins without, after a first prompt of so many tokens: it begins where this
+        one did, for the thinker's prefix cache."""
+        items = self._first.items
+        return items[: len(items) - len(self._prompt.retained(prompt_tokens).items)]
+
+    def _items(self) -> list[Item]:
+        return [*self._prompt.items, *self._outputs.items]

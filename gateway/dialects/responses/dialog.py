@@ -1,0 +1,95 @@
+"""The conversation of a response, for the answer loop."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from gateway.answers.gateway import Gateway
+from gateway.answers.jobs import to_jobs
+from gateway.answers.request import Tool
+from gateway.answers.tools.events import ToolEvent
+from gateway.answers.turn import ToolCall, Turn
+from gateway.dialects.responses.asked import Asked
+from gateway.dialects.responses.messages import Messages, chat_request, in_items_terms, last_picture
+from gateway.dialects.responses.output import OutputItem
+from gateway.dialects.responses.parts import Item
+from gateway.pipeline.run import Job
+
+
+class ResponseDialog:
+    """The items before a response, and its own.
+
+    Args:
+        gateway: the gateway.
+        asked: what the response is to be.
+        outputs: its items; they grow.
+    """
+
+    def __init__(self, gateway: Gateway, asked: Asked, outputs: Sequence[OutputItem]) -> None:
+        self._gateway, self._asked, self._outputs = gateway, asked, outputs
+        self._context = [*asked.earlier, *((f"input[{i}]", item) for i, item in enumerate(asked.items))]
+        self._added = 0  # outputs that the context has
+        self._messages, self._places = Messages(sees_images=False), list[str]()
+
+    async def job(self, request_id: str, offers_tools: bool, is_first: bool) -> Job:
+        """See `Dialog`."""
+        asked, tools = self._asked, self._asked.tools
+        self._context += self._new()
+        self._added = len(self._outputs)
+        thinker = self._gateway.pipeline.info("thinker")
+        messages = self._messages = Messages(sees_images=thinker is not None and "image" in thinker.input_modalities)
+        offered, self._places = self._offered(offers_tools)
+        if asked.request.instructions:
+            said = [{"type": "input_text", "text": asked.request.instructions}]
+            messages.add("instructions", {"type": "message", "role": "system", "content": said})
+        for place, item in self._context:
+            messages.add(place, item)
+        choice = tools.choice if offered and is_first else None
+        chat = chat_request(asked.request, messages.messages, offered, choice)
+        (job,) = await to_jobs(self._gateway, chat, request_id, asked.owner)
+        return replace(job, conversation_id=self._conversation_id)
+
+    def shorten(self) -> bool:
+        """Leaves out the oldest quarter of the items, the last one never; whether that is done."""
+        count = max(1, (len(self._context) - 1) // 4)
+        if self._asked.request.truncation != "auto" or len(self._context) <= count:
+            return False
+        kept = self._context[count:]
+        called = {item["call_id"] for _, item in kept if item["type"] == "function_call"}
+        self._context = [
+            (place, item) for place, item in kept if item["type"] != "function_call_output" or item["call_id"] in called
+        ]
+        return bool(self._context)
+
+    def end_turn(self, turn: Turn) -> None:
+        """Nothing: the response's outputs are the conversation's next items."""
+
+    def last_image(self) -> str | None:
+        """See `Dialog`."""
+        return last_picture([item for _, item in (*self._context, *self._new())])
+
+    def add_result(self, call: ToolCall, event: ToolEvent) -> None:
+        """Nothing: the result is in the call's output."""
+
+    def in_own_terms(self) -> AbstractContextManager[None]:
+        """See `Dialog`."""
+        return in_items_terms(lambda: (self._messages.places, self._places))
+
+    def _new(self) -> list[tuple[str, Item]]:
+        return [("output", output.item) for output in self._outputs[self._added :]]
+
+    def _offered(self, with_hosted: bool) -> tuple[list[Tool], list[str]]:
+        """(tools that the model may call now, where in the request each is)."""
+        tools = self._asked.tools
+        offered, places = list(tools.functions), list(tools.places)
+        for tool, place in tools.hosted.values() if with_hosted else ():
+            offered.append(tool.function())
+            places.append(place)
+        return offered, places
+
+    @property
+    def _conversation_id(self) -> str:
+        """Key that routes all turns of a conversation to one thinker; "": the prompt decides."""
+        request = self._asked.request
+        name = request.conversation.id if request.conversation else request.prompt_cache_key
+        return f"{self._asked.owner or ''}/{name}" if name else ""
