@@ -97,7 +97,7 @@ class Replica:
         """The call that serves a request.
 
         Args:
-            start: the start message.
+            start: the start message; the stream of deltas is written into it.
             media: files of `start` whose data it has not, in their order.
             timeout_s: longest that the call may take.
             text: what follows of the text in `start`.
@@ -111,10 +111,8 @@ class Replica:
             requests = start if streamed is None else _in_messages(streamed, start, media, text)
             return getattr(kind.stub(channel), kind.method)(requests, timeout=timeout_s, metadata=tracing.metadata())
 
-        if kind.streams_deltas:
-            start.ClearField("deltas_to")  # of the replica before
-            if take_delta is not None and (stream := self._delta_stream(channel)) is not None:
-                return stream.call(start, take_delta, begin)
+        if kind.streams_deltas and take_delta is not None and (stream := self._delta_stream(channel)) is not None:
+            return stream.call(start, take_delta, begin)
         return begin()
 
     def _delta_stream(self, channel: grpc.aio.Channel) -> DeltaStream | None:

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,47 +109,53 @@ class _Answer:
     """One job on its way through the stages."""
 
     def __init__(self, pipeline: Pipeline, job: Job, index: int, events: EventBuffer, deadline: float) -> None:
-        self._job, self._index, self._events, self._deadline = job, index, events, deadline
+        self.job, self.index, self.events, self.deadline = job, index, events, deadline
         stages = [stage for stage in pipeline.answer if stage.kind in job.starts]
         thinker: thinker_pb2.GenerateStart | None = job.starts.get("thinker")
         key = job.conversation_id.encode() or (None if thinker is None else prompt_key(thinker, job.media))
-        self._route = Route(stages, job.request_id, key, "" if thinker is None else thinker.lora)
-        self._prompt_read = asyncio.Event()
-        self._has_output = self._failed = False
-        self._early: list[thinker_pb2.GenerateDelta] = []  # deltas that came before the prompt was read
+        self.route = Route(stages, job.request_id, key, "" if thinker is None else thinker.lora)
+        self.prompt_read = asyncio.Event()
+        self.has_output = False
 
     async def run(self) -> None:
         while True:
-            self._failed = False
-            self._early.clear()
             try:
-                with self._route.replicas() as leases:
-                    await self._attempt(leases)
+                with self.route.replicas() as leases:
+                    await _Attempt(self, leases).run()
                 return
             except StageError as error:
-                if self._has_output or not await self._route.again(error):
+                if self.has_output or not await self.route.again(error):
                     raise
 
-    async def _attempt(self, leases: Sequence[Lease]) -> None:
-        calls = [self._call(lease, start) for lease, start in zip(leases, self._starts(leases), strict=True)]
+
+class _Attempt:
+    """One try of a job at the replicas of `leases`."""
+
+    def __init__(self, answer: _Answer, leases: Sequence[Lease]) -> None:
+        self._answer, self._job, self._leases = answer, answer.job, leases
+        self._failed = False
+        self._early: list[thinker_pb2.GenerateDelta] = []  # deltas that came before the prompt was read
+
+    async def run(self) -> None:
+        calls = [self._call(lease, start) for lease, start in zip(self._leases, self._starts(), strict=True)]
         summaries = await gather_or_cancel(calls)
         await self._emit(
-            Finished(**{lease.stage.kind: summary for lease, summary in zip(leases, summaries, strict=True)})
+            Finished(**{lease.stage.kind: summary for lease, summary in zip(self._leases, summaries, strict=True)})
         )
 
-    def _starts(self, leases: Sequence[Lease]) -> Iterator[Any]:
-        """The start messages: each stage reads the stream of the one before, and is read by the one after."""
+    def _starts(self) -> Iterator[Any]:
+        """Copies of the job's start messages, linked: each stage reads the stream of the stage before it."""
         # Not the request's id: a client may use that again, or we on another replica, while a stage still ends the
         # request before.
         stream_id = f"{self._job.request_id}-{uuid.uuid4().hex[:8]}"
-        for i, lease in enumerate(leases):
-            start = self._job.starts[lease.stage.kind]
+        for i, lease in enumerate(self._leases):
+            start = deepcopy(self._job.starts[lease.stage.kind])  # another attempt begins with the job's own
             start.request_id = self._job.request_id
             if lease.stage.kind == "code2wav":
                 _sound_as(start, self._job.starts["talker"], lease.replica)
             if i > 0:
-                start.source.CopyFrom(leases[i - 1].replica.source(stream_id))
-            if i + 1 < len(leases):
+                start.source.CopyFrom(self._leases[i - 1].replica.source(stream_id))
+            if i + 1 < len(self._leases):
                 start.output_stream_id = stream_id
             yield start
 
@@ -173,7 +180,7 @@ class _Answer:
                     await self._emit(event)
         except grpc.aio.AioRpcError as error:
             self._failed = True
-            raise self._route.failure(lease, error) from error
+            raise self._answer.route.failure(lease, error) from error
         finally:
             call.cancel()
             lease.end()
@@ -185,28 +192,28 @@ class _Answer:
         if self._failed:  # what the other stages still make must not keep the answer from being tried again
             return
         if isinstance(event, PromptRead):
-            if self._prompt_read.is_set():  # by the replica before: the client has been told
+            if self._answer.prompt_read.is_set():  # by the replica before: the client has been told
                 return
-            await self._events.put(self._index, event)
-            self._prompt_read.set()
+            await self._answer.events.put(self._answer.index, event)
+            self._answer.prompt_read.set()
             for delta in self._early:
                 self._take_delta(delta)
             return
         if isinstance(event, AudioDelta | CodesDelta):
-            await self._prompt_read.wait()  # the stages' calls are read side by side: sound may be here first
-        self._has_output = True
-        await self._events.put(self._index, event)
+            await self._answer.prompt_read.wait()  # the stages' calls are read side by side: sound may be here first
+        self._answer.has_output = True
+        await self._answer.events.put(self._answer.index, event)
 
     def _take_delta(self, delta: thinker_pb2.GenerateDelta) -> None:
         """Passes on what does not come in the thinker's call. The text of an answer may all wait for a slow client."""
-        if not self._prompt_read.is_set():
+        if not self._answer.prompt_read.is_set():
             self._early.append(delta)
         elif not self._failed:
-            self._has_output = True
-            self._events.put_now(self._index, TextDelta(delta))
+            self._answer.has_output = True
+            self._answer.events.put_now(self._answer.index, TextDelta(delta))
 
     def _time_left_s(self) -> float:
-        left_s = self._deadline - asyncio.get_running_loop().time()
+        left_s = self._answer.deadline - asyncio.get_running_loop().time()
         return max(left_s - min(_DEADLINE_MARGIN_S, left_s / 10), 0.001)
 
 

@@ -14,7 +14,7 @@ from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, talker_pb2, talker_pb2_g
 from services.common.rpc.errors import QueueFull, StageError, StageLost, Unavailable
 from tests.support.clock import until
 from tests.support.gateway_stack import running
-from tests.support.routing_stack import KINDS, LONG_S, Routed, routed
+from tests.support.routing_stack import KINDS, LONG_S, Routed, job, routed
 
 LOST_BEFORE_OUTPUT = {"thinker": 1, "talker": 0, "code2wav": 0}  # the prompt is read, no text is written
 
@@ -236,6 +236,21 @@ async def test_a_request_whose_replica_is_killed_before_output_is_tried_again_on
         for name in KINDS:
             await until(lambda name=name: sum(system.running(name)) == 0)
             assert all(replica.in_flight == 0 for replica in system.stages.by_name[name].replicas.values())
+
+
+async def test_a_run_that_is_tried_again_leaves_its_jobs_messages_as_they_were():
+    async with routed(2) as system:
+        system.hold(LOST_BEFORE_OUTPUT)
+        asked = job("Hello")
+        before = {kind: start.SerializeToString(deterministic=True) for kind, start in asked.starts.items()}
+        answering = asyncio.create_task(system.answer(asked))
+        holders = {name: await system.holder(name) for name in KINDS}
+        await holders["talker"].servers["talker"].stop(grace=None)
+        await until(lambda: sum(system.asked("code2wav")) == 2)
+        system.release()
+        assert isinstance((await answering)[-1], Finished)
+        after = {kind: start.SerializeToString(deterministic=True) for kind, start in asked.starts.items()}
+        assert after == before
 
 
 async def test_a_thinker_that_only_the_talker_found_lost_is_not_tried_again():
