@@ -120,17 +120,20 @@ class PipelineConfig(Strict):
     stages: dict[str, StageConfig] = Field(min_length=1)
     outputs: Outputs
 
-    def source(self, name: str) -> str | None:
-        """Name of the stage that the stage `name` reads from, if any."""
-        return getattr(self.stages[name], "source", None)
+    def sources(self, name: str) -> list[str]:
+        """Names of the stages that the stage `name` reads from."""
+        named = getattr(self.stages[name], "source", None)
+        return [named] if isinstance(named, str) else list(named or ())
 
     def route(self, output: Output) -> list[str]:
-        """Names of the stages that `output` comes through, the first first; empty if the pipeline does not have it."""
-        return self.chain(getattr(self.outputs, output))
+        """Names of the stages that `output` comes through, sources first; empty if the pipeline does not have it."""
+        name = getattr(self.outputs, output)
+        return [] if name is None else self.chain(name)
 
-    def chain(self, name: str | None) -> list[str]:
-        """Names of the stage `name` and those before it, the first first. The edges must have been checked."""
-        return [] if name is None else [*self.chain(self.source(name)), name]
+    def chain(self, name: str) -> list[str]:
+        """Names of the stage `name` and all that it reads from, sources first. The edges must have been checked."""
+        before = [found for source in self.sources(name) for found in self.chain(source)]
+        return [*dict.fromkeys(before), name]
 
     def model_stage(self, output: Output) -> str:
         """Name of the stage whose model clients ask for when they want `output`, which the pipeline must have."""
@@ -143,8 +146,9 @@ class PipelineConfig(Strict):
 
     @property
     def answer(self) -> list[str]:
-        """Names of the stages that a spoken answer comes through, else those of a written one; the first first."""
-        return self.route("speech") or self.route("text")
+        """Names of the stages of an answer, written and spoken, sources first: all but those of diffusion."""
+        routes = [self.route(output) for output in self.made if not maker(output).is_diffusion]
+        return list(dict.fromkeys(name for route in routes for name in route))
 
     @cached_property
     def thinker(self) -> ThinkerStage | None:
@@ -213,27 +217,34 @@ def _without_tags(loc) -> list[str | int]:
 def _check_edges(source: YamlSource, config: PipelineConfig) -> None:
     kinds = {stage.kind for stage in config.stages.values()}
     for name, stage in config.stages.items():
-        path, reads, read = ("stages", name, "source"), KINDS[stage.kind].reads, config.source(name)
-        if read is None:
-            # a talker may begin a pipeline, but not beside the thinker that it was to read from
-            if stage.kind == "talker" and kinds.intersection(reads):
-                raise source.error(path, f"stages.{name}.source: {_NO_SOURCE}")
-            continue
-        if read not in config.stages:
-            known = ", ".join(config.stages)
-            raise source.error(path, f"stages.{name}.source: no stage {read!r}; the stages are: {known}")
-        seen, current = [name], read
-        while current is not None and current in config.stages:
-            if current in seen:
-                loop = " -> ".join([*seen[seen.index(current) :], current])
-                raise source.error(path, f"stages.{name}.source: a cycle ({loop}): a stage cannot read from itself")
-            seen.append(current)
-            current = config.source(current)
-        if config.stages[read].kind not in reads:
-            wanted, found = " or ".join(map(_article, reads)), _article(config.stages[read].kind)
-            raise source.error(
-                path, f"stages.{name}.source: a {stage.kind} reads from {wanted}, but {read!r} is {found}"
-            )
+        path, reads, sources = ("stages", name, "source"), KINDS[stage.kind].reads, config.sources(name)
+        # a talker may begin a pipeline, but not beside the thinker that it was to read from
+        if not sources and stage.kind == "talker" and kinds.intersection(reads):
+            raise source.error(path, f"stages.{name}.source: {_NO_SOURCE}")
+        for read in sources:
+            if (fault := _edge_fault(config, name, read)) is not None:
+                raise source.error(path, f"stages.{name}.source: {fault}")
+
+
+def _edge_fault(config: PipelineConfig, name: str, source: str) -> str | None:
+    """Why the stage `name` cannot read from `source`, if so."""
+    if source not in config.stages:
+        return f"no stage {source!r}; the stages are: {', '.join(config.stages)}"
+    if cycle := _cycle(config, [name, source]):
+        return f"a cycle ({' -> '.join(cycle)}): a stage cannot read from itself"
+    reader, read = config.stages[name].kind, config.stages[source].kind
+    if read not in KINDS[reader].reads:
+        wanted = " or ".join(map(_article, KINDS[reader].reads))
+        return f"{_article(reader)} reads from {wanted}, but {source!r} is {_article(read)}"
+    return None
+
+
+def _cycle(config: PipelineConfig, path: list[str]) -> list[str]:
+    """The first cycle that `path`, from reader to source, runs into; empty: none."""
+    if (last := path[-1]) in path[:-1]:
+        return path[path.index(last) :]
+    following = config.sources(last) if last in config.stages else ()
+    return next(filter(None, (_cycle(config, [*path, name]) for name in following)), [])
 
 
 def _article(kind: str) -> str:

@@ -32,7 +32,7 @@ def encoder_of(stage: Stage) -> Stage | None:
         Misfit: the two do not fit together.
         Unavailable: the encoder does not serve.
     """
-    source = stage.source
+    source = next(iter(stage.sources), None)
     assert stage.info is not None
     info = stage.info.dit
     if info.needs_source != (source is not None):

@@ -1,7 +1,8 @@
 """What a request's answers bring, as things happen."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
 
@@ -56,11 +57,25 @@ class AudioDelta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer is complete, text and sound: the summaries of the stages, None for those that were not needed."""
+    """The answer is complete, text and sound.
 
-    thinker: thinker_pb2.GenerateSummary | None = None
-    talker: talker_pb2.SpeakSummary | None = None
-    code2wav: code2wav_pb2.DecodeSummary | None = None
+    Attributes:
+        summaries: summary of each stage that the job needed, by kind of stage.
+    """
+
+    summaries: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def thinker(self) -> thinker_pb2.GenerateSummary | None:
+        return self.summaries.get("thinker")
+
+    @property
+    def talker(self) -> talker_pb2.SpeakSummary | None:
+        return self.summaries.get("talker")
+
+    @property
+    def code2wav(self) -> code2wav_pb2.DecodeSummary | None:
+        return self.summaries.get("code2wav")
 
 
 Event = PromptRead | PromptTokens | TextDelta | TextEnd | CodesDelta | AudioDelta | Finished

@@ -1,9 +1,12 @@
-"""The kinds of stages: what each reads, what it makes, and how it is called. One table for all who ask."""
+"""The table of kinds of stages: sources, outputs, and how a request calls, links and reads each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gateway.pipeline.events import Event
+from gateway.pipeline.links import Links, link_decoder, link_in_line
+from gateway.pipeline.response_events import code2wav_event, no_event, talker_event, thinker_event
 from quartet.v1.code2wav_pb2_grpc import Code2WavServiceStub
 from quartet.v1.dit_pb2 import DitServiceGenerateRequest
 from quartet.v1.dit_pb2_grpc import DitServiceStub
@@ -24,16 +27,21 @@ class StageKind:
     Attributes:
         name: in pipeline files, metrics and logs.
         stub: client of its gRPC service.
-        method: the call of it that serves a request.
-        streamed_request: type of the call's requests where there are several, the start message and then files; None
-            where the start message is the only one.
-        reads: kinds that its `source` may name.
-        makes: the outputs that can come from it.
-        is_model: whether clients ask for its model by name.
-        is_diffusion: whether its checkpoint is one of diffusers.
-        shares_checkpoint: whether its checkpoint must be that of its source.
-        caches_prompts: whether a replica that has read the beginning of a prompt is faster with the rest.
-        streams_deltas: whether it has `StreamDeltas`.
+        method: name of the call that serves a request.
+        streamed_request: type of the call's requests if the call takes several (the start message, then files); None if
+            it takes the start message alone.
+        reads: kinds that it may read from.
+        makes: outputs that may come from it.
+        link: writes a request's neighbours into a start message of this kind.
+        event: the event in a response to a start message; None if clients get nothing of the response. Raises
+            ResponseFault.
+        separates_deltas: whether the deltas of an answer to a start message may come by `StreamDeltas`, outside of the
+            call.
+        is_model: whether clients name its model.
+        is_diffusion: whether its checkpoint is in diffusers' format.
+        shares_checkpoint: whether it must have the checkpoint of its source.
+        caches_prompts: whether a replica that has read the beginning of a prompt reads the rest faster.
+        loads_adapters: whether requests may name an adapter.
     """
 
     name: str
@@ -42,15 +50,18 @@ class StageKind:
     streamed_request: Callable[..., Any] | None = None
     reads: tuple[str, ...] = ()
     makes: tuple[Output, ...] = ()
+    link: Callable[[Any, Links], None] = link_in_line
+    event: Callable[[Any, Any], Event | None] = no_event
+    separates_deltas: Callable[[Any], bool] = lambda start: False
     is_model: bool = False
     is_diffusion: bool = False
     shares_checkpoint: bool = False
     caches_prompts: bool = False
-    streams_deltas: bool = False
+    loads_adapters: bool = False
 
     @property
     def service(self) -> str:
-        """Full name of its gRPC service."""
+        """Full name of the gRPC service."""
         return f"quartet.v1.{self.name.title()}Service"  # e.g. Code2WavService
 
 
@@ -63,9 +74,12 @@ KINDS = {
             "Generate",
             GenerateRequest,
             makes=("text",),
+            event=thinker_event,
+            # log-probabilities of the prompt come in the call, and must precede the deltas
+            separates_deltas=lambda start: not start.sampling.HasField("prompt_logprobs"),
             is_model=True,
             caches_prompts=True,
-            streams_deltas=True,
+            loads_adapters=True,
         ),
         StageKind(
             "talker",
@@ -73,11 +87,19 @@ KINDS = {
             "Speak",
             SpeakRequest,
             reads=("thinker",),
+            event=talker_event,
             is_model=True,
             shares_checkpoint=True,
         ),
         StageKind(
-            "code2wav", Code2WavServiceStub, "Decode", reads=("talker",), makes=("speech",), shares_checkpoint=True
+            "code2wav",
+            Code2WavServiceStub,
+            "Decode",
+            reads=("talker",),
+            makes=("speech",),
+            link=link_decoder,
+            event=code2wav_event,
+            shares_checkpoint=True,
         ),
         StageKind(
             "dit",

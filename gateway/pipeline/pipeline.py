@@ -44,8 +44,8 @@ class Pipeline:
         for name, config in self.config.stages.items():
             self.by_name[name] = Stage(name, config, self.resolver, self.max_imbalance, self.channels)
         for name in self.config.stages:
-            if (source := self.config.source(name)) is not None:
-                self.by_name[name].source = self.by_name[source]
+            for source in self.config.sources(name):
+                self.by_name[name].sources.append(self.by_name[source])
                 self.by_name[source].readers.append(self.by_name[name])
         self.answer = [self.by_name[name] for name in self.config.answer]
         self._outputs = {output: self.by_name[self.config.model_stage(output)] for output in self.config.made}

@@ -111,8 +111,10 @@ class Replica:
             requests = start if streamed is None else _in_messages(streamed, start, media, text)
             return getattr(kind.stub(channel), kind.method)(requests, timeout=timeout_s, metadata=tracing.metadata())
 
-        if kind.streams_deltas and take_delta is not None and (stream := self._delta_stream(channel)) is not None:
-            return stream.call(start, take_delta, begin)
+        if take_delta is not None and kind.separates_deltas(start):
+            stream = self._delta_stream(channel)
+            if stream is not None:
+                return stream.call(start, take_delta, begin)
         return begin()
 
     def _delta_stream(self, channel: grpc.aio.Channel) -> DeltaStream | None:

@@ -67,8 +67,8 @@ class Route:
             stage.require_serving()
         try:
             for stage in self._stages:
-                key = self._key if KINDS[stage.kind].caches_prompts else None
-                lora = self._lora if stage.kind == "thinker" else ""
+                kind = KINDS[stage.kind]
+                key, lora = self._key if kind.caches_prompts else None, self._lora if kind.loads_adapters else ""
                 self._leases.append(Lease(stage, stage.choose(key, self._avoid, lora)))
             yield self._leases
         finally:

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -11,22 +11,14 @@ import grpc
 
 from gateway.pipeline.balance import prompt_key
 from gateway.pipeline.event_buffer import EventBuffer
-from gateway.pipeline.events import (
-    AudioDelta,
-    CodesDelta,
-    Event,
-    Finished,
-    PromptRead,
-    PromptTokens,
-    TextDelta,
-    TextEnd,
-)
+from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
+from gateway.pipeline.kinds import KINDS
+from gateway.pipeline.links import Links, Source
 from gateway.pipeline.pipeline import Pipeline
-from gateway.pipeline.replica import Replica
+from gateway.pipeline.response_events import ResponseFault
 from gateway.pipeline.route import LOST, Lease, Route
-from gateway.pipeline.stage import Stage
 from gateway.pipeline.typed_text import TypedText
-from quartet.v1 import code2wav_pb2, talker_pb2, tensor_pb2, thinker_pb2
+from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
 
 # Stages get this much less time than the request has, so that their own word on the deadline still arrives.
@@ -97,23 +89,20 @@ def _has_failed(work: asyncio.Task[Any]) -> bool:
     return work.done() and (work.cancelled() or work.exception() is not None)
 
 
-def _sound_as(decode: code2wav_pb2.DecodeRequest, speak: talker_pb2.SpeakStart, replica: Replica) -> None:
-    """Tells code2wav what it shares with the talker: the voice, where it has voices of its own, and the seed. Without
-    one its noise is that of seed 0, though the talker draws another each time."""
-    decode.seed = speak.sampling.seed % 2**64  # the talker's has a sign
-    if replica.info and replica.info.code2wav.voices:
-        decode.voice = speak.speaker
-
-
 class _Answer:
-    """One job on its way through the stages."""
+    """A job on its way through the stages.
+
+    Attributes:
+        prompt_read: set when the client's PromptRead is in `events`.
+        has_output: whether the client may have had a part of the answer, so that no second attempt is allowed.
+    """
 
     def __init__(self, pipeline: Pipeline, job: Job, index: int, events: EventBuffer, deadline: float) -> None:
         self.job, self.index, self.events, self.deadline = job, index, events, deadline
         stages = [stage for stage in pipeline.answer if stage.kind in job.starts]
-        thinker: thinker_pb2.GenerateStart | None = job.starts.get("thinker")
-        key = job.conversation_id.encode() or (None if thinker is None else prompt_key(thinker, job.media))
-        self.route = Route(stages, job.request_id, key, "" if thinker is None else thinker.lora)
+        reader = next((job.starts[stage.kind] for stage in stages if KINDS[stage.kind].caches_prompts), None)
+        key = job.conversation_id.encode() or (None if reader is None else prompt_key(reader, job.media))
+        self.route = Route(stages, job.request_id, key, "" if reader is None else reader.lora)
         self.prompt_read = asyncio.Event()
         self.has_output = False
 
@@ -137,50 +126,32 @@ class _Attempt:
         self._early: list[thinker_pb2.GenerateDelta] = []  # deltas that came before the prompt was read
 
     async def run(self) -> None:
-        calls = [self._call(lease, start) for lease, start in zip(self._leases, self._starts(), strict=True)]
+        starts = linked_starts(self._job.request_id, self._job.starts, self._leases)
+        calls = [self._call(lease, starts[lease.stage.kind]) for lease in self._leases]
         summaries = await gather_or_cancel(calls)
-        await self._emit(
-            Finished(**{lease.stage.kind: summary for lease, summary in zip(self._leases, summaries, strict=True)})
-        )
-
-    def _starts(self) -> Iterator[Any]:
-        """Copies of the job's start messages, linked: each stage reads the stream of the stage before it."""
-        # Not the request's id: a client may use that again, or we on another replica, while a stage still ends the
-        # request before.
-        stream_id = f"{self._job.request_id}-{uuid.uuid4().hex[:8]}"
-        for i, lease in enumerate(self._leases):
-            start = deepcopy(self._job.starts[lease.stage.kind])  # another attempt begins with the job's own
-            start.request_id = self._job.request_id
-            if lease.stage.kind == "code2wav":
-                _sound_as(start, self._job.starts["talker"], lease.replica)
-            if i > 0:
-                start.source.CopyFrom(self._leases[i - 1].replica.source(stream_id))
-            if i + 1 < len(self._leases):
-                start.output_stream_id = stream_id
-            yield start
+        kinds = [lease.stage.kind for lease in self._leases]
+        await self._emit(Finished(dict(zip(kinds, summaries, strict=True))))
 
     async def _call(self, lease: Lease, start: Any) -> Any:
-        """Calls the lease's replica, passes on what it answers, and returns its summary.
+        """Calls the lease's replica, emits its events, and returns its summary.
 
         Raises:
             StageError: the replica failed, or was lost and is marked down.
         """
-        # the log-probabilities of a prompt are in the call, and come before the deltas
-        is_ordered = lease.stage.kind == "thinker" and start.sampling.HasField("prompt_logprobs")
-        take = None if is_ordered else self._take_delta
-        call = lease.replica.call(start, self._job.media, self._time_left_s(), self._job.text, take)
+        kind, is_first = KINDS[lease.stage.kind], lease is self._leases[0]
+        call = lease.replica.call(start, self._job.media, self._time_left_s(), self._job.text, self._take_delta)
         summary = None
         try:
             async for response in call:
                 if response.HasField("summary"):
                     summary = response.summary
-                    if lease.stage.kind == "thinker":
-                        await self._emit(TextEnd(summary))
-                elif (event := _event(lease.stage, start, response)) is not None:
-                    await self._emit(event)
+                if (event := kind.event(start, response)) is not None:
+                    await self._emit(event, is_first)
         except grpc.aio.AioRpcError as error:
             self._failed = True
             raise self._answer.route.failure(lease, error) from error
+        except ResponseFault as fault:
+            raise lease.stage.fault(str(fault)) from None
         finally:
             call.cancel()
             lease.end()
@@ -188,24 +159,26 @@ class _Attempt:
             raise lease.stage.fault("ended the call without a summary")
         return summary
 
-    async def _emit(self, event: Event) -> None:
-        if self._failed:  # what the other stages still make must not keep the answer from being tried again
+    async def _emit(self, event: Event, is_first: bool = True) -> None:
+        """Passes on an event of the first stage or another one."""
+        if self._failed:  # output of the other stages must not prevent a second attempt
             return
+        answer = self._answer
         if isinstance(event, PromptRead):
-            if self._answer.prompt_read.is_set():  # by the replica before: the client has been told
+            if answer.prompt_read.is_set():  # the attempt before told the client
                 return
-            await self._answer.events.put(self._answer.index, event)
-            self._answer.prompt_read.set()
+            await answer.events.put(answer.index, event)
+            answer.prompt_read.set()
             for delta in self._early:
                 self._take_delta(delta)
             return
-        if isinstance(event, AudioDelta | CodesDelta):
-            await self._answer.prompt_read.wait()  # the stages' calls are read side by side: sound may be here first
-        self._answer.has_output = True
-        await self._answer.events.put(self._answer.index, event)
+        if not is_first:
+            await answer.prompt_read.wait()  # the calls are read side by side: sound may be here first
+        answer.has_output = True
+        await answer.events.put(answer.index, event)
 
     def _take_delta(self, delta: thinker_pb2.GenerateDelta) -> None:
-        """Passes on what does not come in the thinker's call. The text of an answer may all wait for a slow client."""
+        """Passes on a delta that came outside of the call. All text of an answer may wait for a slow client."""
         if not self._answer.prompt_read.is_set():
             self._early.append(delta)
         elif not self._failed:
@@ -217,29 +190,22 @@ class _Attempt:
         return max(left_s - min(_DEADLINE_MARGIN_S, left_s / 10), 0.001)
 
 
-def _event(stage: Stage, start: Any, response: Any) -> Event | None:
-    """What the stage's response to `start` says, if it is for the client. Raises InternalError: it cannot be right."""
-    match response.WhichOneof("message"):
-        case "prompt":
-            return PromptRead(response.prompt)
-        case "started" if start.HasField("text"):
-            return PromptRead(thinker_pb2.PromptInfo(), start.text.text)
-        case "prompt_logprobs":
-            return PromptTokens(response.prompt_logprobs.tokens)
-        case "delta":
-            return TextDelta(response.delta)
-        case "frames":
-            codes = response.frames.tensor
-            if codes.dtype != tensor_pb2.DATA_TYPE_INT32 or len(codes.shape) != 2:
-                raise stage.fault(f"sent {tensor_pb2.DataType.Name(codes.dtype)} codes of shape {list(codes.shape)}")
-            numbers, groups = memoryview(codes.inline).cast("i").tolist(), codes.shape[1]
-            return CodesDelta([numbers[i : i + groups] for i in range(0, len(numbers), groups)]) if numbers else None
-        case "audio":
-            samples = response.audio.samples
-            if samples.dtype != tensor_pb2.DATA_TYPE_INT16:
-                raise stage.fault(f"sent {tensor_pb2.DataType.Name(samples.dtype)} samples, not PCM16")
-            return AudioDelta(samples.inline) if samples.inline else None
-    return None
+def linked_starts(request_id: str, starts: Mapping[str, Any], leases: Sequence[Lease]) -> dict[str, Any]:
+    """Copies of the leases' start messages, by kind, each with the request's id and its neighbours."""
+    linked = {lease.stage.kind: deepcopy(starts[lease.stage.kind]) for lease in leases}
+    replicas = {lease.stage.kind: lease.replica for lease in leases}
+    sources: dict[str, list[Source]] = {kind: [] for kind in linked}
+    stream_ids: dict[str, list[str]] = {kind: [] for kind in linked}
+    for reader in (lease.stage for lease in leases):
+        for kind in (stage.kind for stage in reader.sources if stage.kind in linked):
+            # Not the request's id: a stage may still be ending a request of that id, or an attempt before.
+            stream_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
+            stream_ids[kind].append(stream_id)
+            sources[reader.kind].append(Source(kind, linked[kind], replicas[kind].source(stream_id)))
+    for kind, start in linked.items():
+        start.request_id = request_id
+        KINDS[kind].link(start, Links(sources[kind], stream_ids[kind], replicas[kind].info))
+    return linked
 
 
 async def gather_or_cancel(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

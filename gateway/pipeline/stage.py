@@ -24,7 +24,9 @@ HOLD_S = 30.0
 log = structlog.get_logger()
 
 
-def mark_incompatible(replicas: Sequence[Replica], before: Identity | None, source: Replica | None) -> Identity | None:
+def mark_incompatible(
+    replicas: Sequence[Replica], before: Identity | None, sources: Sequence[Replica]
+) -> Identity | None:
     """Sets each replica's `refusal`, and returns the identity that the stage has from now on.
 
     Args:
@@ -32,11 +34,10 @@ def mark_incompatible(replicas: Sequence[Replica], before: Identity | None, sour
         before: its identity until now. It stays as long as a replica has it that serves or has only just gone; then it
             becomes that of the most replicas. So a stage whose replicas are replaced one by one by those of another
             model changes over as a whole, when the last of the old ones has left.
-        source: a replica of the stage that it reads from, whose checkpoint it must have; None if that does not matter
-            or is not known.
+        sources: replicas of the stages whose checkpoint it must have, one of each that is known.
     """
     for replica in replicas:
-        replica.refusal = _misfit(replica, source)
+        replica.refusal = next(filter(None, (_misfit(replica, source) for source in sources)), None)
     fitting = {replica: replica.identity for replica in replicas if replica.identity and replica.refusal is None}
     if before not in [theirs for replica, theirs in fitting.items() if _counts(replica)]:
         healthy = [theirs for replica, theirs in fitting.items() if replica.healthy]
@@ -51,8 +52,8 @@ def _counts(replica: Replica) -> bool:
     return replica.down_since is None or time.monotonic() - replica.down_since < HOLD_S
 
 
-def _misfit(replica: Replica, source: Replica | None) -> str | None:
-    if source is None or source.info is None or replica.info is None:
+def _misfit(replica: Replica, source: Replica) -> str | None:
+    if source.info is None or replica.info is None:
         return None
     ours, theirs = replica.info.checkpoint_digest, source.info.checkpoint_digest
     if not ours or not theirs or ours == theirs:
@@ -86,7 +87,7 @@ class Stage:
     Attributes:
         replicas: by address, those that the stage's addresses name now.
         info: what its replicas say of themselves; None while none was found serving.
-        source: the stage it reads from, if any.
+        sources: the stages that it reads from.
         readers: the stages that read from it.
     """
 
@@ -101,7 +102,7 @@ class Stage:
         self.name, self.kind = name, config.kind
         self.replicas: dict[str, Replica] = {}
         self.info: server_info_pb2.GetServerInfoResponse | None = None
-        self.source: Stage | None = None
+        self.sources: list[Stage] = []
         self.readers: list[Stage] = []
         self._max_imbalance, self._channels = max_imbalance, channels or Channels()
         self._identity: Identity | None = None
@@ -255,9 +256,9 @@ class Stage:
         """A replica came, went or changed: says anew who is refused, here and in the stages that read from this one."""
         replicas = list(self.replicas.values())
         before = {replica: replica.refusal for replica in replicas}
-        shares = KINDS[self.kind].shares_checkpoint
-        source = self.source.representative if self.source is not None and shares else None
-        self._identity = mark_incompatible(replicas, self._identity, source)
+        shared = self.sources if KINDS[self.kind].shares_checkpoint else ()
+        sources = [found for source in shared if (found := source.representative) is not None]
+        self._identity = mark_incompatible(replicas, self._identity, sources)
         for replica, refusal in before.items():
             if replica.refusal and replica.refusal != refusal:
                 log.error("replica refused", name=self.name, address=replica.address, reason=replica.refusal)
