@@ -12,7 +12,7 @@ from PIL import Image
 from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
 from gateway.openai import answer as gateway_answer
 from gateway.openai.answer import WholeAnswer
-from gateway.pipeline import run
+from gateway.pipeline import events
 from quartet.errors import Error, refused
 
 _PCM16_SCALE = 32768.0
@@ -139,14 +139,14 @@ class Collected(WholeAnswer):
 
     rate_hz: int = 0
 
-    def told(self, event: run.Event) -> Iterator[Event]:
+    def told(self, event: events.Event) -> Iterator[Event]:
         """What a caller is told of an event that has been taken."""
         match event:
-            case run.PromptRead(text=text) if text:
+            case events.PromptRead(text=text) if text:
                 yield TextDelta(text, [])
-            case run.TextDelta(delta) if delta.text or delta.reasoning or delta.token_ids:
+            case events.TextDelta(delta) if delta.text or delta.reasoning or delta.token_ids:
                 yield TextDelta(delta.text, list(delta.token_ids), delta.reasoning)
-            case run.AudioDelta(pcm16):
+            case events.AudioDelta(pcm16):
                 yield AudioDelta(_audio(pcm16, self.rate_hz))
 
     def answer(self, wants_logprobs: bool) -> Answer:

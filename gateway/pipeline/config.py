@@ -194,8 +194,6 @@ def _override_addresses(source: YamlSource, addresses: Mapping[str, str | list[s
 def _explain(error) -> str:
     path, kind = ".".join(str(part) for part in _without_tags(error["loc"])), error["type"]
     key = error["loc"][-1] if error["loc"] else ""
-    if path == "outputs.sound":
-        return f"{path}: is called audio now; rename it"
     if kind == "extra_forbidden":
         return f"{path}: unknown key; check its spelling or remove it"
     if kind == "missing" and key == "source":
@@ -259,10 +257,8 @@ def _check_outputs(source: YamlSource, config: PipelineConfig) -> None:
         if name not in config.stages:
             raise source.error(path, f"outputs.{output}: no stage {name!r}; the stages are: {', '.join(config.stages)}")
         if config.stages[name].kind != wanted:
-            kind = config.stages[name].kind
-            if output == "audio" and kind == maker("speech").name:
-                raise source.error(path, f"outputs.audio: what a {kind} makes is called speech now; rename it")
-            raise source.error(path, f"outputs.{output}: comes from a {wanted}, but {name!r} is {_article(kind)}")
+            found = _article(config.stages[name].kind)
+            raise source.error(path, f"outputs.{output}: comes from a {wanted}, but {name!r} is {found}")
     _check_spoken_text(source, config)
     used = {name for output in config.made for name in config.route(output)}
     for name in config.stages:

@@ -23,12 +23,11 @@ class DeltaStream:
         channel: to the thinker.
         is_open: whether answers may name it.
         has_ended: whether it has broken.
-        is_unknown: whether the thinker is an older one, which has no such streams.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
-        self.is_open = self.has_ended = self.is_unknown = False
+        self.is_open = self.has_ended = False
         self._id, self._numbers = uuid.uuid4().hex, itertools.count(1)
         self._answers: dict[int, StreamedCall] = {}
         self._retired = False
@@ -65,7 +64,7 @@ class DeltaStream:
                     if (call := self._answers.get(told.answer)) is not None:
                         call.take(told.delta)
         except grpc.aio.AioRpcError as broken:
-            self.is_unknown, error = broken.code() is grpc.StatusCode.UNIMPLEMENTED, broken
+            error = broken
         finally:
             self.is_open, self.has_ended = False, True
             messages.cancel()

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway import metrics
 from gateway.pipeline.delta_stream import DeltaStream, TakeDelta
@@ -124,8 +123,6 @@ class Replica:
             return stream if stream.is_open else None
         if stream is not None:
             stream.retire()
-            if stream.is_unknown and stream.channel is channel:
-                return None
         self._deltas = DeltaStream(channel)
         return None
 
@@ -230,7 +227,7 @@ class Replica:
         info: server_info_pb2.GetServerInfoResponse | None = None  # asked anew: checks may overtake each other
         try:
             load = await self._ask_load(timeout_s)
-            health = await self._ask_health(load, timeout_s)
+            health = "SERVING" if load.serving else "NOT_SERVING"
             if health == "SERVING" and (not was_healthy or self.info is None or load.info_revision != self._revision):
                 server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
                 info = await server.GetServerInfo(server_info_pb2.GetServerInfoRequest(), timeout=timeout_s)
@@ -251,27 +248,12 @@ class Replica:
     async def _ask_load(self, timeout_s: float) -> server_info_pb2.GetLoadResponse:
         """Asks what it has to do."""
         ours_before, server = self.in_flight, server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
-        try:
-            load = await server.GetLoad(server_info_pb2.GetLoadRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-            # an older stage has no such call: then what we have there is all that is known
-            return server_info_pb2.GetLoadResponse()
+        load = await server.GetLoad(server_info_pb2.GetLoadRequest(), timeout=timeout_s)
         self.running, self.queued, self.kv_cache_usage = load.running, load.queued, load.kv_cache_usage
         # Ours are among those that it told. What came or went in the meantime may be on either side of the count.
         self._of_others = max(0, load.running + load.queued - max(ours_before, self.in_flight))
         metrics.LOAD.labels(self.stage, self.address).set(self.load)
         return load
-
-    async def _ask_health(self, load: server_info_pb2.GetLoadResponse, timeout_s: float) -> str:
-        """The name of its health: `load` says it, or else its health service does."""
-        if load.HasField("serving"):
-            return "SERVING" if load.serving else "NOT_SERVING"
-        request = health_pb2.HealthCheckRequest(service=KINDS[self.kind].service)
-        stub = health_pb2_grpc.HealthStub(self.channel)
-        response = await stub.Check(request, timeout=timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
-        return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
 
     def _set_health(self, health: str, info: server_info_pb2.GetServerInfoResponse | None = None) -> None:
         info = info or self.info
@@ -280,8 +262,6 @@ class Replica:
             log.info("stage state", name=self.stage, address=self.address, state=health, before=self.health)
         self.health, self.info = health, info
         if self.healthy:
-            if self.down_since is not None and self._deltas is not None and self._deltas.is_unknown:
-                self._deltas = None  # it may have been replaced by a newer one
             self.down_since = None
         elif self.down_since is None:
             self.down_since = time.monotonic()

@@ -188,7 +188,7 @@ async def test_a_draining_replica_gets_none():
     async with routed(2) as system:
         drained = system.groups[0]
         for kind in KINDS:
-            await drained.set_health(kind, False)
+            drained.set_serving(kind, False)
         replicas = [system.stages.by_name[kind].replicas[drained.addresses[kind]] for kind in KINDS]
         await until(lambda: not any(replica.serving for replica in replicas))
         for i in range(6):
@@ -203,7 +203,7 @@ async def test_a_request_that_meets_a_drain_goes_elsewhere(kind):
     async with routed(3, interval_s=LONG_S) as system:
         system.hold(LOST_BEFORE_OUTPUT)
         for group in system.groups[:2]:
-            await group.set_health(kind, False)
+            group.set_serving(kind, False)
             group.scripts[kind].hold = False
             group.scripts[kind].after, group.scripts[kind].error = 0, Unavailable("the stage is draining")
         asking = [asyncio.create_task(system.ask(f"{i}")) for i in range(8)]
