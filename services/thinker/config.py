@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.rpc.settings import StageSettings
 
 
@@ -98,7 +99,9 @@ class ThinkerSettings(StageSettings):
     max_image_pixels: int = Field(
         default=64 * 1024 * 1024, ge=1, description="pixels of one image before it is resized"
     )
-    min_image_side: int = Field(default=2, ge=1, description="least width and height of an image, in pixels")
+    min_image_side: int = Field(
+        default=MIN_IMAGE_SIDE, ge=1, description="least width and height of an image, in pixels"
+    )
     max_audio_s: float = Field(default=1800.0, gt=0, description="longest audio part")
     max_video_s: float = Field(default=600.0, gt=0, description="longest video part")
     max_video_pixels: int = Field(
