@@ -159,7 +159,17 @@ class GatewaySettings(TlsSettings):
     media_max_parts: int = Field(default=64, ge=1, description="most images, sounds and videos of a request")
     media_max_bytes: int = Field(default=128 * MIB, ge=1, description="largest media file")
     media_max_total_bytes: int = Field(default=256 * MIB, ge=1, description="all media files of a request together")
-    media_max_image_pixels: int = Field(default=64_000_000, ge=1, description="most pixels of an image or video frame")
+    media_max_image_pixels: int = Field(
+        default=64_000_000,
+        ge=1,
+        description="most pixels of one image or video frame; decoded, so many take 192 MB",
+    )
+    media_max_request_image_pixels: int = Field(
+        default=64_000_000,
+        ge=1,
+        description="most pixels together of all images that a picture is made of: the stage holds them decoded at a "
+        "time, so the default is that of one image",
+    )
     media_min_image_side_pixels: int = Field(
         default=MIN_IMAGE_SIDE,
         ge=1,

@@ -36,10 +36,11 @@ class PipelineSettings(StageSettings):
     max_media_bytes: int = Field(
         default=64 * 1024 * 1024, ge=1, description="all pictures of a request together, encoded"
     )
-    max_image_pixels: int = Field(
+    max_request_image_pixels: int = Field(
         default=32_000_000,
         ge=1,
-        description="most pixels of a request's pictures together: each takes 3 bytes while it waits",
+        description="most pixels of a request's pictures together: each takes 3 bytes while the request waits, so the "
+        "default is 96 MB a request",
     )
     max_aspect_ratio: float = Field(
         default=32.0, ge=1, description="of a picture that comes in, longer to shorter side"

@@ -97,7 +97,10 @@ class ThinkerSettings(StageSettings):
     max_videos: int = Field(default=4, ge=0, description="video parts in one request")
     max_media_bytes: int = Field(default=256 * 1024 * 1024, ge=1, description="encoded media of one request")
     max_image_pixels: int = Field(
-        default=64 * 1024 * 1024, ge=1, description="pixels of one image before it is resized"
+        default=64 * 1024 * 1024,
+        ge=1,
+        description="pixels of one image before it is resized; default: a few more than a gateway takes, whose refusal "
+        "comes first",
     )
     min_image_side: int = Field(
         default=MIN_IMAGE_SIDE, ge=1, description="least width and height of an image, in pixels"
