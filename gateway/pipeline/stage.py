@@ -13,7 +13,8 @@ from gateway.pipeline import balance
 from gateway.pipeline.addresses import NameWatcher, Resolver, endpoints, resolve_host
 from gateway.pipeline.config import StageConfig
 from gateway.pipeline.kinds import KINDS
-from gateway.pipeline.replica import Identity, Replica
+from gateway.pipeline.replica import Replica
+from gateway.pipeline.replica_health import Identity
 from quartet.v1 import server_info_pb2
 from services.common.rpc.channels import Channels
 from services.common.rpc.errors import InternalError, Unavailable

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from gateway.pipeline.config import ThinkerStage
-from gateway.pipeline.replica import LATE_CHECKS
+from gateway.pipeline.replica_health import LATE_CHECKS
 from gateway.pipeline.stage import Stage
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc
 from services.common.rpc import channels
