@@ -1,4 +1,4 @@
-"""A pipeline: which stages there are, who reads from whom, and what comes out."""
+"""Pipeline files: stages, their sources, and outputs."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -29,7 +29,7 @@ class ThinkerStage(_Stage):
 
 
 class TalkerStage(_Stage):
-    """Turns what a thinker writes, or a request's text, into codec frames."""
+    """Turns a thinker's text, or a request's, into codec frames."""
 
     kind: Literal["talker"]
     source: str | None = Field(None, description="the thinker whose text it speaks; none: the text of each request")
@@ -44,7 +44,7 @@ class Code2WavStage(_Stage):
 
 
 class DitStage(_Stage):
-    """Makes images, videos or audio of a prompt; which of these, its model says."""
+    """Makes images, videos or audio from a prompt, depending on its model."""
 
     kind: Literal["dit"]
     source: str | None = Field(None, description="the encoder that reads its prompts; none: it has its own encoders")
@@ -62,7 +62,7 @@ StageConfig = Annotated[
 
 
 class Outputs(Strict):
-    """Which stage each output comes from, at least one. `speech` is text spoken; `audio` is made of a prompt."""
+    """The stage that each output comes from. `speech` is spoken text; `audio` is made from a prompt."""
 
     text: str | None = None
     speech: str | None = None
@@ -72,50 +72,44 @@ class Outputs(Strict):
 
 
 class PipelineConfig(Strict):
-    """A whole pipeline file."""
-
     model: str | None = Field(default=None, min_length=1, description="name clients ask for; default: the main stage's")
     stages: dict[str, StageConfig] = Field(min_length=1)
     outputs: Outputs
 
     def sources(self, name: str) -> list[str]:
-        """Names of the stages that the stage `name` reads from."""
         named = getattr(self.stages[name], "source", None)
         return [named] if isinstance(named, str) else list(named or ())
 
     def route(self, output: Output) -> list[str]:
-        """Names of the stages that `output` comes through, sources first; empty if the pipeline does not have it."""
+        """Names of the stages that make `output`, sources first; empty if the pipeline does not make it."""
         name = getattr(self.outputs, output)
         return [] if name is None else self.chain(name)
 
     def chain(self, name: str) -> list[str]:
-        """Names of the stage `name` and all that it reads from, sources first. The edges must have been checked."""
+        """Names of the stage `name` and all stages before it, sources first. The edges must be checked."""
         before = [found for source in self.sources(name) for found in self.chain(source)]
         return [*dict.fromkeys(before), name]
 
     def model_stage(self, output: Output) -> str:
-        """Name of the stage whose model clients ask for when they want `output`, which the pipeline must have."""
+        """Name of the stage whose model clients name to get `output`. The pipeline must make it."""
         return next(name for name in self.route(output) if KINDS[self.stages[name].kind].is_model)
 
     @property
     def made(self) -> list[Output]:
-        """The outputs of the pipeline."""
         return [output for output in OUTPUTS if getattr(self.outputs, output) is not None]
 
     @property
     def answer(self) -> list[str]:
-        """Names of the stages of an answer, written and spoken, sources first: all but those of diffusion."""
+        """Names of the stages of an answer, written and spoken, sources first. Diffusion is not among them."""
         routes = [self.route(output) for output in self.made if not maker(output).is_diffusion]
         return list(dict.fromkeys(name for route in routes for name in route))
 
     @cached_property
     def thinker(self) -> ThinkerStage | None:
-        """The stage that writes answers, if any."""
         return self._in_answer(ThinkerStage)
 
     @cached_property
     def talker(self) -> TalkerStage | None:
-        """The stage that speaks, if any."""
         return self._in_answer(TalkerStage)
 
     def _in_answer(self, kind: type[Kind]) -> Kind | None:
@@ -126,11 +120,10 @@ def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = 
     """Reads and checks a pipeline file.
 
     Args:
-        file: the YAML.
-        addresses: "host:port" or "dns:///name:port" by stage name, instead of the file's.
+        addresses: addresses that replace the file's, by name of stage.
 
     Raises:
-        YamlError: "FILE:LINE: what is wrong and how to fix it".
+        YamlError: "FILE:LINE: fault and its repair".
     """
     source = read_yaml(file, "keys stages and outputs")
     _override_addresses(source, addresses or {})
@@ -166,7 +159,6 @@ def _explain(error) -> str:
 
 
 def _without_tags(loc) -> list[str | int]:
-    """`loc` less the kind that pydantic puts after a stage's name."""
     return [part for i, part in enumerate(loc) if not (i == 2 and loc[0] == "stages")]
 
 
@@ -183,7 +175,7 @@ def _check_edges(source: YamlSource, config: PipelineConfig) -> None:
 
 
 def _edge_fault(config: PipelineConfig, name: str, source: str) -> str | None:
-    """Why the stage `name` cannot read from `source`, if so."""
+    """Why the stage `name` cannot read from `source`; None if it can."""
     if source not in config.stages:
         return f"no stage {source!r}; the stages are: {', '.join(config.stages)}"
     if cycle := _cycle(config, [name, source]):
@@ -196,7 +188,7 @@ def _edge_fault(config: PipelineConfig, name: str, source: str) -> str | None:
 
 
 def _cycle(config: PipelineConfig, path: list[str]) -> list[str]:
-    """The first cycle that `path`, from reader to source, runs into; empty: none."""
+    """A cycle that `path`, from reader to source, runs into; empty if there is none."""
     if (last := path[-1]) in path[:-1]:
         return path[path.index(last) :]
     following = config.sources(last) if last in config.stages else ()
@@ -225,7 +217,6 @@ def _check_outputs(source: YamlSource, config: PipelineConfig) -> None:
 
 
 def _check_spoken_text(source: YamlSource, config: PipelineConfig) -> None:
-    """What a thinker writes for a talker is sent as well as spoken."""
     path, text = ("outputs", "speech"), maker("text").name
     writers = [name for name in config.route("speech") if config.stages[name].kind == text]
     if writers and config.outputs.text is None:

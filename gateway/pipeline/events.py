@@ -1,4 +1,4 @@
-"""What a request's answers bring, as things happen."""
+"""Events of an answer, in the order in which they happen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ class PromptRead:
     """The first stage took the request: an answer follows.
 
     Attributes:
-        tokens: of the prompt, by kind; none where no thinker reads it.
-        text: what is spoken, where the request says it and no thinker writes it.
+        tokens: counts of the prompt's tokens; zeros if no thinker reads it.
+        text: the spoken text, if it is the request's own.
     """
 
     tokens: thinker_pb2.PromptInfo
@@ -22,7 +22,7 @@ class PromptRead:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The next tokens of the prompt, with their log-probabilities, where those are asked for; before any TextDelta."""
+    """The next tokens of the prompt, with log-probabilities. They precede every TextDelta."""
 
     tokens: Sequence[thinker_pb2.TokenLogprob]
 
@@ -36,14 +36,14 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class TextEnd:
-    """The thinker has written all of the text; its sound may go on."""
+    """The text is complete; its sound may go on."""
 
     summary: thinker_pb2.GenerateSummary
 
 
 @dataclass(frozen=True, slots=True)
 class CodesDelta:
-    """The next codec frames, each its codes, group 0 first: those that the talker sampled, and code2wav decodes."""
+    """The next codec frames. A frame is its codes, group 0 first."""
 
     frames: list[list[int]]
 
@@ -60,7 +60,7 @@ class Finished:
     """The answer is complete, text and sound.
 
     Attributes:
-        summaries: summary of each stage that the job needed, by kind of stage.
+        summaries: summaries of the job's stages, by kind.
     """
 
     summaries: Mapping[str, Any] = field(default_factory=dict)

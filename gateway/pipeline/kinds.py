@@ -25,22 +25,16 @@ class StageKind:
     """A kind of stage.
 
     Attributes:
-        name: in pipeline files, metrics and logs.
-        stub: client of its gRPC service.
-        method: name of the call that serves a request.
-        streamed_request: type of the call's requests if the call takes several (the start message, then files); None if
-            it takes the start message alone.
+        method: call that serves a request.
+        streamed_request: type of the call's requests; None if the call takes the start message alone.
         reads: kinds that it may read from.
-        makes: outputs that may come from it.
-        link: writes a request's neighbours into a start message of this kind.
-        event: the event in a response to a start message; None if clients get nothing of the response. Raises
-            ResponseFault.
-        separates_deltas: whether the deltas of an answer to a start message may come by `StreamDeltas`, outside of the
-            call.
+        link: writes its neighbours into a start message.
+        event: the client's event in a response to a start message. Raises ResponseFault.
+        separates_deltas: whether the answer to a start message may send its deltas by `StreamDeltas`.
         is_model: whether clients name its model.
         is_diffusion: whether its checkpoint is in diffusers' format.
-        shares_checkpoint: whether it must have the checkpoint of its source.
-        caches_prompts: whether a replica that has read the beginning of a prompt reads the rest faster.
+        shares_checkpoint: whether its sources must have its checkpoint.
+        caches_prompts: whether its replicas cache prompts.
         loads_adapters: whether requests may name an adapter.
     """
 
@@ -61,7 +55,6 @@ class StageKind:
 
     @property
     def service(self) -> str:
-        """Full name of the gRPC service."""
         return f"quartet.v1.{self.name.title()}Service"  # e.g. Code2WavService
 
 
@@ -117,5 +110,4 @@ KINDS = {
 
 
 def maker(output: Output) -> StageKind:
-    """The kind that makes `output`."""
     return next(kind for kind in KINDS.values() if output in kind.makes)

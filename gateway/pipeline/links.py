@@ -9,13 +9,7 @@ from quartet.v1 import code2wav_pb2, server_info_pb2, stream_pb2
 
 @dataclass(frozen=True)
 class Source:
-    """A stage that another stage of the request reads from.
-
-    Attributes:
-        kind: kind of the stage.
-        start: its start message.
-        stream: the stream that it opens for the reader.
-    """
+    """A stage that another stage of the request reads from, with the stream that it opens for that reader."""
 
     kind: str
     start: Any
@@ -24,12 +18,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Links:
-    """The neighbours of a stage in one request.
+    """Neighbours of a stage in one request.
 
     Attributes:
         sources: the stages that it reads from, in the order of the pipeline file.
-        stream_ids: names of the streams that it opens, one for each stage that reads from it.
-        info: what its replica reported; None before the first report.
+        stream_ids: names of the streams that it opens, one for each reader.
+        info: info of its own replica.
     """
 
     sources: Sequence[Source] = ()
@@ -38,11 +32,7 @@ class Links:
 
 
 def link_in_line(start: Any, links: Links) -> None:
-    """Links a stage that reads from one stage at most, and is read by one at most.
-
-    Raises:
-        NotImplementedError: the pipeline wants more than the message has fields for.
-    """
+    """Links a stage with at most one source and one reader. Raises NotImplementedError: there are more."""
     most_readers = int("output_stream_id" in start.DESCRIPTOR.fields_by_name)
     if len(links.sources) > 1 or len(links.stream_ids) > most_readers:
         neighbours = f"{len(links.sources)} sources and {len(links.stream_ids)} readers"
@@ -54,10 +44,7 @@ def link_in_line(start: Any, links: Links) -> None:
 
 
 def link_decoder(start: code2wav_pb2.DecodeRequest, links: Links) -> None:
-    """Links a code2wav, which takes its seed from the talker, and its voice if it has voices of its own.
-
-    Without a seed its noise would be that of seed 0 in every answer, while the talker draws a new seed each time.
-    """
+    """Links a code2wav. It gets the talker's seed, and the talker's voice if it has voices of its own."""
     link_in_line(start, links)
     for source in links.sources:
         start.seed = source.start.sampling.seed % 2**64  # the talker's has a sign

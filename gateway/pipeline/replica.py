@@ -35,7 +35,7 @@ class Replica(ReplicaHealth):
     """A process that serves a stage.
 
     Attributes:
-        last_chosen: rises with every choice of a replica, whichever it is.
+        last_chosen: number of the choice among all choices.
     """
 
     def __init__(
@@ -59,11 +59,9 @@ class Replica(ReplicaHealth):
 
         Args:
             start: the start message; the stream of deltas is written into it.
-            media: files of the media in `start` that have no data, in their order.
-            timeout_s: longest that the call may take.
+            media: files of the media in `start` that have no data.
             text: text that follows the text in `start`.
-            take_delta: gets deltas that come outside of the call, perhaps before the call's first response. Whether
-                they do, the kind of the stage and `start` decide.
+            take_delta: gets deltas that come outside of the call, perhaps before its first response.
         """
         kind, channel = KINDS[self.kind], self.channel
 
@@ -79,7 +77,7 @@ class Replica(ReplicaHealth):
         return begin()
 
     def _delta_stream(self, channel: grpc.aio.Channel) -> DeltaStream | None:
-        """The open stream of `channel`. If there is none, opens one for later calls and returns None."""
+        """The open stream of `channel`. If there is none, opens one for later calls."""
         stream = self._deltas
         if stream is not None and not stream.has_ended and stream.channel is channel:
             return stream if stream.is_open else None
@@ -107,13 +105,12 @@ class Replica(ReplicaHealth):
                 self._idle.set()
 
     async def idle(self) -> None:
-        """Returns when this gateway has no request there."""
         await self._idle.wait()
 
     def failure(self, error: grpc.aio.AioRpcError) -> StageError:
-        """The error for clients of a call that failed here. Its `origin` is the kind of the stage to blame.
+        """The error for clients of a call that failed here. `origin` is the kind of the stage at fault.
 
-        A lost replica gets no requests until a health check, made at once, finds it serving.
+        A lost replica is checked at once, and gets no requests until it serves.
         """
         reason = from_rpc_error(error, self.kind)
         if isinstance(reason, Unavailable):
@@ -137,7 +134,6 @@ class Replica(ReplicaHealth):
 async def _in_messages(
     request: Callable[..., Any], start: Any, media: Sequence[bytes], text: AsyncIterable[str] | None
 ) -> AsyncIterator[Any]:
-    """`start`, the files and the text, as messages of the type `request`."""
     yield request(start=start)
     for file in media:
         for begin in range(0, len(file), _MEDIA_CHUNK_BYTES):

@@ -25,21 +25,18 @@ class ReplicaHealth:
     """Health, identity and load of a process that serves a stage.
 
     Args:
-        stage: name of the stage.
-        kind: kind of the stage.
-        address: "ip:port", by which other stages reach it too.
-        server_name: name that its certificate must have, with TLS; "" is the address's host.
-        channels: channels of this gateway.
+        address: "ip:port", for other stages too.
+        server_name: name in its certificate, with TLS; "" is the address's host.
         on_change: called when health or identity has changed.
 
     Attributes:
         health: "SERVING", or else the reason, for people.
-        refusal: why it gets no requests although it is healthy; None if it gets some.
-        info: its info at the last check that found it serving; None before that.
-        down_since: `time.monotonic()` of the check that found it down; None while it serves.
-        running, queued: requests that it works on, and that wait there, at the last check.
-        kv_cache_usage: used part of its KV cache, 0 to 1, at the last check.
-        in_flight: requests that this gateway has there.
+        refusal: why it gets no requests although it is healthy.
+        info: its info; None until it was found serving.
+        down_since: `time.monotonic()` when it was found down; None while it serves.
+        running, queued: its requests at the last check.
+        kv_cache_usage: used part of its KV cache, 0 to 1.
+        in_flight: requests of this gateway.
         faults: calls that ended because it is gone, or takes no requests.
     """
 
@@ -59,17 +56,15 @@ class ReplicaHealth:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel for a call that begins now."""
         return self._channels.channel(self.address, self.server_name)
 
     @property
     def identity(self) -> Identity | None:
-        """Identity that all replicas of a stage must share; None until it was found serving."""
+        """Identity that all replicas of a stage must share."""
         return (self.info.model, self.info.config_digest) if self.info else None
 
     @property
     def loras(self) -> dict[str, str]:
-        """Digests of its adapters' files, by name."""
         return {lora.name: lora.digest for lora in self.info.thinker.loras} if self.info else {}
 
     @property
@@ -82,7 +77,6 @@ class ReplicaHealth:
 
     @property
     def serving(self) -> bool:
-        """Whether requests may be sent to it."""
         return self.healthy and self.refusal is None
 
     @property
@@ -92,11 +86,11 @@ class ReplicaHealth:
 
     @property
     def load(self) -> int:
-        """Requests that it runs and queues: other gateways' at the last check, and this gateway's now."""
+        """Requests of other gateways at the last check, and of this gateway now."""
         return self._of_others + self.in_flight
 
     def doubt(self) -> None:
-        """Has its health checked at once: it may be gone, or take no requests."""
+        """Has its health checked at once."""
         self.faults += 1
         self._check_now.set()
 
@@ -106,7 +100,6 @@ class ReplicaHealth:
         self._set_health(f"lost: {reason}")
 
     async def watch(self, interval_s: float, timeout_s: float) -> None:
-        """Checks it for ever, every `interval_s`."""
         while True:
             await self.check(timeout_s)
             try:

@@ -11,11 +11,10 @@ class ResponseFault(Exception):
 
 
 def no_event(start: Any, response: Any) -> Event | None:
-    """Nothing: clients get none of these responses."""
+    """None: these responses have no event for clients."""
 
 
 def thinker_event(start: thinker_pb2.GenerateStart, response: thinker_pb2.GenerateResponse) -> Event | None:
-    """The event in a thinker's response."""
     match response.WhichOneof("message"):
         case "prompt":
             return PromptRead(response.prompt)
@@ -29,7 +28,6 @@ def thinker_event(start: thinker_pb2.GenerateStart, response: thinker_pb2.Genera
 
 
 def talker_event(start: talker_pb2.SpeakStart, response: talker_pb2.SpeakResponse) -> Event | None:
-    """The event in a talker's response. Raises ResponseFault."""
     match response.WhichOneof("message"):
         case "started" if start.HasField("text"):
             return PromptRead(thinker_pb2.PromptInfo(), start.text.text)
@@ -44,7 +42,6 @@ def talker_event(start: talker_pb2.SpeakStart, response: talker_pb2.SpeakRespons
 
 
 def code2wav_event(start: code2wav_pb2.DecodeRequest, response: code2wav_pb2.DecodeResponse) -> Event | None:
-    """The event in a code2wav's response. Raises ResponseFault."""
     if not response.HasField("audio"):
         return None
     samples = response.audio.samples

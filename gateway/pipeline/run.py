@@ -1,4 +1,4 @@
-"""Runs a request through its stages: opens all of them at once, merges their outputs, ends them together."""
+"""Runs a request through its stages: calls all at once, merges their events, ends them together."""
 
 import asyncio
 import uuid
@@ -21,27 +21,24 @@ from gateway.pipeline.typed_text import TypedText
 from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
 
-# Stages get this much less time than the request has, so that their own word on the deadline still arrives.
+# Stages get this much less time than the request has, so that their own error about the deadline still arrives.
 _DEADLINE_MARGIN_S = 0.5
 # When one stage fails, its neighbours fail too, and their errors may arrive first. So the kind of error decides which
-# is the root: what a stage says of the request itself comes before what it says of a lost neighbour. A stage that is
-# gone is a root whoever tells: StageLost names it.
+# is the root: errors about the request itself precede errors about a lost neighbour. StageLost names the stage that is
+# gone, so it is a root from any stage.
 _ROOT_FIRST = (InvalidInput, QueueFull, DeadlineExceeded, InternalError, *LOST)
 ECHO_GRACE_S = 0.25
 
 
 @dataclass(frozen=True)
 class Job:
-    """One answer to be made.
+    """A request for one answer.
 
     Attributes:
-        request_id: names the answer in every stage.
-        starts: start messages by kind of stage, of the stages of the pipeline's answer that are needed: GenerateStart,
-            SpeakStart, DecodeRequest. Ids and sources are filled in by the run.
-        media: files of the first stage's media parts without data, in their order.
-        text: what follows of the text that the first stage speaks.
-        conversation_id: names the conversation that this is a turn of, for the choice of the thinker: the others went
-            there too. "": not known; the prompt's beginning is what goes by.
+        starts: start messages by kind of stage. A run sends copies with ids and sources.
+        media: files of the first stage's media that have no data, in their order.
+        text: text that follows the text in the first stage's start message.
+        conversation_id: sends all turns of a conversation to one thinker; "": the prompt's beginning does.
     """
 
     request_id: str
@@ -52,17 +49,16 @@ class Job:
 
 
 def speech(speak: talker_pb2.SpeakStart) -> dict[str, Any]:
-    """Start messages of the stages that speak, as `speak` says."""
     return {"talker": speak, "code2wav": code2wav_pb2.DecodeRequest(sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16)}
 
 
 async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> AsyncGenerator[tuple[int, Event], None]:
-    """Runs `jobs` at the same time and yields (index of the job, event) as things happen: for each job PromptRead, then
-    what is new of its answer, last Finished. Closing the iterator cancels every stage.
+    """Runs `jobs` at the same time and yields (index of the job, event).
+
+    A job's events begin with PromptRead and end with Finished. Closing the iterator cancels every stage.
 
     Raises:
-        StageError: of the first job that failed; all others are cancelled. Its `origin` is the kind of the stage that
-            it began in, "" the gateway itself.
+        StageError: the first job's that failed. `origin` is the kind of the stage at fault, "" the gateway.
     """
     events = EventBuffer()
     deadline = asyncio.get_running_loop().time() + timeout_s
@@ -71,7 +67,7 @@ async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> Asyn
     work.add_done_callback(events.wake)
     timer = asyncio.get_running_loop().call_at(deadline, work.cancel)
     try:
-        while not _has_failed(work):  # or else what waits is not told
+        while not _has_failed(work):  # a failure drops the events that wait
             await events.wait(work.done)
             if _has_failed(work) or (event := events.take()) is None:
                 break
@@ -93,8 +89,8 @@ class _Answer:
     """A job on its way through the stages.
 
     Attributes:
-        prompt_read: set when the client's PromptRead is in `events`.
-        has_output: whether the client may have had a part of the answer, so that no second attempt is allowed.
+        prompt_read: set when PromptRead is in `events`.
+        has_output: whether the client may have a part of the answer, which rules out a second attempt.
     """
 
     def __init__(self, pipeline: Pipeline, job: Job, index: int, events: EventBuffer, deadline: float) -> None:
@@ -118,8 +114,6 @@ class _Answer:
 
 
 class _Attempt:
-    """One try of a job at the replicas of `leases`."""
-
     def __init__(self, answer: _Answer, leases: Sequence[Lease]) -> None:
         self._answer, self._job, self._leases = answer, answer.job, leases
         self._failed = False
@@ -133,11 +127,7 @@ class _Attempt:
         await self._emit(Finished(dict(zip(kinds, summaries, strict=True))))
 
     async def _call(self, lease: Lease, start: Any) -> Any:
-        """Calls the lease's replica, emits its events, and returns its summary.
-
-        Raises:
-            StageError: the replica failed, or was lost and is marked down.
-        """
+        """Calls the lease's replica, emits its events, and returns its summary. Raises StageError."""
         kind, is_first = KINDS[lease.stage.kind], lease is self._leases[0]
         call = lease.replica.call(start, self._job.media, self._time_left_s(), self._job.text, self._take_delta)
         summary = None
@@ -160,12 +150,12 @@ class _Attempt:
         return summary
 
     async def _emit(self, event: Event, is_first: bool = True) -> None:
-        """Passes on an event of the first stage or another one."""
+        """Sends an event to the client; events of later stages wait for PromptRead."""
         if self._failed:  # output of the other stages must not prevent a second attempt
             return
         answer = self._answer
         if isinstance(event, PromptRead):
-            if answer.prompt_read.is_set():  # the attempt before told the client
+            if answer.prompt_read.is_set():  # by the attempt before
                 return
             await answer.events.put(answer.index, event)
             answer.prompt_read.set()
@@ -178,7 +168,7 @@ class _Attempt:
         await answer.events.put(answer.index, event)
 
     def _take_delta(self, delta: thinker_pb2.GenerateDelta) -> None:
-        """Passes on a delta that came outside of the call. All text of an answer may wait for a slow client."""
+        """Sends a delta that came outside of the call, and does not wait for a slow client."""
         if not self._answer.prompt_read.is_set():
             self._early.append(delta)
         elif not self._failed:
@@ -191,7 +181,7 @@ class _Attempt:
 
 
 def linked_starts(request_id: str, starts: Mapping[str, Any], leases: Sequence[Lease]) -> dict[str, Any]:
-    """Copies of the leases' start messages, by kind, each with the request's id and its neighbours."""
+    """Copies of the leases' start messages, by kind, with the request's id and their neighbours."""
     linked = {lease.stage.kind: deepcopy(starts[lease.stage.kind]) for lease in leases}
     replicas = {lease.stage.kind: lease.replica for lease in leases}
     sources: dict[str, list[Source]] = {kind: [] for kind in linked}
@@ -209,12 +199,10 @@ def linked_starts(request_id: str, starts: Mapping[str, Any], leases: Sequence[L
 
 
 async def gather_or_cancel(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Results of `parts`, run at the same time. When one fails, or this is cancelled, the others are cancelled and
-    waited for.
+    """Results of `parts`, run at the same time. If one fails, or this is cancelled, all others end first.
 
     Raises:
-        StageError: the root error. If the first error can be an echo of another part's, the others have
-            ECHO_GRACE_S to state theirs.
+        StageError: the root error. If the first error may be the echo of another, the others have ECHO_GRACE_S to fail.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
@@ -232,7 +220,7 @@ async def gather_or_cancel(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[An
 
 
 def _failures(tasks: Sequence[asyncio.Future[Any]]) -> list[StageError]:
-    """Errors of stages in the order of `tasks`; any other exception is raised at once, being a bug."""
+    """Errors of stages in the order of `tasks`. Any other exception is a bug, and raised."""
     failures = []
     for task in tasks:
         error = task.exception() if task.done() and not task.cancelled() else None

@@ -9,7 +9,6 @@ from services.common import sampling_limits as limits
 
 
 def _within(limit: limits.Range) -> Any:
-    """The constraint that a number is within `limit`."""
     return Field(gt=limit.least, le=limit.most) if limit.excludes_least else Field(ge=limit.least, le=limit.most)
 
 

@@ -41,7 +41,7 @@ def accepts(check: Callable[..., Any], **value: float) -> bool:
     return True
 
 
-def thinker(**value: float) -> None:
+def thinker(**value: Any) -> None:
     _check_sampling(thinker_pb2.SamplingParameters(**value), vocab_size=10)
 
 
