@@ -11,8 +11,9 @@ from client import PCM16_BYTES
 
 from cli.plan import PIPELINE
 from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.events import AudioDelta, Finished, TextDelta
 from gateway.pipeline.pipeline import Pipeline
-from gateway.pipeline.run import AudioDelta, Finished, Job, TextDelta, run, speech
+from gateway.pipeline.run import Job, run, speech
 from quartet.v1 import talker_pb2, thinker_pb2
 
 _TIMEOUT_S = 600.0

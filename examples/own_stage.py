@@ -67,7 +67,7 @@ class Info(server_info_pb2_grpc.ServerInfoServiceServicer):
         return INFO
 
     async def GetLoad(self, request, context):
-        return server_info_pb2.GetLoadResponse()
+        return server_info_pb2.GetLoadResponse(serving=True)
 
 
 async def start(port: int) -> tuple[grpc.aio.Server, int]:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.pipelines import pipeline_file
+from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.rpc.settings import TlsSettings, words
 
 MIB = 1024 * 1024
@@ -158,9 +159,19 @@ class GatewaySettings(TlsSettings):
     media_max_parts: int = Field(default=64, ge=1, description="most images, sounds and videos of a request")
     media_max_bytes: int = Field(default=128 * MIB, ge=1, description="largest media file")
     media_max_total_bytes: int = Field(default=256 * MIB, ge=1, description="all media files of a request together")
-    media_max_image_pixels: int = Field(default=64_000_000, ge=1, description="most pixels of an image or video frame")
+    media_max_image_pixels: int = Field(
+        default=64_000_000,
+        ge=1,
+        description="most pixels of one image or video frame; decoded, so many take 192 MB",
+    )
+    media_max_request_image_pixels: int = Field(
+        default=64_000_000,
+        ge=1,
+        description="most pixels together of all images that a picture is made of: the stage holds them decoded at a "
+        "time, so the default is that of one image",
+    )
     media_min_image_side_pixels: int = Field(
-        default=4,
+        default=MIN_IMAGE_SIDE,
         ge=1,
         description="least width and height; an image of 1 or 3 pixels can be mistaken for its channels",
     )

@@ -11,7 +11,7 @@ from PIL import Image
 
 from gateway.answers.answer import WholeAnswer, usage
 from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
-from gateway.pipeline import run
+from gateway.pipeline import events
 from quartet.errors import Error, refused
 
 _PCM16_SCALE = 32768.0
@@ -138,14 +138,14 @@ class Collected(WholeAnswer):
 
     rate_hz: int = 0
 
-    def told(self, event: run.Event) -> Iterator[Event]:
+    def told(self, event: events.Event) -> Iterator[Event]:
         """What a caller is told of an event that has been taken."""
         match event:
-            case run.PromptRead(text=text) if text:
+            case events.PromptRead(text=text) if text:
                 yield TextDelta(text, [])
-            case run.TextDelta(delta) if delta.text or delta.reasoning or delta.token_ids:
+            case events.TextDelta(delta) if delta.text or delta.reasoning or delta.token_ids:
                 yield TextDelta(delta.text, list(delta.token_ids), delta.reasoning)
-            case run.AudioDelta(pcm16):
+            case events.AudioDelta(pcm16):
                 yield AudioDelta(_audio(pcm16, self.rate_hz))
 
     def answer(self, wants_logprobs: bool) -> Answer:

@@ -61,6 +61,7 @@ async def start(place: Place, concurrency: int, timeout_s: float) -> "Asking":
         media_max_bytes=_UNLIMITED,
         media_max_total_bytes=_UNLIMITED,
         media_max_image_pixels=_UNLIMITED,
+        media_max_request_image_pixels=_UNLIMITED,
         media_max_audio_s=_UNLIMITED,
         media_max_video_s=_UNLIMITED,
     )

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.errors import ApiError, from_error, invalid
 from gateway.media.encode import MAX_SIDE_PIXELS, ImageFormat, encode_image
-from gateway.pipeline.config import MAX_SEED
+from gateway.pipeline.sampling import MAX_SEED
 from gateway.pipeline.stage import Stage
 from gateway.validation import Positive, Strict
 from quartet.v1 import dit_pb2, server_info_pb2

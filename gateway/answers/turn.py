@@ -110,4 +110,5 @@ def sum_of(turns: Sequence[Turn]) -> Finished:
         talker.CopyFrom(spoken[-1])
         talker.frames = sum(summary.frames for summary in spoken)
     code2wav = next((end.code2wav for end in reversed(ends) if end.code2wav is not None), None)
-    return Finished(thinker, talker, code2wav)
+    found = {"thinker": thinker, "talker": talker, "code2wav": code2wav}
+    return Finished({kind: summary for kind, summary in found.items() if summary is not None})

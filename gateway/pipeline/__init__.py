@@ -1,1 +1,1 @@
-"""The stages of a pipeline and how one request runs through them. Knows nothing of HTTP."""
+"""The stages of a pipeline, and requests through them. Knows no HTTP."""

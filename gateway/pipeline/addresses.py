@@ -1,4 +1,4 @@
-"""Where a stage's replicas are: the addresses of a pipeline file, and what its names resolve to, again and again."""
+"""Addresses of replicas: those in a pipeline file, and those that its host names resolve to."""
 
 import asyncio
 import ipaddress
@@ -47,7 +47,6 @@ class Endpoint:
 
     @property
     def is_literal(self) -> bool:
-        """Whether `host` is an IP address and not a name."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -56,7 +55,6 @@ class Endpoint:
 
 
 def endpoints(addresses: str | list[str]) -> list[Endpoint]:
-    """The endpoints behind a stage's `address`, in their order."""
     found = []
     for address in [addresses] if isinstance(addresses, str) else addresses:
         host, _, port = address.removeprefix("dns:///").rpartition(":")
@@ -70,11 +68,7 @@ def join(ip: str, port: int) -> str:
 
 
 async def resolve_host(host: str) -> list[str]:
-    """IPv4 addresses of `host` (A records), or else its IPv6 addresses: a process behind both shall count once.
-
-    Raises:
-        OSError: the name cannot be looked up, or has no address.
-    """
+    """IPv4 addresses of `host`, or else its IPv6 addresses, so that a process with both counts once. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     by_family: dict[int, dict[str, None]] = {}
     for family, _, _, _, address in found:
@@ -83,20 +77,15 @@ async def resolve_host(host: str) -> list[str]:
 
 
 class NameWatcher:
-    """The addresses behind a stage's endpoints.
+    """Looks up the addresses behind a stage's endpoints.
 
-    A name that cannot be looked up keeps the addresses it had: a name server that fails is no reason to drop replicas
-    that work, and those that do not are found by their health.
+    A name that cannot be looked up keeps its addresses.
 
     Args:
-        stage: name of the stage, for the log.
-        endpoints: of the stage.
-        on_change: told all addresses ("ip:port") when they have changed, each with the name that it was found by, ""
-            for one that is literal; at once for those.
-        resolver: looks a name up.
+        on_change: gets all addresses ("ip:port") whenever they change, each with its host name, "" if it is literal.
 
     Attributes:
-        errors: why names could not be looked up the last time, by host.
+        errors: why the last look-up of a host failed, by host.
     """
 
     def __init__(
@@ -105,15 +94,14 @@ class NameWatcher:
         self.errors: dict[str, str] = {}
         self._stage, self._on_change, self._resolver = stage, on_change, resolver
         self._found = {endpoint: [endpoint.host] if endpoint.is_literal else [] for endpoint in endpoints}
-        self._tell()
+        self._report()
 
     @property
     def is_settled(self) -> bool:
-        """Whether each name was looked up, with whatever outcome."""
         return all(found or endpoint.host in self.errors for endpoint, found in self._found.items())
 
     async def watch(self, interval_s: float) -> None:
-        """Looks every name up for ever, `interval_s` after the last answer. Returns at once without names."""
+        """Looks up every name for ever, `interval_s` after its last answer. Returns at once without names."""
         names = [endpoint for endpoint in self._found if not endpoint.is_literal]
         await asyncio.gather(*(self._watch(endpoint, interval_s) for endpoint in names))
 
@@ -133,12 +121,12 @@ class NameWatcher:
             if found and found != self._found[endpoint]:
                 self._found[endpoint] = found
                 log.info("stage resolved", stage=self._stage, name=host, addresses=found)
-                self._tell()
+                self._report()
         if reason and self.errors.get(host) != reason:
             log.warning("stage cannot be resolved", stage=self._stage, name=host, error=reason)
         self.errors = {k: v for k, v in self.errors.items() if k != host} | ({host: reason} if reason else {})
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         addresses: dict[str, str] = {}
         for endpoint, ips in self._found.items():
             for ip in ips:

@@ -1,4 +1,4 @@
-"""Which of a stage's replicas a request goes to: the less loaded, or the one that may have its prompt cached."""
+"""Choice of a replica: by load, or by the prompt that it may have cached."""
 
 import hashlib
 import random
@@ -15,41 +15,34 @@ _RAW_BEGINNING = 256  # characters or ids of a prompt that has no messages: thos
 
 
 class Candidate(Protocol):
-    """A replica that could take a request."""
-
     address: str
     last_chosen: int
 
     @property
-    def load(self) -> int:
-        """Requests it runs and queues."""
-        ...
+    def load(self) -> int: ...
 
 
 Chosen = TypeVar("Chosen", bound=Candidate)
 
 
 def power_of_two(replicas: Sequence[Chosen]) -> Chosen:
-    """The less loaded of two replicas picked at random; of equals the one not used for longer.
+    """The less loaded of two random replicas, or the least recently chosen one if their loads are equal.
 
-    Comparing two keeps the queues as short as comparing all, and gateways that do not know of each other's choices do
-    not all send their next request to the same one.
+    Comparing two keeps queues as short as comparing all, and several gateways do not choose the same replica.
     """
     two = random.sample(replicas, 2) if len(replicas) > 2 else replicas
     return min(two, key=lambda replica: (replica.load, replica.last_chosen))
 
 
 def rendezvous(key: bytes, replicas: Sequence[Chosen], max_imbalance: int = MAX_IMBALANCE) -> Chosen:
-    """The replica that `key` prefers, or the next in its order of preference that is not much more loaded than the
-    least loaded one.
+    """The first replica, in the key's order of preference, that is not much more loaded than the least loaded one.
 
-    The order (rendezvous hashing) is the same in every gateway and process. When replicas come or go, only the keys
-    change their preference that prefer these.
+    The order (rendezvous hashing) is the same in every process, and a replica that comes or goes changes its own keys
+    alone.
 
     Args:
-        key: names what the replicas may have cached.
-        replicas: at least one.
-        max_imbalance: by how many requests a replica may be ahead of the least loaded one, the new one counted; from 1.
+        key: names what replicas may have cached.
+        max_imbalance: requests that a replica may be ahead of the least loaded one, counting the new one.
     """
     most = min(replica.load for replica in replicas) + max_imbalance - 1
     fitting = [replica for replica in replicas if replica.load <= most]
@@ -57,7 +50,6 @@ def rendezvous(key: bytes, replicas: Sequence[Chosen], max_imbalance: int = MAX_
 
 
 def preferred(key: bytes, replicas: Sequence[Chosen]) -> Chosen:
-    """The replica that `key` prefers, whatever its load."""
     return max(replicas, key=lambda replica: _score(key, replica.address))
 
 
@@ -66,15 +58,12 @@ def _score(key: bytes, address: str) -> bytes:
 
 
 def prompt_key(start: thinker_pb2.GenerateStart, media: Sequence[bytes]) -> bytes:
-    """Digest of what the prompt begins with: tools, template and the messages up to the user's first.
+    """Digest of a prompt's beginning: tools, template and the messages up to the first user message.
 
-    A thinker that has read a prompt has the beginning of others with the same key in its prefix cache. All turns of a
-    conversation have one key. Conversations that share a system prompt alone are spread: each replica soon has that
-    one cached.
+    All turns of a conversation have one key. Conversations that share a system prompt alone do not.
 
     Args:
-        start: what a thinker gets.
-        media: files of its media parts without data, in their order.
+        media: files of the media in `start` that have no data, in their order.
     """
     digest = hashlib.blake2b(digest_size=16)
     late = iter(media)

@@ -1,63 +1,21 @@
-"""A pipeline: which stages there are, who reads from whom, and what comes out."""
+"""Pipeline files: stages, their sources, and outputs."""
 
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 from pydantic import Field
 
 from gateway.pipeline.addresses import Addresses
 from gateway.pipeline.kinds import KINDS, Output, maker
-from gateway.validation import NotNegative, Positive, Strict
+from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
+from gateway.validation import Strict
 from gateway.yaml_source import YamlError, YamlSource, read_yaml
 
 Kind = TypeVar("Kind", bound="_Stage")
 OUTPUTS: tuple[Output, ...] = get_args(Output)
 _NO_SOURCE = "missing; name the stage that this one reads from, e.g. source: thinker"
-
-Temperature = Annotated[float, Field(ge=0, le=2)]
-Probability = Annotated[float, Field(gt=0, le=1)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-MAX_SEED = 2**63 - 1 - 128  # n answers use seed .. seed + n - 1, and those are 64-bit too
-
-
-class _Sampling(Strict):
-    top_p: Probability | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(default=None, description="1 is none")
-    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
-
-    def over(self, defaults: "_Sampling") -> dict[str, Any]:
-        """The parameters that are set here, or else in `defaults`; those of `defaults`' type alone."""
-        own = self.model_dump(include=set(type(defaults).model_fields), exclude_none=True)
-        return defaults.model_dump(exclude_none=True) | own
-
-
-class ThinkerSampling(_Sampling):
-    """How text is sampled. None means: as the pipeline says, else as the checkpoint says."""
-
-    temperature: Temperature | None = Field(default=None, description="0 is greedy")
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
-        default=None, description="tokens kept; 0 or -1 keeps all"
-    )
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    max_tokens: Positive | None = Field(default=None, description="most tokens of the answer")
-    min_tokens: NotNegative | None = Field(default=None, description="least tokens of the answer")
-    ignore_eos: bool | None = Field(default=None, description="continue past end-of-sequence")
-    stop_token_ids: list[NotNegative] | None = Field(default=None, description="token ids that end the answer")
-
-
-class TalkerSampling(_Sampling):
-    """How codec frames are sampled. None means: as the pipeline says, else as the checkpoint says."""
-
-    temperature: Temperature | None = Field(default=None, description="0 is greedy for talker and code predictor")
-    top_k: NotNegative | None = Field(default=None, description="codes kept; 0 keeps all")
-    max_frames: Positive | None = Field(default=None, description="most codec frames")
-    predictor_temperature: Temperature | None = Field(default=None, description="of code groups 1 and up")
-    predictor_top_k: NotNegative | None = Field(default=None, description="0 keeps all")
-    predictor_top_p: Probability | None = None
 
 
 class _Stage(Strict):
@@ -72,7 +30,7 @@ class ThinkerStage(_Stage):
 
 
 class TalkerStage(_Stage):
-    """Turns what a thinker writes, or a request's text, into codec frames."""
+    """Turns a thinker's text, or a request's, into codec frames."""
 
     kind: Literal["talker"]
     source: str | None = Field(None, description="the thinker whose text it speaks; none: the text of each request")
@@ -87,7 +45,7 @@ class Code2WavStage(_Stage):
 
 
 class DitStage(_Stage):
-    """Makes images, videos or audio of a prompt; which of these, its model says."""
+    """Makes images, videos or audio from a prompt, depending on its model."""
 
     kind: Literal["dit"]
     source: str | None = Field(None, description="the encoder that reads its prompts; none: it has its own encoders")
@@ -105,7 +63,7 @@ StageConfig = Annotated[
 
 
 class Outputs(Strict):
-    """Which stage each output comes from, at least one. `speech` is text spoken; `audio` is made of a prompt."""
+    """The stage that each output comes from. `speech` is spoken text; `audio` is made from a prompt."""
 
     text: str | None = None
     speech: str | None = None
@@ -115,46 +73,44 @@ class Outputs(Strict):
 
 
 class PipelineConfig(Strict):
-    """A whole pipeline file."""
-
     model: str | None = Field(default=None, min_length=1, description="name clients ask for; default: the main stage's")
     stages: dict[str, StageConfig] = Field(min_length=1)
     outputs: Outputs
 
-    def source(self, name: str) -> str | None:
-        """Name of the stage that the stage `name` reads from, if any."""
-        return getattr(self.stages[name], "source", None)
+    def sources(self, name: str) -> list[str]:
+        named = getattr(self.stages[name], "source", None)
+        return [named] if isinstance(named, str) else list(named or ())
 
     def route(self, output: Output) -> list[str]:
-        """Names of the stages that `output` comes through, the first first; empty if the pipeline does not have it."""
-        return self.chain(getattr(self.outputs, output))
+        """Names of the stages that make `output`, sources first; empty if the pipeline does not make it."""
+        name = getattr(self.outputs, output)
+        return [] if name is None else self.chain(name)
 
-    def chain(self, name: str | None) -> list[str]:
-        """Names of the stage `name` and those before it, the first first. The edges must have been checked."""
-        return [] if name is None else [*self.chain(self.source(name)), name]
+    def chain(self, name: str) -> list[str]:
+        """Names of the stage `name` and all stages before it, sources first. The edges must be checked."""
+        before = [found for source in self.sources(name) for found in self.chain(source)]
+        return [*dict.fromkeys(before), name]
 
     def model_stage(self, output: Output) -> str:
-        """Name of the stage whose model clients ask for when they want `output`, which the pipeline must have."""
+        """Name of the stage whose model clients name to get `output`. The pipeline must make it."""
         return next(name for name in self.route(output) if KINDS[self.stages[name].kind].is_model)
 
     @property
     def made(self) -> list[Output]:
-        """The outputs of the pipeline."""
         return [output for output in OUTPUTS if getattr(self.outputs, output) is not None]
 
     @property
     def answer(self) -> list[str]:
-        """Names of the stages that a spoken answer comes through, else those of a written one; the first first."""
-        return self.route("speech") or self.route("text")
+        """Names of the stages of an answer, written and spoken, sources first. Diffusion is not among them."""
+        routes = [self.route(output) for output in self.made if not maker(output).is_diffusion]
+        return list(dict.fromkeys(name for route in routes for name in route))
 
     @cached_property
     def thinker(self) -> ThinkerStage | None:
-        """The stage that writes answers, if any."""
         return self._in_answer(ThinkerStage)
 
     @cached_property
     def talker(self) -> TalkerStage | None:
-        """The stage that speaks, if any."""
         return self._in_answer(TalkerStage)
 
     def _in_answer(self, kind: type[Kind]) -> Kind | None:
@@ -165,11 +121,10 @@ def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = 
     """Reads and checks a pipeline file.
 
     Args:
-        file: the YAML.
-        addresses: "host:port" or "dns:///name:port" by stage name, instead of the file's.
+        addresses: addresses that replace the file's, by name of stage.
 
     Raises:
-        YamlError: "FILE:LINE: what is wrong and how to fix it".
+        YamlError: "FILE:LINE: fault and its repair".
     """
     source = read_yaml(file, "keys stages and outputs")
     _override_addresses(source, addresses or {})
@@ -191,8 +146,6 @@ def _override_addresses(source: YamlSource, addresses: Mapping[str, str | list[s
 def _explain(error) -> str:
     path, kind = ".".join(str(part) for part in _without_tags(error["loc"])), error["type"]
     key = error["loc"][-1] if error["loc"] else ""
-    if path == "outputs.sound":
-        return f"{path}: is called audio now; rename it"
     if kind == "extra_forbidden":
         return f"{path}: unknown key; check its spelling or remove it"
     if kind == "missing" and key == "source":
@@ -207,34 +160,40 @@ def _explain(error) -> str:
 
 
 def _without_tags(loc) -> list[str | int]:
-    """`loc` less the kind that pydantic puts after a stage's name."""
     return [part for i, part in enumerate(loc) if not (i == 2 and loc[0] == "stages")]
 
 
 def _check_edges(source: YamlSource, config: PipelineConfig) -> None:
     kinds = {stage.kind for stage in config.stages.values()}
     for name, stage in config.stages.items():
-        path, reads, read = ("stages", name, "source"), KINDS[stage.kind].reads, config.source(name)
-        if read is None:
-            # a talker may begin a pipeline, but not beside the thinker that it was to read from
-            if stage.kind == "talker" and kinds.intersection(reads):
-                raise source.error(path, f"stages.{name}.source: {_NO_SOURCE}")
-            continue
-        if read not in config.stages:
-            known = ", ".join(config.stages)
-            raise source.error(path, f"stages.{name}.source: no stage {read!r}; the stages are: {known}")
-        seen, current = [name], read
-        while current is not None and current in config.stages:
-            if current in seen:
-                loop = " -> ".join([*seen[seen.index(current) :], current])
-                raise source.error(path, f"stages.{name}.source: a cycle ({loop}): a stage cannot read from itself")
-            seen.append(current)
-            current = config.source(current)
-        if config.stages[read].kind not in reads:
-            wanted, found = " or ".join(map(_article, reads)), _article(config.stages[read].kind)
-            raise source.error(
-                path, f"stages.{name}.source: a {stage.kind} reads from {wanted}, but {read!r} is {found}"
-            )
+        path, reads, sources = ("stages", name, "source"), KINDS[stage.kind].reads, config.sources(name)
+        # a talker may begin a pipeline, but not beside the thinker that it was to read from
+        if not sources and stage.kind == "talker" and kinds.intersection(reads):
+            raise source.error(path, f"stages.{name}.source: {_NO_SOURCE}")
+        for read in sources:
+            if (fault := _edge_fault(config, name, read)) is not None:
+                raise source.error(path, f"stages.{name}.source: {fault}")
+
+
+def _edge_fault(config: PipelineConfig, name: str, source: str) -> str | None:
+    """Why the stage `name` cannot read from `source`; None if it can."""
+    if source not in config.stages:
+        return f"no stage {source!r}; the stages are: {', '.join(config.stages)}"
+    if cycle := _cycle(config, [name, source]):
+        return f"a cycle ({' -> '.join(cycle)}): a stage cannot read from itself"
+    reader, read = config.stages[name].kind, config.stages[source].kind
+    if read not in KINDS[reader].reads:
+        wanted = " or ".join(map(_article, KINDS[reader].reads))
+        return f"{_article(reader)} reads from {wanted}, but {source!r} is {_article(read)}"
+    return None
+
+
+def _cycle(config: PipelineConfig, path: list[str]) -> list[str]:
+    """A cycle that `path`, from reader to source, runs into; empty if there is none."""
+    if (last := path[-1]) in path[:-1]:
+        return path[path.index(last) :]
+    following = config.sources(last) if last in config.stages else ()
+    return next(filter(None, (_cycle(config, [*path, name]) for name in following)), [])
 
 
 def _article(kind: str) -> str:
@@ -249,10 +208,8 @@ def _check_outputs(source: YamlSource, config: PipelineConfig) -> None:
         if name not in config.stages:
             raise source.error(path, f"outputs.{output}: no stage {name!r}; the stages are: {', '.join(config.stages)}")
         if config.stages[name].kind != wanted:
-            kind = config.stages[name].kind
-            if output == "audio" and kind == maker("speech").name:
-                raise source.error(path, f"outputs.audio: what a {kind} makes is called speech now; rename it")
-            raise source.error(path, f"outputs.{output}: comes from a {wanted}, but {name!r} is {_article(kind)}")
+            found = _article(config.stages[name].kind)
+            raise source.error(path, f"outputs.{output}: comes from a {wanted}, but {name!r} is {found}")
     _check_spoken_text(source, config)
     used = {name for output in config.made for name in config.route(output)}
     for name in config.stages:
@@ -261,7 +218,6 @@ def _check_outputs(source: YamlSource, config: PipelineConfig) -> None:
 
 
 def _check_spoken_text(source: YamlSource, config: PipelineConfig) -> None:
-    """What a thinker writes for a talker is sent as well as spoken."""
     path, text = ("outputs", "speech"), maker("text").name
     writers = [name for name in config.route("speech") if config.stages[name].kind == text]
     if writers and config.outputs.text is None:

@@ -1,4 +1,4 @@
-"""The deltas of this gateway's answers at one thinker, those of a step in one message: `StreamDeltas`, read."""
+"""Reader of `StreamDeltas`: one stream has the deltas of all answers at a thinker, a message for each step."""
 
 import asyncio
 import itertools
@@ -14,35 +14,31 @@ TakeDelta = Callable[[thinker_pb2.GenerateDelta], None]
 
 
 class DeltaStream:
-    """One stream, from now on until it breaks or is retired.
-
-    Args:
-        channel: to the thinker.
+    """A stream of deltas, until it breaks or is retired.
 
     Attributes:
-        channel: to the thinker.
+        channel: channel to the thinker.
         is_open: whether answers may name it.
         has_ended: whether it has broken.
-        is_unknown: whether the thinker is an older one, which has no such streams.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
-        self.is_open = self.has_ended = self.is_unknown = False
+        self.is_open = self.has_ended = False
         self._id, self._numbers = uuid.uuid4().hex, itertools.count(1)
         self._answers: dict[int, StreamedCall] = {}
         self._retired = False
         self._reading = asyncio.create_task(self._read())
 
     def call(self, start: thinker_pb2.GenerateStart, take: TakeDelta, begin: Callable[[], Any]) -> "StreamedCall":
-        """A call of `Generate`, which `begin` makes with `start`, whose deltas come by this stream, to `take`."""
+        """The call that `begin` makes with `start`. Its deltas come by this stream and go to `take`."""
         number = next(self._numbers)
         start.deltas_to.stream_id, start.deltas_to.answer = self._id, number
         call = self._answers[number] = StreamedCall(begin(), take, lambda: self._forget(number))
         return call
 
     def retire(self) -> None:
-        """No more answers come by it: it ends with the last."""
+        """Takes no more answers, and ends with the last one."""
         self._retired = True
         if not self._answers:
             self._reading.cancel()
@@ -61,11 +57,11 @@ class DeltaStream:
         try:
             async for message in messages:
                 self.is_open = True
-                for told in message.deltas:
-                    if (call := self._answers.get(told.answer)) is not None:
-                        call.take(told.delta)
+                for item in message.deltas:
+                    if (call := self._answers.get(item.answer)) is not None:
+                        call.take(item.delta)
         except grpc.aio.AioRpcError as broken:
-            self.is_unknown, error = broken.code() is grpc.StatusCode.UNIMPLEMENTED, broken
+            error = broken
         finally:
             self.is_open, self.has_ended = False, True
             messages.cancel()
@@ -74,11 +70,10 @@ class DeltaStream:
 
 
 class StreamedCall:
-    """A call of `Generate`: what comes of it but deltas, which are told as they come.
+    """A call of `Generate` whose deltas come by another gRPC stream.
 
     Args:
-        call: gRPC's.
-        take: is told each delta. It may be before the prompt is: the two are not of one gRPC stream.
+        take: gets each delta, perhaps before the call's first response.
         forget: called at the end.
     """
 
@@ -89,7 +84,7 @@ class StreamedCall:
         self._error: grpc.aio.AioRpcError | None = None
 
     async def __aiter__(self) -> AsyncIterator[thinker_pb2.GenerateResponse]:
-        """Raises AioRpcError: the call failed, or the stream broke."""
+        """Yields the call's responses. Raises AioRpcError: the call failed, or the stream broke."""
         try:
             async for response in self._call:
                 if response.HasField("summary"):
@@ -101,25 +96,22 @@ class StreamedCall:
             raise self._error from None
 
     def cancel(self) -> None:
-        """Ends it, whether or not it has ended."""
         self._forget()
         self._call.cancel()
 
     def take(self, delta: thinker_pb2.GenerateDelta) -> None:
-        """A delta has come."""
         self._count += 1
         self._take(delta)
         if self._count == self._wanted:
             self._complete.set()
 
     def lose(self, error: grpc.aio.AioRpcError) -> None:
-        """The stream has broken."""
+        """Ends the call with `error`, by which the stream broke."""
         self._error = error
         self._complete.set()
         self._call.cancel()
 
     async def _all(self, count: int) -> None:
-        """Returns when `count` deltas have come. Raises AioRpcError: no more come."""
         self._wanted = count
         if self._count < count:
             await self._complete.wait()

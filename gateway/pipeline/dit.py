@@ -1,4 +1,4 @@
-"""Calls the stages that make images, videos and audio, and puts together what they send."""
+"""Requests for images, videos and audio, and the outputs that their stages send in pieces."""
 
 import asyncio
 import math
@@ -22,17 +22,12 @@ _DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA
 
 
 class Misfit(Unavailable):
-    """A dit and what the pipeline has it read from do not fit together: nothing to wait for."""
+    """The dit and its source in the pipeline do not fit together, and never will."""
 
 
 def encoder_of(stage: Stage) -> Stage | None:
-    """The encoder that the dit `stage` reads from; None if it has its own encoders.
-
-    Raises:
-        Misfit: the two do not fit together.
-        Unavailable: the encoder does not serve.
-    """
-    source = stage.source
+    """The encoder that the dit `stage` reads from; None if it has its own encoders. Raises Misfit, Unavailable."""
+    source = next(iter(stage.sources), None)
     assert stage.info is not None
     info = stage.info.dit
     if info.needs_source != (source is not None):
@@ -51,9 +46,7 @@ def encoder_of(stage: Stage) -> Stage | None:
 
 
 def _read_from(encoder: Replica, start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> encoder_pb2.EncodeStart:
-    """Has `start` say that the dit reads from `encoder`; what that one gets. What `start` leaves to the model is
-    settled here: encoder and dit must settle it alike.
-    """
+    """Writes source and defaults into `start`, and returns the encoder's start message, with the same defaults."""
     settle(start, info)
     # Not the request's id: an encoder may still be ending the attempt before.
     stream_id = f"{start.request_id}-{secrets.token_hex(4)}"
@@ -64,7 +57,6 @@ def _read_from(encoder: Replica, start: dit_pb2.DitStart, info: server_info_pb2.
 
 
 def settle(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
-    """Writes the dit's defaults into `start`, and a seed."""
     if not start.HasField("seed"):
         start.seed = secrets.randbits(32)
     if not start.HasField("num_inference_steps"):
@@ -80,17 +72,17 @@ def settle(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
 async def generate(
     stage: Stage, start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
 ) -> AsyncGenerator[dit_pb2.DitServiceGenerateResponse, None]:
-    """The stage's responses to `start`. Closing the generator cancels the call. When a replica is lost before the first
-    preview or piece, the responses may begin anew, once, with those of another.
+    """The responses of the dit `stage` to `start`. Closing the generator cancels the call.
+
+    If a replica is lost before the first preview or piece, another replica's responses follow from the beginning, once.
 
     Args:
-        stage: of kind dit.
         start: the request; its images and mask have no data.
-        media: the files of start's images in their order, then that of its mask if it has one.
-        timeout_s: longest that the calls may take together.
+        media: files of the images, then the mask's file.
+        timeout_s: longest that all calls may take.
 
     Raises:
-        StageError: the stage does not serve, refuses, fails or is lost; a lost replica is marked down.
+        StageError: the stage does not serve, refuses, fails or is lost.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     stage.require_serving()
@@ -114,8 +106,7 @@ async def generate(
 async def _encode(
     encoder: Replica, start: encoder_pb2.EncodeStart, media: Sequence[bytes], timeout_s: float, dit: Any
 ) -> StageError | None:
-    """Has the encoder read the prompt, while the dit pulls what it makes; why it failed, if it did. The call to the
-    `dit` is cancelled at once then: it may be waiting for a stream that never comes."""
+    """Calls the encoder, and returns its failure. Cancels the call to the `dit` then, whose stream may never come."""
     call = encoder.call(start, media, timeout_s)
     try:
         async for _ in call:
@@ -131,7 +122,7 @@ async def _encode(
 async def _attempt(
     route: Route, leases: Sequence[Lease], start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
 ) -> AsyncGenerator[dit_pb2.DitServiceGenerateResponse, None]:
-    """The responses of one replica, which reads from the one of the encoder if there is one in `leases`."""
+    """The responses of one try. The leases are of the dit, and of its encoder if there is one."""
     dit, *encoders = leases
     announced = deepcopy(start)
     parts = [*announced.images, *([announced.mask] if announced.HasField("mask") else [])]
@@ -166,7 +157,7 @@ async def _attempt(
 
 
 def to_numpy(message: tensor_pb2.Tensor) -> np.ndarray:
-    """The array of `message`, 8 bit or float32, read-only, not copied. Raises InternalError: it contradicts itself."""
+    """The array of `message`, read-only and not copied. Raises InternalError: the message contradicts itself."""
     dtype, shape = _DTYPES.get(message.dtype), tuple(message.shape)
     if dtype is None or len(message.inline) != math.prod(shape) * np.dtype(dtype).itemsize:
         kind = tensor_pb2.DataType.Name(message.dtype)
@@ -175,10 +166,10 @@ def to_numpy(message: tensor_pb2.Tensor) -> np.ndarray:
 
 
 class Pieces:
-    """One output, as it comes in.
+    """An output that arrives in pieces.
 
     Attributes:
-        sample_rate_hz: of sound; 0 before the first piece.
+        sample_rate_hz: sample rate of sound; 0 before the first piece.
     """
 
     def __init__(self) -> None:
@@ -187,7 +178,7 @@ class Pieces:
         self._received, self._total = 0, None
 
     def add(self, piece: dit_pb2.DitPiece) -> None:
-        """The next piece. Raises InternalError: it does not follow the one before."""
+        """Appends a piece. Raises InternalError: it does not follow the piece before."""
         part = to_numpy(piece.data)
         first = self._parts[0] if self._parts else part
         fits = part.ndim and (part.shape[1:], part.dtype) == (first.shape[1:], first.dtype)
@@ -200,12 +191,12 @@ class Pieces:
 
     @property
     def complete(self) -> bool:
-        """Whether all of the output is there."""
         return self._received == self._total
 
     def array(self) -> np.ndarray:
-        """Picture (height, width, 3), video (frames, height, width, 3) or sound (samples, channels). Copies: call it in
-        a thread. Raises InternalError: not complete.
+        """Image (height, width, 3), video (frames, height, width, 3) or sound (samples, channels).
+
+        Copies: call it in a thread. Raises InternalError: the output is not complete.
         """
         if not self.complete:
             raise InternalError(f"a stage sent {self._received} of {self._total or 'any'} rows of an output")

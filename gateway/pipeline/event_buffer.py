@@ -1,4 +1,4 @@
-"""What has happened to a request and its client has not been told yet."""
+"""Events waiting for a slow client."""
 
 import asyncio
 from collections import deque
@@ -11,13 +11,12 @@ from quartet.v1 import thinker_pb2
 _MAX_WAITING = 64
 # Text that waits is joined up to so many tokens: each join copies what there is.
 _MAX_JOINED_TOKENS = 256
-# Sound that waits is told in pieces of no more: clients read events line by line, and some bound a line.
+# Sound that waits is joined up to so many bytes: clients read events line by line, and some bound a line.
 _MAX_JOINED_BYTES = 32 * 1024
 
 
 class EventBuffer:
-    """Events of several answers on their way to one client. Of those that wait, neighbours that can be told as one are
-    joined: text with text, sound with sound. So a client, or a gateway, that is behind has the less to do."""
+    """Events of several answers to one client. Neighbours that wait are joined: text with text, sound with sound."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Event]] = deque()
@@ -27,7 +26,7 @@ class EventBuffer:
         self._loop = asyncio.get_running_loop()
 
     async def put(self, index: int, event: Event) -> None:
-        """Adds an event of answer `index`; waits while too many wait to be taken."""
+        """Adds an event of answer `index` when there is room."""
         while self._count >= _MAX_WAITING:
             room = self._loop.create_future()
             self._room.append(room)
@@ -35,7 +34,6 @@ class EventBuffer:
         self.put_now(index, event)
 
     def put_now(self, index: int, event: Event) -> None:
-        """Adds an event, whatever waits."""
         self._count += 1
         last = self._waiting[-1] if self._waiting else None
         joined = _joined(last[1], event) if last is not None and last[0] == index else None
@@ -46,7 +44,7 @@ class EventBuffer:
         self.wake()
 
     def take(self) -> tuple[int, Event] | None:
-        """(index of the answer, event) of the first that waits; None: there is none."""
+        """Removes the first event and returns it with the index of its answer; None if no event waits."""
         if not self._waiting:
             return None
         first = self._waiting.popleft()
@@ -56,12 +54,11 @@ class EventBuffer:
         return first
 
     def wake(self, *_: object) -> None:
-        """Ends the reader's `wait`."""
         if self._came is not None:
             _end(self._came)
 
     async def wait(self, over: Callable[[], bool]) -> None:
-        """Returns when there is an event, or at a `wake` after which `over` is true."""
+        """Returns when an event waits, or when `over` is true at a `wake`."""
         while not self._waiting and not over():
             self._came = self._loop.create_future()
             try:
@@ -76,7 +73,7 @@ def _end(future: asyncio.Future[None]) -> None:
 
 
 def _joined(before: Event, event: Event) -> Event | None:
-    """Both as one; None where that says something else, or is too large."""
+    """Both events as one; None if they do not join, or are too large together."""
     match before, event:
         case TextDelta(first), TextDelta(second):
             if first.tool_calls or second.tool_calls or (first.text and second.reasoning):

@@ -1,7 +1,8 @@
-"""What a request's answers bring, as things happen."""
+"""Events of an answer, in the order in which they happen."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
 
@@ -11,8 +12,8 @@ class PromptRead:
     """The first stage took the request: an answer follows.
 
     Attributes:
-        tokens: of the prompt, by kind; none where no thinker reads it.
-        text: what is spoken, where the request says it and no thinker writes it.
+        tokens: counts of the prompt's tokens; zeros if no thinker reads it.
+        text: the spoken text, if it is the request's own.
     """
 
     tokens: thinker_pb2.PromptInfo
@@ -21,7 +22,7 @@ class PromptRead:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The next tokens of the prompt, with their log-probabilities, where those are asked for; before any TextDelta."""
+    """The next tokens of the prompt, with log-probabilities. They precede every TextDelta."""
 
     tokens: Sequence[thinker_pb2.TokenLogprob]
 
@@ -35,14 +36,14 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class TextEnd:
-    """The thinker has written all of the text; its sound may go on."""
+    """The text is complete; its sound may go on."""
 
     summary: thinker_pb2.GenerateSummary
 
 
 @dataclass(frozen=True, slots=True)
 class CodesDelta:
-    """The next codec frames, each its codes, group 0 first: those that the talker sampled, and code2wav decodes."""
+    """The next codec frames. A frame is its codes, group 0 first."""
 
     frames: list[list[int]]
 
@@ -56,11 +57,25 @@ class AudioDelta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer is complete, text and sound: the summaries of the stages, None for those that were not needed."""
+    """The answer is complete, text and sound.
 
-    thinker: thinker_pb2.GenerateSummary | None = None
-    talker: talker_pb2.SpeakSummary | None = None
-    code2wav: code2wav_pb2.DecodeSummary | None = None
+    Attributes:
+        summaries: summaries of the job's stages, by kind.
+    """
+
+    summaries: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def thinker(self) -> thinker_pb2.GenerateSummary | None:
+        return self.summaries.get("thinker")
+
+    @property
+    def talker(self) -> talker_pb2.SpeakSummary | None:
+        return self.summaries.get("talker")
+
+    @property
+    def code2wav(self) -> code2wav_pb2.DecodeSummary | None:
+        return self.summaries.get("code2wav")
 
 
 Event = PromptRead | PromptTokens | TextDelta | TextEnd | CodesDelta | AudioDelta | Finished

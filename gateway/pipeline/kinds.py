@@ -1,9 +1,12 @@
-"""The kinds of stages: what each reads, what it makes, and how it is called. One table for all who ask."""
+"""The table of kinds of stages: sources, outputs, and how a request calls, links and reads each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gateway.pipeline.events import Event
+from gateway.pipeline.links import Links, link_decoder, link_in_line
+from gateway.pipeline.response_events import code2wav_event, no_event, talker_event, thinker_event
 from quartet.v1.code2wav_pb2_grpc import Code2WavServiceStub
 from quartet.v1.dit_pb2 import DitServiceGenerateRequest
 from quartet.v1.dit_pb2_grpc import DitServiceStub
@@ -22,18 +25,17 @@ class StageKind:
     """A kind of stage.
 
     Attributes:
-        name: in pipeline files, metrics and logs.
-        stub: client of its gRPC service.
-        method: the call of it that serves a request.
-        streamed_request: type of the call's requests where there are several, the start message and then files; None
-            where the start message is the only one.
-        reads: kinds that its `source` may name.
-        makes: the outputs that can come from it.
-        is_model: whether clients ask for its model by name.
-        is_diffusion: whether its checkpoint is one of diffusers.
-        shares_checkpoint: whether its checkpoint must be that of its source.
-        caches_prompts: whether a replica that has read the beginning of a prompt is faster with the rest.
-        streams_deltas: whether it has `StreamDeltas`.
+        method: call that serves a request.
+        streamed_request: type of the call's requests; None if the call takes the start message alone.
+        reads: kinds that it may read from.
+        link: writes its neighbours into a start message.
+        event: the client's event in a response to a start message. Raises ResponseFault.
+        separates_deltas: whether the answer to a start message may send its deltas by `StreamDeltas`.
+        is_model: whether clients name its model.
+        is_diffusion: whether its checkpoint is in diffusers' format.
+        shares_checkpoint: whether its sources must have its checkpoint.
+        caches_prompts: whether its replicas cache prompts.
+        loads_adapters: whether requests may name an adapter.
     """
 
     name: str
@@ -42,15 +44,17 @@ class StageKind:
     streamed_request: Callable[..., Any] | None = None
     reads: tuple[str, ...] = ()
     makes: tuple[Output, ...] = ()
+    link: Callable[[Any, Links], None] = link_in_line
+    event: Callable[[Any, Any], Event | None] = no_event
+    separates_deltas: Callable[[Any], bool] = lambda start: False
     is_model: bool = False
     is_diffusion: bool = False
     shares_checkpoint: bool = False
     caches_prompts: bool = False
-    streams_deltas: bool = False
+    loads_adapters: bool = False
 
     @property
     def service(self) -> str:
-        """Full name of its gRPC service."""
         return f"quartet.v1.{self.name.title()}Service"  # e.g. Code2WavService
 
 
@@ -63,9 +67,12 @@ KINDS = {
             "Generate",
             GenerateRequest,
             makes=("text",),
+            event=thinker_event,
+            # log-probabilities of the prompt come in the call, and must precede the deltas
+            separates_deltas=lambda start: not start.sampling.HasField("prompt_logprobs"),
             is_model=True,
             caches_prompts=True,
-            streams_deltas=True,
+            loads_adapters=True,
         ),
         StageKind(
             "talker",
@@ -73,11 +80,19 @@ KINDS = {
             "Speak",
             SpeakRequest,
             reads=("thinker",),
+            event=talker_event,
             is_model=True,
             shares_checkpoint=True,
         ),
         StageKind(
-            "code2wav", Code2WavServiceStub, "Decode", reads=("talker",), makes=("speech",), shares_checkpoint=True
+            "code2wav",
+            Code2WavServiceStub,
+            "Decode",
+            reads=("talker",),
+            makes=("speech",),
+            link=link_decoder,
+            event=code2wav_event,
+            shares_checkpoint=True,
         ),
         StageKind(
             "dit",
@@ -95,5 +110,4 @@ KINDS = {
 
 
 def maker(output: Output) -> StageKind:
-    """The kind that makes `output`."""
     return next(kind for kind in KINDS.values() if output in kind.makes)

@@ -1,4 +1,4 @@
-"""The stages of a pipeline, as the gateway knows them."""
+"""The stages of a pipeline, and their state."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -14,18 +14,13 @@ from services.common.rpc.channels import Channels
 
 @dataclass(eq=False)
 class Pipeline:
-    """All stages of a pipeline. Use as `async with Pipeline(...)`: watches them meanwhile.
+    """The stages of a pipeline, watched while `async with Pipeline(...)` lasts.
 
     Attributes:
-        config: the pipeline.
-        interval_s: between two health checks of a replica.
-        timeout_s: of a health check.
-        resolve_s: between two look-ups of a name.
+        interval_s, timeout_s: time between two health checks of a replica, and longest that one may take.
+        resolve_s: time between two look-ups of a name.
         max_imbalance: see `balance.rendezvous`.
-        resolver: looks up the names among the stages' addresses.
-        channels: to the stages; default: connections in the clear.
-        by_name: the stages, by their names in the pipeline file.
-        answer: the stages that an answer comes through, spoken if the pipeline speaks, the first first.
+        answer: the stages that make an answer, sources first.
     """
 
     config: PipelineConfig
@@ -44,8 +39,8 @@ class Pipeline:
         for name, config in self.config.stages.items():
             self.by_name[name] = Stage(name, config, self.resolver, self.max_imbalance, self.channels)
         for name in self.config.stages:
-            if (source := self.config.source(name)) is not None:
-                self.by_name[name].source = self.by_name[source]
+            for source in self.config.sources(name):
+                self.by_name[name].sources.append(self.by_name[source])
                 self.by_name[source].readers.append(self.by_name[name])
         self.answer = [self.by_name[name] for name in self.config.answer]
         self._outputs = {output: self.by_name[self.config.model_stage(output)] for output in self.config.made}
@@ -60,50 +55,45 @@ class Pipeline:
         await self.channels.close_all()
 
     def output(self, output: Output) -> Stage | None:
-        """The stage whose model clients ask for when they want `output`, if the pipeline has that output."""
+        """The stage whose model clients name to get `output`, if the pipeline makes it."""
         return self._outputs.get(output)
 
     @property
     def main(self) -> Stage:
-        """The stage that the pipeline's `model` names: that of the text, else that of the first other output."""
+        """The stage of the first output, which the pipeline's `model` names."""
         return self.with_models[0]
 
     @property
     def with_models(self) -> list[Stage]:
-        """The stages whose models clients ask for by name, the main one first."""
         return list(dict.fromkeys(self._outputs.values()))
 
     def info(self, kind: str) -> Any | None:
-        """What the answer's stage of `kind` says of that kind: ThinkerInfo, TalkerInfo or Code2WavInfo. None while it
-        was never reached, or without one."""
+        """Info of the answer's stage of `kind`, e.g. ThinkerInfo; None before it is known."""
         found = next((stage for stage in self.answer if stage.kind == kind), None)
         return getattr(found.info, kind) if found and found.info else None
 
     @property
     def ready(self) -> bool:
-        """Whether every stage serves."""
         return all(stage.serving for stage in self.by_name.values())
 
     @property
     def served(self) -> list[Output]:
-        """The outputs whose stages serve, down to the first that they come from."""
         by_name, route = self.by_name, self.config.route
         return [output for output in self.config.made if all(by_name[name].serving for name in route(output))]
 
     @property
     def is_settled(self) -> bool:
-        """Whether every stage serves, or was found not to: nothing that serves is merely not known yet."""
+        """Whether the state of every stage is known."""
         return all(stage.is_settled for stage in self.by_name.values())
 
     @property
     def has_room(self) -> bool:
-        """Whether each stage of an answer has a replica that no request waits for."""
         return all(
             any(replica.serving and not replica.queued for replica in stage.replicas.values()) for stage in self.answer
         )
 
     @property
     def voices(self) -> list[str]:
-        """Voices of the talker; empty while it was never reached, or without one."""
+        """Voices of the talker; empty before they are known."""
         talker = self.info("talker")
         return list(talker.speakers) if talker else []

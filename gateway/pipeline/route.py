@@ -1,4 +1,4 @@
-"""The replicas that one request goes to, and the one time that they may be chosen anew."""
+"""The replicas of one request. They may be chosen a second time."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage
 from services.common.rpc.errors import NotFound, RequestCancelled, StageError, Unavailable
 
-# What a request hears, from one stage or another, when a replica is lost or drains.
+# Errors of a request whose replica is lost or drains.
 LOST = (Unavailable, NotFound, RequestCancelled)
 _CHECK_TIMEOUT_S = 1.0
 
@@ -30,7 +30,7 @@ class Lease:
         self._place.enter_context(replica.request())
 
     def end(self) -> None:
-        """The replica's part is done. May be called again."""
+        """Ends the lease. Later calls do nothing."""
         self._place.close()
 
     @property
@@ -43,10 +43,9 @@ class Route:
     """A request's way through `stages`.
 
     Args:
-        stages: those it needs, at most one of them of a kind that caches prompts.
-        request_id: for the log.
-        key: what of the request that one may have cached; see `balance.prompt_key`.
-        lora: adapter that the thinker must have; "": none.
+        stages: at most one of them is of a kind that caches prompts.
+        key: names what that stage may have cached; see `balance.prompt_key`.
+        lora: adapter that the replica must have; "": none.
     """
 
     def __init__(self, stages: Sequence[Stage], request_id: str, key: bytes | None = None, lora: str = "") -> None:
@@ -57,18 +56,14 @@ class Route:
 
     @contextmanager
     def replicas(self) -> Iterator[list[Lease]]:
-        """A replica for each stage, in the order of the stages. Each lease ends with the context at the latest.
-
-        Raises:
-            Unavailable: a stage does not serve.
-        """
+        """A lease for each stage, until the context ends. Raises Unavailable: a stage does not serve."""
         self._leases = []
         for stage in self._stages:
             stage.require_serving()
         try:
             for stage in self._stages:
-                key = self._key if KINDS[stage.kind].caches_prompts else None
-                lora = self._lora if stage.kind == "thinker" else ""
+                kind = KINDS[stage.kind]
+                key, lora = self._key if kind.caches_prompts else None, self._lora if kind.loads_adapters else ""
                 self._leases.append(Lease(stage, stage.choose(key, self._avoid, lora)))
             yield self._leases
         finally:
@@ -76,8 +71,10 @@ class Route:
                 lease.end()
 
     def failure(self, lease: Lease, error: grpc.aio.AioRpcError) -> StageError:
-        """Why a call to the lease's replica failed. If that says that another replica of this request is gone, that one
-        is a suspect at once: our own call there may have ended, or not know it yet."""
+        """The error of a call that failed at the lease's replica.
+
+        If it blames another stage, that stage's replica is suspect too.
+        """
         reason = lease.replica.failure(error)
         if isinstance(reason, Unavailable):
             for other in self._leases:
@@ -86,13 +83,14 @@ class Route:
         return reason
 
     async def again(self, error: StageError) -> bool:
-        """Whether the request, which ended with `error` before it had any output, is to be tried once more: if a
-        replica of it was lost or takes no more requests, and there is another. Called when the leases have ended.
+        """Whether to try the request again, which ended with `error` before any output.
+
+        It is tried once more if a replica was lost or drains, and there is another. The leases must have ended.
         """
         suspects = [lease for lease in self._leases if lease.suspect]
         if self._retried or not isinstance(error, LOST) or not _replaceable(suspects):
             return False
-        # Which of the others drain is asked, not guessed: this request is not tried a third time.
+        # Checks which of the others drain: this request is not tried a third time.
         with suppress(TimeoutError):
             async with asyncio.timeout(_CHECK_TIMEOUT_S):
                 await asyncio.gather(*(stage.check(_CHECK_TIMEOUT_S) for stage in self._stages))
@@ -108,7 +106,6 @@ class Route:
 
 
 def _replaceable(leases: Sequence[Lease]) -> bool:
-    """Whether another replica serves the stage of one of `leases`."""
     return any(
         replica.serving and replica is not lease.replica
         for lease in leases

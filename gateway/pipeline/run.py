@@ -1,8 +1,9 @@
-"""Runs a request through its stages: opens all of them at once, merges their outputs, ends them together."""
+"""Runs a request through its stages: calls all at once, merges their events, ends them together."""
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,45 +11,34 @@ import grpc
 
 from gateway.pipeline.balance import prompt_key
 from gateway.pipeline.event_buffer import EventBuffer
-from gateway.pipeline.events import (
-    AudioDelta,
-    CodesDelta,
-    Event,
-    Finished,
-    PromptRead,
-    PromptTokens,
-    TextDelta,
-    TextEnd,
-)
+from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
+from gateway.pipeline.kinds import KINDS
+from gateway.pipeline.links import Links, Source
 from gateway.pipeline.pipeline import Pipeline
-from gateway.pipeline.replica import Replica
+from gateway.pipeline.response_events import ResponseFault
 from gateway.pipeline.route import LOST, Lease, Route
-from gateway.pipeline.stage import Stage
 from gateway.pipeline.typed_text import TypedText
-from quartet.v1 import code2wav_pb2, talker_pb2, tensor_pb2, thinker_pb2
+from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
 
-# Stages get this much less time than the request has, so that their own word on the deadline still arrives.
+# Stages get this much less time than the request has, so that their own error about the deadline still arrives.
 _DEADLINE_MARGIN_S = 0.5
 # When one stage fails, its neighbours fail too, and their errors may arrive first. So the kind of error decides which
-# is the root: what a stage says of the request itself comes before what it says of a lost neighbour. A stage that is
-# gone is a root whoever tells: StageLost names it.
+# is the root: errors about the request itself precede errors about a lost neighbour. StageLost names the stage that is
+# gone, so it is a root from any stage.
 _ROOT_FIRST = (InvalidInput, QueueFull, DeadlineExceeded, InternalError, *LOST)
 ECHO_GRACE_S = 0.25
 
 
 @dataclass(frozen=True)
 class Job:
-    """One answer to be made.
+    """A request for one answer.
 
     Attributes:
-        request_id: names the answer in every stage.
-        starts: start messages by kind of stage, of the stages of the pipeline's answer that are needed: GenerateStart,
-            SpeakStart, DecodeRequest. Ids and sources are filled in by the run.
-        media: files of the first stage's media parts without data, in their order.
-        text: what follows of the text that the first stage speaks.
-        conversation_id: names the conversation that this is a turn of, for the choice of the thinker: the others went
-            there too. "": not known; the prompt's beginning is what goes by.
+        starts: start messages by kind of stage. A run sends copies with ids and sources.
+        media: files of the first stage's media that have no data, in their order.
+        text: text that follows the text in the first stage's start message.
+        conversation_id: sends all turns of a conversation to one thinker; "": the prompt's beginning does.
     """
 
     request_id: str
@@ -59,17 +49,16 @@ class Job:
 
 
 def speech(speak: talker_pb2.SpeakStart) -> dict[str, Any]:
-    """Start messages of the stages that speak, as `speak` says."""
     return {"talker": speak, "code2wav": code2wav_pb2.DecodeRequest(sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16)}
 
 
 async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> AsyncGenerator[tuple[int, Event], None]:
-    """Runs `jobs` at the same time and yields (index of the job, event) as things happen: for each job PromptRead, then
-    what is new of its answer, last Finished. Closing the iterator cancels every stage.
+    """Runs `jobs` at the same time and yields (index of the job, event).
+
+    A job's events begin with PromptRead and end with Finished. Closing the iterator cancels every stage.
 
     Raises:
-        StageError: of the first job that failed; all others are cancelled. Its `origin` is the kind of the stage that
-            it began in, "" the gateway itself.
+        StageError: the first job's that failed. `origin` is the kind of the stage at fault, "" the gateway.
     """
     events = EventBuffer()
     deadline = asyncio.get_running_loop().time() + timeout_s
@@ -78,7 +67,7 @@ async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> Asyn
     work.add_done_callback(events.wake)
     timer = asyncio.get_running_loop().call_at(deadline, work.cancel)
     try:
-        while not _has_failed(work):  # or else what waits is not told
+        while not _has_failed(work):  # a failure drops the events that wait
             await events.wait(work.done)
             if _has_failed(work) or (event := events.take()) is None:
                 break
@@ -96,84 +85,63 @@ def _has_failed(work: asyncio.Task[Any]) -> bool:
     return work.done() and (work.cancelled() or work.exception() is not None)
 
 
-def _sound_as(decode: code2wav_pb2.DecodeRequest, speak: talker_pb2.SpeakStart, replica: Replica) -> None:
-    """Tells code2wav what it shares with the talker: the voice, where it has voices of its own, and the seed. Without
-    one its noise is that of seed 0, though the talker draws another each time."""
-    decode.seed = speak.sampling.seed % 2**64  # the talker's has a sign
-    if replica.info and replica.info.code2wav.voices:
-        decode.voice = speak.speaker
-
-
 class _Answer:
-    """One job on its way through the stages."""
+    """A job on its way through the stages.
+
+    Attributes:
+        prompt_read: set when PromptRead is in `events`.
+        has_output: whether the client may have a part of the answer, which rules out a second attempt.
+    """
 
     def __init__(self, pipeline: Pipeline, job: Job, index: int, events: EventBuffer, deadline: float) -> None:
-        self._job, self._index, self._events, self._deadline = job, index, events, deadline
+        self.job, self.index, self.events, self.deadline = job, index, events, deadline
         stages = [stage for stage in pipeline.answer if stage.kind in job.starts]
-        thinker: thinker_pb2.GenerateStart | None = job.starts.get("thinker")
-        key = job.conversation_id.encode() or (None if thinker is None else prompt_key(thinker, job.media))
-        self._route = Route(stages, job.request_id, key, "" if thinker is None else thinker.lora)
-        self._prompt_read = asyncio.Event()
-        self._has_output = self._failed = False
-        self._early: list[thinker_pb2.GenerateDelta] = []  # deltas that came before the prompt was read
+        reader = next((job.starts[stage.kind] for stage in stages if KINDS[stage.kind].caches_prompts), None)
+        key = job.conversation_id.encode() or (None if reader is None else prompt_key(reader, job.media))
+        self.route = Route(stages, job.request_id, key, "" if reader is None else reader.lora)
+        self.prompt_read = asyncio.Event()
+        self.has_output = False
 
     async def run(self) -> None:
         while True:
-            self._failed = False
-            self._early.clear()
             try:
-                with self._route.replicas() as leases:
-                    await self._attempt(leases)
+                with self.route.replicas() as leases:
+                    await _Attempt(self, leases).run()
                 return
             except StageError as error:
-                if self._has_output or not await self._route.again(error):
+                if self.has_output or not await self.route.again(error):
                     raise
 
-    async def _attempt(self, leases: Sequence[Lease]) -> None:
-        calls = [self._call(lease, start) for lease, start in zip(leases, self._starts(leases), strict=True)]
-        summaries = await gather_or_cancel(calls)
-        await self._emit(
-            Finished(**{lease.stage.kind: summary for lease, summary in zip(leases, summaries, strict=True)})
-        )
 
-    def _starts(self, leases: Sequence[Lease]) -> Iterator[Any]:
-        """The start messages: each stage reads the stream of the one before, and is read by the one after."""
-        # Not the request's id: a client may use that again, or we on another replica, while a stage still ends the
-        # request before.
-        stream_id = f"{self._job.request_id}-{uuid.uuid4().hex[:8]}"
-        for i, lease in enumerate(leases):
-            start = self._job.starts[lease.stage.kind]
-            start.request_id = self._job.request_id
-            if lease.stage.kind == "code2wav":
-                _sound_as(start, self._job.starts["talker"], lease.replica)
-            if i > 0:
-                start.source.CopyFrom(leases[i - 1].replica.source(stream_id))
-            if i + 1 < len(leases):
-                start.output_stream_id = stream_id
-            yield start
+class _Attempt:
+    def __init__(self, answer: _Answer, leases: Sequence[Lease]) -> None:
+        self._answer, self._job, self._leases = answer, answer.job, leases
+        self._failed = False
+        self._early: list[thinker_pb2.GenerateDelta] = []  # deltas that came before the prompt was read
+
+    async def run(self) -> None:
+        starts = linked_starts(self._job.request_id, self._job.starts, self._leases)
+        calls = [self._call(lease, starts[lease.stage.kind]) for lease in self._leases]
+        summaries = await gather_or_cancel(calls)
+        kinds = [lease.stage.kind for lease in self._leases]
+        await self._emit(Finished(dict(zip(kinds, summaries, strict=True))))
 
     async def _call(self, lease: Lease, start: Any) -> Any:
-        """Calls the lease's replica, passes on what it answers, and returns its summary.
-
-        Raises:
-            StageError: the replica failed, or was lost and is marked down.
-        """
-        # the log-probabilities of a prompt are in the call, and come before the deltas
-        is_ordered = lease.stage.kind == "thinker" and start.sampling.HasField("prompt_logprobs")
-        take = None if is_ordered else self._take_delta
-        call = lease.replica.call(start, self._job.media, self._time_left_s(), self._job.text, take)
+        """Calls the lease's replica, emits its events, and returns its summary. Raises StageError."""
+        kind, is_first = KINDS[lease.stage.kind], lease is self._leases[0]
+        call = lease.replica.call(start, self._job.media, self._time_left_s(), self._job.text, self._take_delta)
         summary = None
         try:
             async for response in call:
                 if response.HasField("summary"):
                     summary = response.summary
-                    if lease.stage.kind == "thinker":
-                        await self._emit(TextEnd(summary))
-                elif (event := _event(lease.stage, start, response)) is not None:
-                    await self._emit(event)
+                if (event := kind.event(start, response)) is not None:
+                    await self._emit(event, is_first)
         except grpc.aio.AioRpcError as error:
             self._failed = True
-            raise self._route.failure(lease, error) from error
+            raise self._answer.route.failure(lease, error) from error
+        except ResponseFault as fault:
+            raise lease.stage.fault(str(fault)) from None
         finally:
             call.cancel()
             lease.end()
@@ -181,67 +149,60 @@ class _Answer:
             raise lease.stage.fault("ended the call without a summary")
         return summary
 
-    async def _emit(self, event: Event) -> None:
-        if self._failed:  # what the other stages still make must not keep the answer from being tried again
+    async def _emit(self, event: Event, is_first: bool = True) -> None:
+        """Sends an event to the client; events of later stages wait for PromptRead."""
+        if self._failed:  # output of the other stages must not prevent a second attempt
             return
+        answer = self._answer
         if isinstance(event, PromptRead):
-            if self._prompt_read.is_set():  # by the replica before: the client has been told
+            if answer.prompt_read.is_set():  # by the attempt before
                 return
-            await self._events.put(self._index, event)
-            self._prompt_read.set()
+            await answer.events.put(answer.index, event)
+            answer.prompt_read.set()
             for delta in self._early:
                 self._take_delta(delta)
             return
-        if isinstance(event, AudioDelta | CodesDelta):
-            await self._prompt_read.wait()  # the stages' calls are read side by side: sound may be here first
-        self._has_output = True
-        await self._events.put(self._index, event)
+        if not is_first:
+            await answer.prompt_read.wait()  # the calls are read side by side: sound may be here first
+        answer.has_output = True
+        await answer.events.put(answer.index, event)
 
     def _take_delta(self, delta: thinker_pb2.GenerateDelta) -> None:
-        """Passes on what does not come in the thinker's call. The text of an answer may all wait for a slow client."""
-        if not self._prompt_read.is_set():
+        """Sends a delta that came outside of the call, and does not wait for a slow client."""
+        if not self._answer.prompt_read.is_set():
             self._early.append(delta)
         elif not self._failed:
-            self._has_output = True
-            self._events.put_now(self._index, TextDelta(delta))
+            self._answer.has_output = True
+            self._answer.events.put_now(self._answer.index, TextDelta(delta))
 
     def _time_left_s(self) -> float:
-        left_s = self._deadline - asyncio.get_running_loop().time()
+        left_s = self._answer.deadline - asyncio.get_running_loop().time()
         return max(left_s - min(_DEADLINE_MARGIN_S, left_s / 10), 0.001)
 
 
-def _event(stage: Stage, start: Any, response: Any) -> Event | None:
-    """What the stage's response to `start` says, if it is for the client. Raises InternalError: it cannot be right."""
-    match response.WhichOneof("message"):
-        case "prompt":
-            return PromptRead(response.prompt)
-        case "started" if start.HasField("text"):
-            return PromptRead(thinker_pb2.PromptInfo(), start.text.text)
-        case "prompt_logprobs":
-            return PromptTokens(response.prompt_logprobs.tokens)
-        case "delta":
-            return TextDelta(response.delta)
-        case "frames":
-            codes = response.frames.tensor
-            if codes.dtype != tensor_pb2.DATA_TYPE_INT32 or len(codes.shape) != 2:
-                raise stage.fault(f"sent {tensor_pb2.DataType.Name(codes.dtype)} codes of shape {list(codes.shape)}")
-            numbers, groups = memoryview(codes.inline).cast("i").tolist(), codes.shape[1]
-            return CodesDelta([numbers[i : i + groups] for i in range(0, len(numbers), groups)]) if numbers else None
-        case "audio":
-            samples = response.audio.samples
-            if samples.dtype != tensor_pb2.DATA_TYPE_INT16:
-                raise stage.fault(f"sent {tensor_pb2.DataType.Name(samples.dtype)} samples, not PCM16")
-            return AudioDelta(samples.inline) if samples.inline else None
-    return None
+def linked_starts(request_id: str, starts: Mapping[str, Any], leases: Sequence[Lease]) -> dict[str, Any]:
+    """Copies of the leases' start messages, by kind, with the request's id and their neighbours."""
+    linked = {lease.stage.kind: deepcopy(starts[lease.stage.kind]) for lease in leases}
+    replicas = {lease.stage.kind: lease.replica for lease in leases}
+    sources: dict[str, list[Source]] = {kind: [] for kind in linked}
+    stream_ids: dict[str, list[str]] = {kind: [] for kind in linked}
+    for reader in (lease.stage for lease in leases):
+        for kind in (stage.kind for stage in reader.sources if stage.kind in linked):
+            # Not the request's id: a stage may still be ending a request of that id, or an attempt before.
+            stream_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
+            stream_ids[kind].append(stream_id)
+            sources[reader.kind].append(Source(kind, linked[kind], replicas[kind].source(stream_id)))
+    for kind, start in linked.items():
+        start.request_id = request_id
+        KINDS[kind].link(start, Links(sources[kind], stream_ids[kind], replicas[kind].info))
+    return linked
 
 
 async def gather_or_cancel(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Results of `parts`, run at the same time. When one fails, or this is cancelled, the others are cancelled and
-    waited for.
+    """Results of `parts`, run at the same time. If one fails, or this is cancelled, all others end first.
 
     Raises:
-        StageError: the root error. If the first error can be an echo of another part's, the others have
-            ECHO_GRACE_S to state theirs.
+        StageError: the root error. If the first error may be the echo of another, the others have ECHO_GRACE_S to fail.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
@@ -259,7 +220,7 @@ async def gather_or_cancel(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[An
 
 
 def _failures(tasks: Sequence[asyncio.Future[Any]]) -> list[StageError]:
-    """Errors of stages in the order of `tasks`; any other exception is raised at once, being a bug."""
+    """Errors of stages in the order of `tasks`. Any other exception is a bug, and raised."""
     failures = []
     for task in tasks:
         error = task.exception() if task.done() and not task.cancelled() else None

@@ -1,4 +1,4 @@
-"""One stage of the pipeline: its replicas, which of them belong together, and which one a request gets."""
+"""A stage of the pipeline: its replicas, their common identity, and the choice of one for a request."""
 
 import asyncio
 import time
@@ -13,30 +13,29 @@ from gateway.pipeline import balance
 from gateway.pipeline.addresses import NameWatcher, Resolver, endpoints, resolve_host
 from gateway.pipeline.config import StageConfig
 from gateway.pipeline.kinds import KINDS
-from gateway.pipeline.replica import Identity, Replica
+from gateway.pipeline.replica import Replica
+from gateway.pipeline.replica_health import Identity
 from quartet.v1 import server_info_pb2
 from services.common.rpc.channels import Channels
 from services.common.rpc.errors import InternalError, Unavailable
 
-# A replica that is down says for so long what the others have to be: it may only be restarting.
+# A replica that is down decides the identity of the others for so long: it may only be restarting.
 HOLD_S = 30.0
 
 log = structlog.get_logger()
 
 
-def mark_incompatible(replicas: Sequence[Replica], before: Identity | None, source: Replica | None) -> Identity | None:
-    """Sets each replica's `refusal`, and returns the identity that the stage has from now on.
+def mark_incompatible(
+    replicas: Sequence[Replica], before: Identity | None, sources: Sequence[Replica]
+) -> Identity | None:
+    """Sets each replica's `refusal`, and returns the stage's new identity.
 
-    Args:
-        replicas: all of the stage.
-        before: its identity until now. It stays as long as a replica has it that serves or has only just gone; then it
-            becomes that of the most replicas. So a stage whose replicas are replaced one by one by those of another
-            model changes over as a whole, when the last of the old ones has left.
-        source: a replica of the stage that it reads from, whose checkpoint it must have; None if that does not matter
-            or is not known.
+    The identity `before` stays until no replica with it serves or has only just gone; then the most frequent one
+    follows. So a stage whose replicas are replaced one by one changes its model as a whole. `sources` are replicas
+    whose checkpoint the stage must have.
     """
     for replica in replicas:
-        replica.refusal = _misfit(replica, source)
+        replica.refusal = next(filter(None, (_misfit(replica, source) for source in sources)), None)
     fitting = {replica: replica.identity for replica in replicas if replica.identity and replica.refusal is None}
     if before not in [theirs for replica, theirs in fitting.items() if _counts(replica)]:
         healthy = [theirs for replica, theirs in fitting.items() if replica.healthy]
@@ -51,8 +50,8 @@ def _counts(replica: Replica) -> bool:
     return replica.down_since is None or time.monotonic() - replica.down_since < HOLD_S
 
 
-def _misfit(replica: Replica, source: Replica | None) -> str | None:
-    if source is None or source.info is None or replica.info is None:
+def _misfit(replica: Replica, source: Replica) -> str | None:
+    if source.info is None or replica.info is None:
         return None
     ours, theirs = replica.info.checkpoint_digest, source.info.checkpoint_digest
     if not ours or not theirs or ours == theirs:
@@ -77,17 +76,12 @@ class Stage:
     """A stage's replicas.
 
     Args:
-        name: of the stage in the pipeline.
-        config: of the stage.
-        resolver: looks up the names among its addresses.
         max_imbalance: see `balance.rendezvous`.
-        channels: of this gateway; None: connections in the clear.
 
     Attributes:
-        replicas: by address, those that the stage's addresses name now.
-        info: what its replicas say of themselves; None while none was found serving.
-        source: the stage it reads from, if any.
-        readers: the stages that read from it.
+        replicas: its replicas, by address.
+        info: info of its replicas; None until one was found serving.
+        sources, readers: the stages that it reads from, and that read from it.
     """
 
     def __init__(
@@ -101,7 +95,7 @@ class Stage:
         self.name, self.kind = name, config.kind
         self.replicas: dict[str, Replica] = {}
         self.info: server_info_pb2.GetServerInfoResponse | None = None
-        self.source: Stage | None = None
+        self.sources: list[Stage] = []
         self.readers: list[Stage] = []
         self._max_imbalance, self._channels = max_imbalance, channels or Channels()
         self._identity: Identity | None = None
@@ -112,18 +106,17 @@ class Stage:
 
     @property
     def serving(self) -> bool:
-        """Whether requests may be sent to it."""
         return any(replica.serving for replica in self.replicas.values())
 
     @property
     def is_settled(self) -> bool:
-        """Whether a replica serves, or each was checked, and each name looked up, without finding one."""
+        """Whether a replica serves, or all names and replicas were checked."""
         looked_up = self._names.is_settled and all(replica.was_checked for replica in self.replicas.values())
         return self.serving or looked_up
 
     @property
     def state(self) -> str:
-        """ "SERVING" if a replica serves, or else why none does, in words for people."""
+        """ "SERVING" if a replica serves, or else why none does, for people."""
         states = {address: replica.state for address, replica in self.replicas.items()}
         if "SERVING" in states.values():
             return "SERVING"
@@ -134,26 +127,24 @@ class Stage:
         return "; ".join(f"{host}: {why}" for host, why in self._names.errors.items()) or "not resolved yet"
 
     def require_serving(self) -> None:
-        """Raises Unavailable unless the stage serves."""
         if not self.serving:
             raise self.unavailable()
 
     def unavailable(self) -> Unavailable:
-        """What a request hears that needs the stage while it does not serve."""
+        """The error of requests while the stage does not serve."""
         error = Unavailable(f"the {self.kind} is not serving")
         error.origin, error.detail = self.kind, f"stage {self.name}: {self.state}"
         return error
 
     def fault(self, what: str) -> InternalError:
-        """What a request hears that was answered against the contract: `what` the stage did."""
+        """The error after the stage broke the contract. `what` completes "stage NAME ..."."""
         error = InternalError(f"stage {self.name} {what}")
         error.origin = self.kind
         return error
 
     @property
     def loras(self) -> dict[str, str]:
-        """The adapters that requests may name, and the digest of each: what the serving replicas have loaded. Where
-        they have different ones under a name, it is the one that most have."""
+        """Digests of the adapters that serving replicas have, by name; the most frequent one if they differ."""
         found: dict[str, Counter[str]] = {}
         for replica in self.replicas.values():
             for name, digest in replica.loras.items() if replica.serving else ():
@@ -161,15 +152,15 @@ class Stage:
         return {name: digests.most_common(1)[0][0] for name, digests in sorted(found.items())}
 
     def choose(self, key: bytes | None = None, avoid: Collection[Replica] = (), lora: str = "") -> Replica:
-        """The replica for a request; the caller enters its `request()` before anything else is awaited.
+        """The replica for a request; the caller enters its `request()` before it awaits anything.
 
         Args:
-            key: what of the request a replica may have cached.
-            avoid: replicas that are taken only if there is no other.
+            key: names what a replica may have cached.
+            avoid: replicas to choose only if there is no other.
             lora: adapter that it must have; "": none.
 
         Raises:
-            Unavailable: none serves, or none that serves has the adapter.
+            Unavailable: no replica serves, or none has the adapter.
         """
         self.require_serving()
         serving = [replica for replica in self.replicas.values() if replica.serving]
@@ -202,14 +193,12 @@ class Stage:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def check(self, timeout_s: float) -> None:
-        """Checks every replica now."""
         await asyncio.gather(*(replica.check(timeout_s) for replica in self.replicas.values()))
 
     def describe_replicas(self) -> list[dict[str, Any]]:
-        """Each replica's address, state, load and identity."""
-        told = ("address", "state", "running", "queued", "in_flight")
+        names = ("address", "state", "running", "queued", "in_flight")
         return [
-            {name: getattr(replica, name) for name in told}
+            {name: getattr(replica, name) for name in names}
             | {"config_digest": replica.info.config_digest if replica.info else ""}
             for replica in self.replicas.values()
         ]
@@ -234,7 +223,7 @@ class Stage:
             self._start_watch(address)
 
     def _remove(self, address: str) -> None:
-        """No new requests from now on; the connection is closed when the last one there has ended."""
+        """Sends no new requests there, and closes the connection when the last one has ended."""
         replica = self.replicas.pop(address)
         log.info("replica removed", name=self.name, address=address, in_flight=replica.in_flight)
         if (watch := self._watches.pop(address, None)) is not None:
@@ -252,12 +241,12 @@ class Stage:
         self._watches[address] = asyncio.create_task(self.replicas[address].watch(*self._timing))
 
     def _changed(self) -> None:
-        """A replica came, went or changed: says anew who is refused, here and in the stages that read from this one."""
+        """Decides again which replicas are refused, here and in the stages that read from this one."""
         replicas = list(self.replicas.values())
         before = {replica: replica.refusal for replica in replicas}
-        shares = KINDS[self.kind].shares_checkpoint
-        source = self.source.representative if self.source is not None and shares else None
-        self._identity = mark_incompatible(replicas, self._identity, source)
+        shared = self.sources if KINDS[self.kind].shares_checkpoint else ()
+        sources = [found for source in shared if (found := source.representative) is not None]
+        self._identity = mark_incompatible(replicas, self._identity, sources)
         for replica, refusal in before.items():
             if replica.refusal and replica.refusal != refusal:
                 log.error("replica refused", name=self.name, address=replica.address, reason=replica.refusal)
@@ -273,5 +262,5 @@ class Stage:
 
     @property
     def representative(self) -> Replica | None:
-        """A replica that serves: what it says of its model goes for all. None if none does."""
+        """A serving replica, whose info is true of all; None if none serves."""
         return next((replica for replica in self.replicas.values() if replica.serving), None)

@@ -5,16 +5,15 @@ from collections.abc import AsyncIterator
 
 
 def is_speakable(text: str) -> bool:
-    """Whether there is a letter or a digit: signs alone are nothing to say."""
     return any(character.isalnum() for character in text)
 
 
 class TypedText:
-    """Takes a text in pieces, and gives all of them to each who reads it, those that are still to come as they come.
+    """A text that grows. Each iteration yields all its pieces, and waits for later ones.
 
     Attributes:
-        characters: so far.
-        is_speakable: whether there was a letter or a digit.
+        characters: length so far.
+        is_speakable: whether it has a letter or a digit.
     """
 
     def __init__(self) -> None:
@@ -24,19 +23,16 @@ class TypedText:
         self._changed = asyncio.Event()
 
     def add(self, text: str) -> None:
-        """Appends to the text."""
         self.characters += len(text)
         self.is_speakable = self.is_speakable or is_speakable(text)
         self._pieces.append(text)
         self._changed.set()
 
     def finish(self) -> None:
-        """No more follows."""
         self._finished = True
         self._changed.set()
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        """From the beginning on, for ever until `finish`."""
         read = 0
         while True:
             self._changed.clear()

@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.rpc.settings import StageSettings
 from services.demo_models import PAINTER, PAINTER_SIZE, resolve
 
@@ -35,15 +36,18 @@ class PipelineSettings(StageSettings):
     max_media_bytes: int = Field(
         default=64 * 1024 * 1024, ge=1, description="all pictures of a request together, encoded"
     )
-    max_image_pixels: int = Field(
+    max_request_image_pixels: int = Field(
         default=32_000_000,
         ge=1,
-        description="most pixels of a request's pictures together: each takes 3 bytes while it waits",
+        description="most pixels of a request's pictures together: each takes 3 bytes while the request waits, so the "
+        "default is 96 MB a request",
     )
     max_aspect_ratio: float = Field(
         default=32.0, ge=1, description="of a picture that comes in, longer to shorter side"
     )
-    min_image_side: int = Field(default=4, ge=1, description="least width and height of a picture that comes in")
+    min_image_side: int = Field(
+        default=MIN_IMAGE_SIDE, ge=1, description="least width and height of a picture that comes in"
+    )
     threads: int = Field(default=0, ge=0, description="CPU threads of a step; 0: torch's default, one per core")
 
     @model_validator(mode="after")

@@ -106,7 +106,7 @@ def _eight_bit(picture: "Image") -> "Image":
 
 def _check_sizes(files: Files, limits: PipelineSettings) -> None:
     """Refuses pictures that are, by what their headers say, too large together, too small or too narrow."""
-    pixels, most = 0, limits.max_image_pixels
+    pixels, most = 0, limits.max_request_image_pixels
     least, ratio = limits.min_image_side, limits.max_aspect_ratio
     for field, data in files:
         with open_image(data, field) as image:

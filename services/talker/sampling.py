@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from services.common import sampling_limits as limits
 from services.common.rpc.errors import InvalidInput
 from services.talker.family import SamplingDefaults
 
@@ -17,11 +18,11 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 # fields of Sampling, which of their values are valid, and that in words
 _RANGES = (
-    (("temperature", "predictor_temperature"), lambda v: 0 <= v <= 2, "must be 0 to 2; 0 is greedy"),
-    (("top_k", "predictor_top_k"), lambda v: v >= 0, "must be at least 0; 0 keeps all codes"),
-    (("top_p", "predictor_top_p"), lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
-    (("repetition_penalty",), lambda v: 0 < v < float("inf"), "must be above 0; 1 means none"),
-    (("max_frames",), lambda v: v >= 1, "must be at least 1"),
+    (("temperature", "predictor_temperature"), limits.TEMPERATURE.__contains__, f"{limits.TEMPERATURE}; 0 is greedy"),
+    (("top_k", "predictor_top_k"), lambda v: v >= 0, "at least 0; 0 keeps all codes"),
+    (("top_p", "predictor_top_p"), limits.TOP_P.__contains__, str(limits.TOP_P)),
+    (("repetition_penalty",), limits.REPETITION_PENALTY.__contains__, f"{limits.REPETITION_PENALTY}; 1 means none"),
+    (("max_frames",), lambda v: v >= 1, "at least 1"),
 )
 
 
@@ -46,7 +47,7 @@ def resolve(defaults: SamplingDefaults, **asked: float | int | None) -> Sampling
     for names, is_valid, rule in _RANGES:
         for name in names:
             if not is_valid(value := getattr(sampling, name)):
-                raise InvalidInput(f"sampling.{name}", f"{rule}; it is {value:g}")
+                raise InvalidInput(f"sampling.{name}", f"must be {rule}; it is {value:g}")
     return sampling
 
 

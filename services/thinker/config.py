@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.rpc.settings import StageSettings
 
 
@@ -96,9 +97,14 @@ class ThinkerSettings(StageSettings):
     max_videos: int = Field(default=4, ge=0, description="video parts in one request")
     max_media_bytes: int = Field(default=256 * 1024 * 1024, ge=1, description="encoded media of one request")
     max_image_pixels: int = Field(
-        default=64 * 1024 * 1024, ge=1, description="pixels of one image before it is resized"
+        default=64 * 1024 * 1024,
+        ge=1,
+        description="pixels of one image before it is resized; default: a few more than a gateway takes, whose refusal "
+        "comes first",
     )
-    min_image_side: int = Field(default=2, ge=1, description="least width and height of an image, in pixels")
+    min_image_side: int = Field(
+        default=MIN_IMAGE_SIDE, ge=1, description="least width and height of an image, in pixels"
+    )
     max_audio_s: float = Field(default=1800.0, gt=0, description="longest audio part")
     max_video_s: float = Field(default=600.0, gt=0, description="longest video part")
     max_video_pixels: int = Field(

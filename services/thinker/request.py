@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import media_pb2, thinker_pb2
+from services.common import sampling_limits
 from services.common.rpc.errors import InvalidInput, TooManyMedia
 from services.common.rpc.messages import read_bytes
 from services.thinker.config import ThinkerSettings
@@ -16,21 +17,21 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
 
 MAX_STOP_STRINGS = 16
-MAX_TOP_LOGPROBS = 20
+MAX_TOP_LOGPROBS = int(sampling_limits.TOP_LOGPROBS.most)
 
-# field: (least, most, whether the least is allowed, in words)
-_RANGES: dict[str, tuple[float, float, bool, str]] = {
-    "temperature": (0, 2, True, "0 to 2"),
-    "top_p": (0, 1, False, "above 0 and at most 1"),
-    "min_p": (0, 1, True, "0 to 1"),
-    "presence_penalty": (-2, 2, True, "-2 to 2"),
-    "frequency_penalty": (-2, 2, True, "-2 to 2"),
-    "repetition_penalty": (0, float("inf"), False, "above 0"),
-    "top_k": (-1, 2**31 - 1, True, "-1 or more"),
-    "max_tokens": (1, 2**31 - 1, True, "1 or more"),
-    "min_tokens": (0, 2**31 - 1, True, "0 or more"),
-    "top_logprobs": (0, MAX_TOP_LOGPROBS, True, f"0 to {MAX_TOP_LOGPROBS}"),
-    "prompt_logprobs": (0, MAX_TOP_LOGPROBS, True, f"0 to {MAX_TOP_LOGPROBS}"),
+_LONGEST = 2**31 - 1
+_RANGES = {
+    "temperature": sampling_limits.TEMPERATURE,
+    "top_p": sampling_limits.TOP_P,
+    "min_p": sampling_limits.MIN_P,
+    "presence_penalty": sampling_limits.PENALTY,
+    "frequency_penalty": sampling_limits.PENALTY,
+    "repetition_penalty": sampling_limits.REPETITION_PENALTY,
+    "top_k": sampling_limits.Range(-1, _LONGEST),
+    "max_tokens": sampling_limits.Range(1, _LONGEST),
+    "min_tokens": sampling_limits.Range(0, _LONGEST),
+    "top_logprobs": sampling_limits.TOP_LOGPROBS,
+    "prompt_logprobs": sampling_limits.TOP_LOGPROBS,
 }
 _ROLES = ("system", "user", "assistant", "tool")
 _KINDS: dict[int, MediaKind] = {
@@ -199,12 +200,12 @@ def sampling_params(
 
 
 def _check_sampling(request: thinker_pb2.SamplingParameters, vocab_size: int) -> None:
-    for name, (least, most, inclusive, words) in _RANGES.items():
+    for name, limit in _RANGES.items():
         if not request.HasField(name):  # pyright: ignore[reportArgumentType]
             continue
         value = getattr(request, name)
-        if not (least <= value <= most and value < float("inf") and (inclusive or value > least)):
-            raise InvalidInput(f"sampling.{name}", f"must be {words}, not {value:g}")
+        if value not in limit:
+            raise InvalidInput(f"sampling.{name}", f"must be {limit}, not {value:g}")
     if request.HasField("max_tokens") and request.min_tokens > request.max_tokens:
         raise InvalidInput("sampling.min_tokens", f"must be at most max_tokens, {request.max_tokens}")
     if len(request.stop) > MAX_STOP_STRINGS:

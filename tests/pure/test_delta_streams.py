@@ -80,17 +80,6 @@ async def test_a_prompts_logprobs_come_in_the_call_and_before_its_text(speech_ga
     assert not speech_gateway.scripts["thinker"].requests[-1].HasField("deltas_to")
 
 
-async def test_an_older_thinker_answers_in_its_calls() -> None:
-    async with running() as gateway:
-        gateway.scripts["thinker"].older = True
-        for _ in range(3):
-            assert await said(gateway) == SAID
-        replica = thinker_of(gateway)
-        await gateway.until(lambda: replica._deltas is not None and replica._deltas.is_unknown)
-        assert await said(gateway) == SAID
-        assert not gateway.scripts["thinker"].requests[-1].HasField("deltas_to")
-
-
 async def test_a_thinker_that_dies_ends_its_answers_and_is_asked_again() -> None:
     async with running() as gateway:
         await opened(gateway)

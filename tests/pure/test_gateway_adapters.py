@@ -131,7 +131,7 @@ async def test_a_check_that_another_overtakes_takes_nothing_back(monkeypatch: py
     async with two_thinkers() as gateway:
         stage = gateway.app.state.gateway.pipeline.by_name["thinker"]
         replica = next(iter(stage.replicas.values()))
-        ask, waits, go_on = replica._ask_load, asyncio.Event(), asyncio.Event()
+        ask, waits, go_on = replica._get_load, asyncio.Event(), asyncio.Event()
 
         async def late(timeout_s: float) -> int:
             waits.set()
@@ -139,7 +139,7 @@ async def test_a_check_that_another_overtakes_takes_nothing_back(monkeypatch: py
             return await ask(timeout_s)
 
         with monkeypatch.context() as patch:
-            patch.setattr(replica, "_ask_load", late)
+            patch.setattr(replica, "_get_load", late)
             overtaken = asyncio.create_task(replica.check(HEALTH_TIMEOUT_S))
             await waits.wait()
         await gateway.load()

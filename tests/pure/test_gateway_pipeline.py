@@ -88,8 +88,7 @@ def test_text_only(load):
         ("  speech: c\n", "  speech: b\n", 16, "comes from a code2wav, but 'b' is a talker"),
         ("  speech: c\n", "  smell: c\n", 16, "outputs.smell: unknown key"),
         ("  speech: c\n", "", 6, "no output needs this stage"),
-        ("  speech: c\n", "  audio: c\n", 16, "outputs.audio: what a code2wav makes is called speech now"),
-        ("  speech: c\n", "  speech: c\n  sound: d\n", 17, "outputs.sound: is called audio now"),
+        ("  speech: c\n", "  audio: c\n", 16, "outputs.audio: comes from a dit, but 'c' is a code2wav"),
         ("  speech: c\n", "  audio: b\n", 16, "outputs.audio: comes from a dit, but 'b' is a talker"),
         ("  text: a\n", "", 15, "outputs.speech: needs outputs.text"),
         (

@@ -71,12 +71,12 @@ async def _ask_several(system: Routed, count: int = 12) -> list[int]:
 async def test_a_new_replica_takes_traffic_once_it_is_ready():
     async with named() as (system, names):
         assert await _ask_several(system) == [12, 0]
-        await system.groups[1].set_health("thinker", False)
+        system.groups[1].set_serving("thinker", False)
         names.addresses = ["127.0.0.1", "127.0.0.2"]
         await until(lambda: len(system.stages.by_name["thinker"].replicas) == 2)
         await asyncio.sleep(4 * INTERVAL_S)
         assert await _ask_several(system) == [12, 0]
-        await system.groups[1].set_health("thinker", True)
+        system.groups[1].set_serving("thinker", True)
         await until(lambda: all(r.serving for r in system.stages.by_name["thinker"].replicas.values()))
         assert min(await _ask_several(system)) > 0
 

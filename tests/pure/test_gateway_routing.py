@@ -14,7 +14,7 @@ from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, talker_pb2, talker_pb2_g
 from services.common.rpc.errors import QueueFull, StageError, StageLost, Unavailable
 from tests.support.clock import until
 from tests.support.gateway_stack import running
-from tests.support.routing_stack import KINDS, LONG_S, Routed, routed
+from tests.support.routing_stack import KINDS, LONG_S, Routed, job, routed
 
 LOST_BEFORE_OUTPUT = {"thinker": 1, "talker": 0, "code2wav": 0}  # the prompt is read, no text is written
 
@@ -188,7 +188,7 @@ async def test_a_draining_replica_gets_none():
     async with routed(2) as system:
         drained = system.groups[0]
         for kind in KINDS:
-            await drained.set_health(kind, False)
+            drained.set_serving(kind, False)
         replicas = [system.stages.by_name[kind].replicas[drained.addresses[kind]] for kind in KINDS]
         await until(lambda: not any(replica.serving for replica in replicas))
         for i in range(6):
@@ -203,7 +203,7 @@ async def test_a_request_that_meets_a_drain_goes_elsewhere(kind):
     async with routed(3, interval_s=LONG_S) as system:
         system.hold(LOST_BEFORE_OUTPUT)
         for group in system.groups[:2]:
-            await group.set_health(kind, False)
+            group.set_serving(kind, False)
             group.scripts[kind].hold = False
             group.scripts[kind].after, group.scripts[kind].error = 0, Unavailable("the stage is draining")
         asking = [asyncio.create_task(system.ask(f"{i}")) for i in range(8)]
@@ -236,6 +236,21 @@ async def test_a_request_whose_replica_is_killed_before_output_is_tried_again_on
         for name in KINDS:
             await until(lambda name=name: sum(system.running(name)) == 0)
             assert all(replica.in_flight == 0 for replica in system.stages.by_name[name].replicas.values())
+
+
+async def test_a_run_that_is_tried_again_leaves_its_jobs_messages_as_they_were():
+    async with routed(2) as system:
+        system.hold(LOST_BEFORE_OUTPUT)
+        asked = job("Hello")
+        before = {kind: start.SerializeToString(deterministic=True) for kind, start in asked.starts.items()}
+        answering = asyncio.create_task(system.answer(asked))
+        holders = {name: await system.holder(name) for name in KINDS}
+        await holders["talker"].servers["talker"].stop(grace=None)
+        await until(lambda: sum(system.asked("code2wav")) == 2)
+        system.release()
+        assert isinstance((await answering)[-1], Finished)
+        after = {kind: start.SerializeToString(deterministic=True) for kind, start in asked.starts.items()}
+        assert after == before
 
 
 async def test_a_thinker_that_only_the_talker_found_lost_is_not_tried_again():

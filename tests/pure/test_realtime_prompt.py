@@ -66,8 +66,6 @@ def messages(gateway: Running, items: list[Item]) -> list[thinker_pb2.ChatMessag
 async def test_an_answer_that_speaks_and_calls_is_one_message_of_its_ids(speech_gateway):
     _, answer, tool = messages(speech_gateway, conversation().context())
     assert (answer.role, list(answer.token_ids)) == ("assistant", IDS)
-    assert [part.text for part in answer.content] == ["Sure."]
-    assert [call.name for call in answer.tool_calls] == ["lamp"]
     assert tool.role == "tool"
 
 
@@ -139,8 +137,9 @@ async def test_the_next_turn_has_the_ids_of_the_one_before(speech_gateway, name)
     assert not any(each.token_ids for each in first.messages)
     answer = next(each for each in second.messages if each.role == "assistant")
     assert list(answer.token_ids) == ([0, 1, 2] if has_ids else [])
-    assert bool(answer.tool_calls) == (name == "a call")
-    assert "".join(part.text for part in answer.content) == ("" if name == "a call" else "".join(PIECES))
+    assert bool(answer.tool_calls) == (name == "a call" and not has_ids)
+    said = "" if has_ids or name == "a call" else "".join(PIECES)
+    assert "".join(part.text for part in answer.content) == said
 
 
 async def test_an_answer_that_is_cut_afterwards_has_no_ids(speech_gateway):

@@ -36,7 +36,7 @@ class Info(server_info_pb2_grpc.ServerInfoServiceServicer):
         return server_info_pb2.GetServerInfoResponse(stage="talker")
 
     async def GetLoad(self, request, context):
-        return server_info_pb2.GetLoadResponse()
+        return server_info_pb2.GetLoadResponse(serving=True)
 
 
 @contextlib.asynccontextmanager

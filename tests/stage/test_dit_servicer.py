@@ -78,7 +78,7 @@ async def service(dit: Bench) -> AsyncIterator[Service]:
     admission = Admission(2, 1)
     admission.open()
     servicer = DitServicer(
-        admission, CONSUMER, DitSettings(model="x", max_media_bytes=200_000, max_image_pixels=1_000_000)
+        admission, CONSUMER, DitSettings(model="x", max_media_bytes=200_000, max_request_image_pixels=1_000_000)
     )
     servicer.engine = dit.engine
     server = grpc.aio.server(options=channels.SERVER_OPTIONS)

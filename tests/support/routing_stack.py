@@ -69,18 +69,26 @@ class Routed:
         conversation_id: str = "",
     ) -> list[Event]:
         """The events of one answer; in `heard` as they come."""
+        return await self.answer(job(text, speech, media, conversation_id), heard)
+
+    async def answer(self, job: Job, heard: list[Event] | None = None) -> list[Event]:
+        """The events of `job`; in `heard` as they come."""
         heard = [] if heard is None else heard
-        start = thinker_pb2.GenerateStart()
-        message = start.messages.add(role="user")
-        message.content.add(text=text)
-        for file in media:
-            message.content.add().media.size_bytes = len(file)
-        starts = {"thinker": start} | (spoken(talker_pb2.SpeakStart()) if speech else {})
-        job = Job(uuid.uuid4().hex, starts, list(media), conversation_id=conversation_id)
         async with aclosing(run(self.stages, [job], TIME_S)) as events:
             async for _, event in events:
                 heard.append(event)
         return heard
+
+
+def job(text: str, speech: bool = True, media: Sequence[bytes] = (), conversation_id: str = "") -> Job:
+    """One answer to `text`."""
+    start = thinker_pb2.GenerateStart()
+    message = start.messages.add(role="user")
+    message.content.add(text=text)
+    for file in media:
+        message.content.add().media.size_bytes = len(file)
+    starts = {"thinker": start} | (spoken(talker_pb2.SpeakStart()) if speech else {})
+    return Job(uuid.uuid4().hex, starts, list(media), conversation_id=conversation_id)
 
 
 @asynccontextmanager

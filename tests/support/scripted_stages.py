@@ -11,9 +11,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from gateway.pipeline.kinds import KINDS
 from quartet.v1 import (
     code2wav_pb2,
     code2wav_pb2_grpc,
@@ -86,7 +84,6 @@ class Script:
         takes_s: how long a call takes, beside.
         calls: (name, arguments) of functions that the next answers call, one each; those after them are text.
         missing: a directory that no adapter can be loaded from.
-        older: a thinker has no streams of deltas.
     """
 
     error: StageError | tuple[grpc.StatusCode, str] | None = None
@@ -99,7 +96,6 @@ class Script:
     ids_reusable: bool = True
     thought: Sequence[str] = ()
     missing: str = ""
-    older: bool = False
     requests: list[Any] = field(default_factory=list)
     media: bytearray = field(default_factory=bytearray)
     typed: list[str] = field(default_factory=list)
@@ -154,8 +150,6 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
         self.script, self.server, self._deltas = script, server, DeltaStreams()
 
     async def StreamDeltas(self, request, context):
-        if self.script.older:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         async for message in self._deltas.serve(request.stream_id):
             yield message
 
@@ -242,7 +236,7 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
             *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas) if not start.count_only),
             thinker_pb2.GenerateResponse(summary=summary),
         ]
-        sink = None if self.script.older else self._deltas.to(start.deltas_to)
+        sink = self._deltas.to(start.deltas_to)
         # closed here: one that a failure leaves behind would count as running until it is collected
         async with aclosing(self.script.play(start, outputs, context)) as played:
             async for output in redirected(played, sink):
@@ -380,7 +374,7 @@ def _pixels(pixels: np.ndarray) -> tensor_pb2.Tensor:
 class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
     def __init__(self, stage: str, script: Script) -> None:
         self.script = script
-        self.revision = 0
+        self.revision, self.serving = 0, True
         self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
         self.info.thinker.input_modalities.extend(["audio", "image"])
         self.info.thinker.kv_block_tokens, self.info.thinker.kv_blocks = 16, 100
@@ -403,7 +397,11 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
     async def GetLoad(self, request, context):
         running, queued = self.script.running, self.script.queued
         return server_info_pb2.GetLoadResponse(
-            running=running, queued=queued, info_revision=self.revision, kv_cache_usage=running / 4
+            running=running,
+            queued=queued,
+            info_revision=self.revision,
+            kv_cache_usage=running / 4,
+            serving=self.serving,
         )
 
 
@@ -414,7 +412,6 @@ class ScriptedStages:
         scripts: what each does, by stage; to be changed by tests.
         addresses: "host:port" by stage.
         servers: the servers by stage; stopping one without grace is what a killed process looks like.
-        health: their health services.
         infos: what they say of themselves.
     """
 
@@ -422,7 +419,6 @@ class ScriptedStages:
         self.scripts = {stage: Script() for stage in kinds}
         self.addresses: dict[str, str] = {}
         self.servers: dict[str, grpc.aio.Server] = {}
-        self.health: dict[str, Any] = {}
         self.infos = {stage: ServerInfo(stage, script) for stage, script in self.scripts.items()}
 
     async def start(self, stage: str) -> None:
@@ -440,18 +436,15 @@ class ScriptedStages:
         else:
             code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(Code2Wav(script), server)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
-        health_servicer = self.health[stage] = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
-        await health_servicer.set(KINDS[stage].service, health_pb2.HealthCheckResponse.SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        self.infos[stage].serving = True
         address = self.addresses.get(stage, f"{HOST}:0")
         port = server.add_insecure_port(address)
         self.addresses[stage] = f"{address.rpartition(':')[0]}:{port}"
         await server.start()
 
-    async def set_health(self, stage: str, serving: bool) -> None:
-        """What its health service says from now on."""
-        status = health_pb2.HealthCheckResponse
-        await self.health[stage].set(KINDS[stage].service, status.SERVING if serving else status.NOT_SERVING)
+    def set_serving(self, stage: str, serving: bool) -> None:
+        """Has a stage report from now on that it serves, or does not."""
+        self.infos[stage].serving = serving
 
 
 @asynccontextmanager

@@ -134,7 +134,7 @@ class ScriptedDit(dit_pb2_grpc.DitServiceServicer, server_info_pb2_grpc.ServerIn
         return server_info_pb2.GetServerInfoResponse(stage="dit", model=MODEL, dit=self.info)
 
     async def GetLoad(self, request, context):
-        return server_info_pb2.GetLoadResponse(running=self.running)
+        return server_info_pb2.GetLoadResponse(running=self.running, serving=True)
 
 
 @asynccontextmanager

@@ -181,7 +181,7 @@ class _Piece:
                 self.segment.token_ids += delta.token_ids
                 self._logprobs += [token.logprob for token in delta.logprobs]
                 self._events.put_nowait(delta.text)
-            case Finished(thinker) if thinker is not None:
+            case Finished(thinker=thinker) if thinker is not None:
                 self.summary = thinker
 
     def end(self, error: Exception | None) -> None:

@@ -140,9 +140,7 @@ def _fill(
     """Writes a turn's message, and returns its media without data, with their data."""
     item = turn[0]
     if sampled:
-        answer = start.messages.add(role="assistant", token_ids=sampled.token_ids)
-        for each in turn:  # for a thinker that is older than the ids
-            _answer(answer, each)
+        start.messages.add(role="assistant", token_ids=sampled.token_ids)
     elif item.kind == "function_call":
         if item.members["status"] == "completed":
             _answer(_assistant(start), item)

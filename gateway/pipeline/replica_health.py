@@ -1,0 +1,156 @@
+"""Health, identity and load of a replica, by checks."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import grpc
+import structlog
+
+from gateway import metrics
+from quartet.v1 import server_info_pb2, server_info_pb2_grpc
+from services.common.rpc.channels import Channels
+
+# Health checks in a row without an answer before a replica that was serving counts as down: a busy machine may be late.
+# One whose connection is refused or reset is down at once.
+LATE_CHECKS = 3
+_NOT_CHECKED = "not checked yet"
+
+Identity = tuple[str, str]  # model, digest of its config
+
+log = structlog.get_logger()
+
+
+class ReplicaHealth:
+    """Health, identity and load of a process that serves a stage.
+
+    Args:
+        address: "ip:port", for other stages too.
+        server_name: name in its certificate, with TLS; "" is the address's host.
+        on_change: called when health or identity has changed.
+
+    Attributes:
+        health: "SERVING", or else the reason, for people.
+        refusal: why it gets no requests although it is healthy.
+        info: its info; None until it was found serving.
+        down_since: `time.monotonic()` when it was found down; None while it serves.
+        running, queued: its requests at the last check.
+        kv_cache_usage: used part of its KV cache, 0 to 1.
+        in_flight: requests of this gateway.
+        faults: calls that ended because it is gone, or takes no requests.
+    """
+
+    def __init__(
+        self, stage: str, kind: str, address: str, server_name: str, channels: Channels, on_change: Callable[[], None]
+    ) -> None:
+        self.stage, self.kind, self.address, self.server_name = stage, kind, address, server_name
+        self.health = _NOT_CHECKED
+        self.refusal: str | None = None
+        self.info: server_info_pb2.GetServerInfoResponse | None = None
+        self.down_since: float | None = time.monotonic()
+        self.running = self.queued = self.in_flight = self.faults = 0
+        self.kv_cache_usage = 0.0
+        self._of_others = self._losses = self._revision = self._late = 0
+        self._channels, self._on_change = channels, on_change
+        self._check_now = asyncio.Event()
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        return self._channels.channel(self.address, self.server_name)
+
+    @property
+    def identity(self) -> Identity | None:
+        """Identity that all replicas of a stage must share."""
+        return (self.info.model, self.info.config_digest) if self.info else None
+
+    @property
+    def loras(self) -> dict[str, str]:
+        return {lora.name: lora.digest for lora in self.info.thinker.loras} if self.info else {}
+
+    @property
+    def healthy(self) -> bool:
+        return self.health == "SERVING"
+
+    @property
+    def was_checked(self) -> bool:
+        return self.health != _NOT_CHECKED
+
+    @property
+    def serving(self) -> bool:
+        return self.healthy and self.refusal is None
+
+    @property
+    def state(self) -> str:
+        """ "SERVING", or else why it gets no requests."""
+        return self.refusal if self.healthy and self.refusal else self.health
+
+    @property
+    def load(self) -> int:
+        """Requests of other gateways at the last check, and of this gateway now."""
+        return self._of_others + self.in_flight
+
+    def doubt(self) -> None:
+        """Has its health checked at once."""
+        self.faults += 1
+        self._check_now.set()
+
+    def lose(self, reason: str) -> None:
+        """Marks it down until a check finds it serving."""
+        self._losses += 1
+        self._set_health(f"lost: {reason}")
+
+    async def watch(self, interval_s: float, timeout_s: float) -> None:
+        while True:
+            await self.check(timeout_s)
+            try:
+                async with asyncio.timeout(interval_s):
+                    await self._check_now.wait()
+            except TimeoutError:
+                continue
+            self._check_now.clear()
+
+    async def check(self, timeout_s: float) -> None:
+        """Requests its health, its load and, where it may have changed, its info."""
+        was_healthy, losses = self.healthy, self._losses
+        info: server_info_pb2.GetServerInfoResponse | None = None  # not self.info: checks may overtake each other
+        try:
+            load = await self._get_load(timeout_s)
+            health = "SERVING" if load.serving else "NOT_SERVING"
+            if load.serving and (not was_healthy or self.info is None or load.info_revision != self._revision):
+                server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
+                info = await server.GetServerInfo(server_info_pb2.GetServerInfoRequest(), timeout=timeout_s)
+                self._revision = load.info_revision
+        except grpc.aio.AioRpcError as error:
+            self._late = self._late + 1 if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else LATE_CHECKS
+            if was_healthy and self._late < LATE_CHECKS:
+                return
+            health = f"{error.code().name} at {self.address}"
+            if self._channels.credentials:  # no other text names what is wrong with a certificate
+                health += f" ({(error.details() or '').rpartition('last error: ')[2]})"
+        else:
+            self._late = 0
+            if losses != self._losses:  # lost meanwhile: the answer may be older, and another check follows
+                return
+        self._set_health(health, info)
+
+    async def _get_load(self, timeout_s: float) -> server_info_pb2.GetLoadResponse:
+        ours_before, server = self.in_flight, server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
+        load = await server.GetLoad(server_info_pb2.GetLoadRequest(), timeout=timeout_s)
+        self.running, self.queued, self.kv_cache_usage = load.running, load.queued, load.kv_cache_usage
+        # The replica counts ours too. A request that came or went meanwhile may be on either side of the count.
+        self._of_others = max(0, load.running + load.queued - max(ours_before, self.in_flight))
+        metrics.LOAD.labels(self.stage, self.address).set(self.load)
+        return load
+
+    def _set_health(self, health: str, info: server_info_pb2.GetServerInfoResponse | None = None) -> None:
+        info = info or self.info
+        changed = health != self.health or info != self.info
+        if health != self.health:
+            log.info("stage state", name=self.stage, address=self.address, state=health, before=self.health)
+        self.health, self.info = health, info
+        if self.healthy:
+            self.down_since = None
+        elif self.down_since is None:
+            self.down_since = time.monotonic()
+        if changed or self.refusal:
+            self._on_change()

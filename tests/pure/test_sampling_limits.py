@@ -1,0 +1,91 @@
+"""Limits of sampling parameters: gateway, thinker and talker agree."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from gateway.answers.request import ChatCompletionRequest
+from gateway.dialects.openai.completions import CompletionRequest
+from gateway.dialects.responses.schema import ResponseRequest
+from gateway.dialects.vllm.generate import SamplingParams
+from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
+from quartet.v1 import thinker_pb2
+from services.common import sampling_limits as limits
+from services.common.rpc.errors import InvalidInput
+from services.talker.family import SamplingDefaults
+from services.talker.sampling import resolve
+from services.thinker.request import _check_sampling
+
+SHARED = {
+    "temperature": limits.TEMPERATURE,
+    "top_p": limits.TOP_P,
+    "repetition_penalty": limits.REPETITION_PENALTY,
+}
+THINKER = SHARED | {
+    "min_p": limits.MIN_P,
+    "presence_penalty": limits.PENALTY,
+    "frequency_penalty": limits.PENALTY,
+}
+TALKER = SHARED | {"predictor_temperature": limits.TEMPERATURE, "predictor_top_p": limits.TOP_P}
+DEFAULTS = SamplingDefaults(temperature=1, top_k=0, top_p=1, repetition_penalty=1, max_frames=1)
+
+
+def accepts(check: Callable[..., Any], **value: float) -> bool:
+    try:
+        check(**value)
+    except (InvalidInput, ValidationError):
+        return False
+    return True
+
+
+def thinker(**value: Any) -> None:
+    _check_sampling(thinker_pb2.SamplingParameters(**value), vocab_size=10)
+
+
+def talker(**value: float) -> None:
+    resolve(DEFAULTS, **value)
+
+
+@pytest.mark.parametrize("name", THINKER)
+def test_gateway_and_thinker_accept_the_same(name: str):
+    _agree(name, THINKER[name], ThinkerSampling, thinker)
+
+
+@pytest.mark.parametrize("name", TALKER)
+def test_gateway_and_talker_accept_the_same(name: str):
+    _agree(name, TALKER[name], TalkerSampling, talker)
+
+
+def _agree(name: str, limit: limits.Range, *checks: Callable[..., Any]) -> None:
+    edges = (limit.least - 0.125, limit.least, limit.least + 0.125, limit.most, limit.most + 0.125, math.inf, math.nan)
+    for value in edges:
+        assert [accepts(check, **{name: value}) for check in checks] == [value in limit] * len(checks), value
+
+
+@pytest.mark.parametrize("name", ["top_logprobs", "prompt_logprobs"])
+def test_a_thinker_accepts_as_many_logprobs_as_the_table_says(name: str):
+    assert accepts(thinker, **{name: limits.TOP_LOGPROBS.most})
+    assert not accepts(thinker, **{name: limits.TOP_LOGPROBS.most + 1})
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [
+        (ChatCompletionRequest, "top_logprobs"),
+        (CompletionRequest, "logprobs"),
+        (SamplingParams, "logprobs"),
+        (SamplingParams, "prompt_logprobs"),
+        (ResponseRequest, "top_logprobs"),
+    ],
+)
+def test_an_endpoint_accepts_as_many_logprobs_as_a_thinker(schema: type[BaseModel], name: str):
+    number, _ = schema.model_json_schema()["properties"][name]["anyOf"]
+    assert (number["minimum"], number["maximum"]) == (limits.TOP_LOGPROBS.least, limits.TOP_LOGPROBS.most)
+
+
+@pytest.mark.parametrize(("limit", "words"), [(limits.TEMPERATURE, "0 to 2"), (limits.TOP_P, "above 0 and at most 1")])
+def test_a_range_in_words(limit: limits.Range, words: str):
+    assert str(limit) == words
