@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from services.common.engine.device import log_choices
 from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.stream.rows import Rows
-from services.families import read_config
+from services.registry import read_config
 from services.thinker import device, engine_failures, execution
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Prompt

@@ -8,7 +8,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from services.common.engine.device import Accelerator, Choice
-from services.families import Sizes, family_of, read_config
+from services.registry import family_of, read_config
+from services.sizes import Sizes
 from services.thinker import device
 from services.thinker.config import ThinkerSettings
 from services.thinker.family import ThinkerCheckpoint

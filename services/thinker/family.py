@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from services.common.telemetry import logs
-from services.families import family_of, read_config
+from services.registry import family_of, read_config
 from services.thinker.conversation import MediaKind
 from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states
 

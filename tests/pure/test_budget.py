@@ -13,8 +13,8 @@ from cli.budget import GIB, Budget, Demand, Layout, best, lines, share_out, tabl
 from cli.doctor.fit import stages_of
 from cli.main import app
 from cli.sizes import BudgetError, read_sizes
-from services.families import family_of
 from services.families.qwen3_omni.budget import PUBLISHED, sizes
+from services.registry import family_of
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = Demand(streams=4, context_tokens=8192, talker_positions=4096)

@@ -16,7 +16,7 @@ Imports = Mapping[str, frozenset[str]]
 """Module -> modules of this repository that it imports, in functions too."""
 
 # Room -> rooms that it may import from, besides itself. A room is the longest prefix of a module's name.
-STAGE = ("services.common", "services.families")
+STAGE = ("services.common", "services.registry", "services.sizes")
 PLAN: dict[str, tuple[str, ...]] = {
     "services.common.telemetry": (),
     "services.demo_models": (),
@@ -24,14 +24,16 @@ PLAN: dict[str, tuple[str, ...]] = {
     "services.common.engine": ("services.common.telemetry", "services.common.rpc.errors"),
     "services.common.stream": ("services.common.telemetry", "services.common.rpc"),
     "services.common": ("services.common",),
-    # A family is written against the contracts of the engines that run it; engines know the table of families only.
-    "services.families": ("services.common", "services.thinker", "services.talker", "services.code2wav"),
+    "services.registry": (),
+    "services.sizes": ("services.registry",),
+    # A family is written against the contracts of the engines that run it; engines know the registry only.
+    "services.families": (*STAGE, "services.thinker", "services.talker", "services.code2wav"),
     "services.thinker": STAGE,
     "services.talker": STAGE,
     "services.code2wav": STAGE,
-    "services.diffusion": (*STAGE, "services.demo_models"),  # settings know the size that the painter has learnt
-    "services.dit": (*STAGE, "services.diffusion"),
-    "services.encoder": (*STAGE, "services.diffusion"),
+    "services.diffusion": ("services.common", "services.demo_models"),  # settings know the painter's size
+    "services.dit": ("services.common", "services.diffusion"),
+    "services.encoder": ("services.common", "services.diffusion"),
     "gateway": ("services.common",),
     "cli": ("services", "gateway"),
     # Generated: what stages and gateway say to each other. The package around it is the Python API, above all others.
@@ -96,6 +98,19 @@ def circle(imports: Imports) -> list[str]:
     return []
 
 
+def rooms_of_services(imports: Imports) -> Imports:
+    """Which folder or file right under services imports which other."""
+
+    def room(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
+    rooms: dict[str, set[str]] = {}
+    for module, others in imports.items():
+        found = {room(other) for other in others if within(other, "services")}
+        rooms.setdefault(room(module), set()).update(found - {room(module), "services"})
+    return {name: frozenset(others) for name, others in rooms.items() if within(name, "services")}
+
+
 @pytest.fixture(scope="module")
 def imports() -> Imports:
     return imports_of(ROOT, ["services", "gateway", "cli", "quartet"])
@@ -107,6 +122,10 @@ def test_nothing_imports_what_is_above_it(imports: Imports) -> None:
 
 def test_nothing_imports_itself_by_way_of_others(imports: Imports) -> None:
     assert circle(imports) == []
+
+
+def test_the_rooms_of_services_have_no_circle(imports: Imports) -> None:
+    assert circle(rooms_of_services(imports)) == []
 
 
 def test_a_stage_that_imports_the_stubs_loads_nothing_of_the_python_api() -> None:
@@ -152,3 +171,12 @@ def test_a_wrong_arrow_and_a_circle_are_found(tmp_path: Path) -> None:
     made = imports_of(tmp_path, ["services"])
     assert arrows_upwards(made) == ["services.common.rpc.server imports services.common.stream.hub"]
     assert set(circle(made)) == {"services.common.stream.hub", "services.common.stream.rows"}
+
+
+def test_a_circle_of_rooms_is_found_where_no_module_is_in_one() -> None:
+    made = {
+        "services.talker.model": frozenset({"services.families"}),
+        "services.families.mine": frozenset({"services.talker.family"}),
+    }
+    assert circle(made) == []
+    assert set(circle(rooms_of_services(made))) == {"services.talker", "services.families"}

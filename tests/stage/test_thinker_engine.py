@@ -15,7 +15,7 @@ import torch
 
 from services.common.rpc.errors import InvalidInput
 from services.common.stream.rows import Rows
-from services.families import kv_bytes
+from services.sizes import kv_bytes
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message
