@@ -22,7 +22,7 @@ from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from gateway.video_store import Video, VideoStore
 from quartet.v1 import dit_pb2
-from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
+from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,7 @@ from gateway.openai.schema import ChatCompletionRequest, NamedFunction, ToolChoi
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.run import run
 from quartet.v1 import thinker_pb2
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 
 _MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
 

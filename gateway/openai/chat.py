@@ -27,7 +27,7 @@ from gateway.pipeline.events import AudioDelta, TextDelta
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 
 # Members that ask for another answer than pictures; those that only say how text is sampled are not read.
 _TEXT_ONLY = ("lora", "audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")

@@ -15,7 +15,7 @@ from gateway.api_keys import ApiKey
 from gateway.errors import ApiError, from_error
 from gateway.gateway import Gateway
 from gateway.json_writer import to_json
-from services.common.rpc.errors import QueueFull
+from services.common.errors import QueueFull
 
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status, for the log

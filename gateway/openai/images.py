@@ -23,7 +23,7 @@ from gateway.openai.forms import FILE, is_form, page, read_form, read_json
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.rpc.errors import InternalError
+from services.common.errors import InternalError
 
 router = APIRouter(tags=["images"])
 

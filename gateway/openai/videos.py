@@ -25,7 +25,7 @@ from gateway.strict import Positive, Strict
 from gateway.video_jobs import VideoJobs
 from gateway.video_store import Video
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 
 router = APIRouter(tags=["videos"])
 

@@ -15,8 +15,8 @@ from gateway import metrics
 from gateway.pipeline.delta_stream import DeltaStream, TakeDelta
 from gateway.pipeline.kinds import KINDS
 from quartet.v1 import media_pb2, server_info_pb2, server_info_pb2_grpc, stream_pb2
+from services.common.errors import DeadlineExceeded, NotFound, RequestCancelled, StageError, StageLost, Unavailable
 from services.common.rpc.channels import Channels
-from services.common.rpc.errors import DeadlineExceeded, NotFound, RequestCancelled, StageError, StageLost, Unavailable
 from services.common.rpc.status import from_rpc_error, said_by_stage
 from services.common.telemetry import tracing
 

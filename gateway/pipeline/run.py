@@ -26,7 +26,7 @@ from gateway.pipeline.route import LOST, Lease, Route
 from gateway.pipeline.stage import Stage
 from gateway.pipeline.typed_text import TypedText
 from quartet.v1 import code2wav_pb2, talker_pb2, tensor_pb2, thinker_pb2
-from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
+from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
 
 # Stages get this much less time than the request has, so that their own word on the deadline still arrives.
 _DEADLINE_MARGIN_S = 0.5

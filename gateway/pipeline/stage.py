@@ -15,8 +15,8 @@ from gateway.pipeline.config import StageConfig
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.replica import Identity, Replica
 from quartet.v1 import server_info_pb2
+from services.common.errors import InternalError, Unavailable
 from services.common.rpc.channels import Channels
-from services.common.rpc.errors import InternalError, Unavailable
 
 # A replica that is down says for so long what the others have to be: it may only be restarting.
 HOLD_S = 30.0

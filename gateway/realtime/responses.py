@@ -32,7 +32,7 @@ from gateway.realtime.prompt import Prompt
 from gateway.realtime.telling import Telling
 from gateway.realtime.usage import usage
 from quartet.v1 import server_info_pb2
-from services.common.rpc.errors import ContextTooLong, StageError, TooManyMedia
+from services.common.errors import ContextTooLong, StageError, TooManyMedia
 from services.common.telemetry.spans import Span
 
 log = structlog.get_logger()

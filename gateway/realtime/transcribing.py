@@ -22,7 +22,7 @@ from gateway.realtime import session_config
 from gateway.realtime.audio import MODEL_RATE_HZ
 from gateway.realtime.events import new_id
 from gateway.realtime.items import Item
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 
 log = structlog.get_logger()
 _EVENTS = "conversation.item.input_audio_transcription"

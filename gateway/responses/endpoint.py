@@ -20,7 +20,7 @@ from gateway.responses.output import Told
 from gateway.responses.responses import Responses, storing
 from gateway.responses.schema import InputTokensRequest, ResponseRequest
 from gateway.strict import NotNegative, Strict
-from services.common.rpc.errors import QueueFull
+from services.common.errors import QueueFull
 
 router = APIRouter(tags=["responses"])
 

@@ -24,7 +24,7 @@ from gateway.responses.messages import Messages, chat_request, in_items_terms, l
 from gateway.responses.output import HostedOutput, OutputItem, Told
 from gateway.responses.parts import Item
 from gateway.responses.turn import HostedCall, Turn
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 
 log = structlog.get_logger()
 

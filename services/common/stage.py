@@ -21,12 +21,12 @@ from quartet.v1 import profile_pb2_grpc, server_info_pb2, server_info_pb2_grpc, 
 from services.common import failures, profile_service
 from services.common.engine.process import freeze_heap
 from services.common.engine.recorder import TorchRecorder
+from services.common.errors import Unavailable
 from services.common.profiles import MIB, Profiles
 from services.common.rpc import tls
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import SERVER_OPTIONS, Channels
 from services.common.rpc.digest import checkpoint_digest, config_digest
-from services.common.rpc.errors import Unavailable
 from services.common.rpc.settings import StageSettings
 from services.common.rpc.status import abort
 from services.common.stream.consumer import ConsumerTransports, StreamConsumer

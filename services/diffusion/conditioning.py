@@ -10,7 +10,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from quartet.v1 import dit_pb2, encoder_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows

@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import dit_pb2, media_pb2
-from services.common.rpc.errors import InvalidInput
-from services.common.rpc.messages import open_image, read_bytes
+from services.common.errors import InvalidInput
+from services.common.media import open_image
+from services.common.rpc.requests import read_bytes
 from services.diffusion.config import PipelineSettings
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from prometheus_client import Gauge
 
 from services.common.engine.process import lower_engine_priority
-from services.common.rpc.errors import InternalError, StageError, Unavailable
+from services.common.errors import InternalError, StageError, Unavailable
 from services.common.telemetry.metrics import STEP_BATCH, STEP_SECONDS
 from services.diffusion.pipelines import PipelineStopped, explain
 from services.diffusion.request import OutputSpec

@@ -7,9 +7,9 @@ import grpc
 import structlog
 
 from quartet.v1 import dit_pb2, encoder_pb2, encoder_pb2_grpc, server_info_pb2
+from services.common.errors import InvalidInput
 from services.common.rpc.call import Admission, serve_call
-from services.common.rpc.errors import InvalidInput
-from services.common.rpc.messages import first_start
+from services.common.rpc.requests import first_start
 from services.common.stage import Stage, main
 from services.common.stream.hub import StreamHub
 from services.diffusion.conditioning import send_conditioning

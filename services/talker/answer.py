@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from quartet.v1 import stream_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.common.stream.rows import Rows
 from services.talker.inputs import Prompt, Text
 

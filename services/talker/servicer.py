@@ -10,7 +10,7 @@ import torch
 
 from quartet.v1 import server_info_pb2, stream_pb2, talker_pb2, talker_pb2_grpc
 from services.common.rpc.call import Admission, serve_call
-from services.common.rpc.messages import first_start
+from services.common.rpc.requests import first_start
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 import torch
 
 from quartet.v1 import stream_pb2, talker_pb2
+from services.common.errors import InvalidInput
 from services.common.rpc.call import Call
-from services.common.rpc.errors import InvalidInput
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows

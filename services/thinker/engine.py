@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from services.common.engine.device import log_choices
-from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
+from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.stream.rows import Rows
 from services.registry import read_config
 from services.thinker import device, engine_failures, execution

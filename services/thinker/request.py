@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import media_pb2, thinker_pb2
-from services.common.rpc.errors import InvalidInput, TooManyMedia
-from services.common.rpc.messages import read_bytes
+from services.common.errors import InvalidInput, TooManyMedia
+from services.common.rpc.requests import read_bytes
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message, RawPrompt
 from services.thinker.tools import imposed_schema

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from quartet.v1 import server_info_pb2, stream_pb2, thinker_pb2, thinker_pb2_grpc
+from services.common.errors import InvalidInput, StageError, Unavailable
 from services.common.rpc.call import Call, serve_call
-from services.common.rpc.errors import InvalidInput, StageError, Unavailable
-from services.common.rpc.messages import first_start
+from services.common.rpc.requests import first_start
 from services.common.rpc.status import abort
 from services.common.stage import Stage
 from services.common.stream.output_stream import OutputStream

@@ -17,7 +17,7 @@ from gateway.video_jobs import VideoJobs
 from gateway.video_store import Video as StoredVideo
 from gateway.video_store import VideoStore
 from quartet.v1 import dit_pb2
-from services.common.rpc.errors import QueueFull, Unavailable
+from services.common.errors import QueueFull, Unavailable
 from tests.support.clock import put_forward
 from tests.support.video_stack import (
     FPS,

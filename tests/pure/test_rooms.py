@@ -20,9 +20,10 @@ STAGE = ("services.common", "services.registry", "services.sizes")
 PLAN: dict[str, tuple[str, ...]] = {
     "services.common.telemetry": (),
     "services.demo_models": (),
-    "services.common.rpc": ("services.common.telemetry", "services.demo_models"),  # settings know models by name
-    "services.common.engine": ("services.common.telemetry", "services.common.rpc.errors"),
-    "services.common.stream": ("services.common.telemetry", "services.common.rpc"),
+    # Settings know models by name.
+    "services.common.rpc": ("services.common.telemetry", "services.common.errors", "services.demo_models"),
+    "services.common.engine": ("services.common.telemetry", "services.common.errors"),
+    "services.common.stream": ("services.common.telemetry", "services.common.errors", "services.common.rpc"),
     "services.common": ("services.common",),
     "services.registry": (),
     "services.sizes": ("services.registry",),

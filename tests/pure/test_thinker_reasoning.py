@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from quartet.v1 import thinker_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.families.qwen3_omni import has_speech
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Message

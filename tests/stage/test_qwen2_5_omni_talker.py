@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.common.stream.rows import Rows
 from services.talker.answer import ROPE_POSITIONS, TOKEN_IDS
 from services.talker.engine import TalkerEngine

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.common.stream.rows import Rows
 from services.sizes import kv_bytes
 from services.thinker import environment

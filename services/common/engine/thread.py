@@ -10,7 +10,7 @@ import torch
 
 from services.common.engine.device import make_current
 from services.common.engine.process import lower_engine_priority
-from services.common.rpc.errors import InternalError, StageError, Unavailable
+from services.common.errors import InternalError, StageError, Unavailable
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from quartet.v1 import timings_pb2
-from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError, Unavailable
+from services.common.errors import InternalError, InvalidInput, QueueFull, StageError, Unavailable
 from services.common.rpc.status import abort
 from services.common.telemetry import metrics, tracing
 from services.common.telemetry.spans import Span, Spans

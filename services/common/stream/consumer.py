@@ -10,9 +10,9 @@ import grpc
 import structlog
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
+from services.common.errors import InvalidInput, StageLost, Unavailable
 from services.common.rpc.call import outgoing_metadata
 from services.common.rpc.channels import Channels
-from services.common.rpc.errors import InvalidInput, StageLost, Unavailable
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.chunk_reader import ChunkReader, CreditWriter, SubscribeCall
 from services.common.stream.rows import Chunk
