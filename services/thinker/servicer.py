@@ -10,7 +10,7 @@ import grpc
 from quartet.v1 import server_info_pb2, stream_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.errors import InvalidInput, StageError, Unavailable
 from services.common.rpc.call import Call, serve_call
-from services.common.rpc.requests import first_start
+from services.common.rpc.requests import first_start, read_bytes
 from services.common.rpc.status import abort
 from services.common.stage import Stage
 from services.common.stream.output_stream import OutputStream
@@ -91,7 +91,8 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
             raise InvalidInput("tools[0]", "this model has no tools; leave them out")
         params = sampling_params(start.sampling, engine.sampling_defaults, checkpoint.vocab_size, schema)
         await engine.validate(params, start.sampling.WhichOneof("structure"))
-        conversation = await read_conversation(start, tools, requests, self._settings)
+        conversation = read_conversation(start, tools, self._settings)
+        await _read_media(conversation, requests)
         prompt, selections = await self._prepare(conversation, output)
         prompt_tokens = len(prompt.token_ids)
         call.set(prompt_tokens=prompt_tokens)
@@ -172,7 +173,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
                 start = thinker_pb2.GenerateStart(messages=request.messages, tools=request.tools)
                 start.chat_template_kwargs_json = request.chat_template_kwargs_json
                 tools, _ = read_tools(start)
-                conversation = await read_conversation(start, tools, _nothing(), self._settings)
+                conversation = read_conversation(start, tools, self._settings)
                 token_ids = await self.preprocessor.tokenize(conversation, not request.no_generation_prompt)
             else:
                 token_ids = await self.preprocessor.tokens(request.text, not request.no_special_tokens)
@@ -278,10 +279,12 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
     await stage.serve(start)
 
 
-async def _nothing() -> AsyncIterator[thinker_pb2.GenerateRequest]:
-    """What follows a message that nothing follows."""
-    return
-    yield
+async def _read_media(conversation: Conversation, requests: AsyncIterator[thinker_pb2.GenerateRequest]) -> None:
+    """Fills the files that are not in the start. Raises InvalidInput: the rest of one does not come."""
+    for file in conversation.media:
+        if file.missing_bytes:
+            file.data = await read_bytes(file.field, file.missing_bytes, requests)
+            file.missing_bytes = 0
 
 
 async def _warm_up(engine: ThinkerEngine, preprocessor: Preprocessor) -> None:

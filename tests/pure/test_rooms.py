@@ -151,6 +151,13 @@ def test_telemetry_and_rpc_know_no_tensors() -> None:
             assert not names & {"torch", "numpy"}, file
 
 
+@pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav", "dit", "encoder"])
+def test_an_engine_knows_no_grpc(stage: str) -> None:
+    code = f"import sys, services.{stage}.engine; print('grpc' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
 def test_what_takes_seconds_to_import_is_imported_where_it_is_used() -> None:
     """A talker and a code2wav are started again in half the time without them."""
     for room in ("common", "talker", "code2wav"):

@@ -136,15 +136,10 @@ def test_an_answer_given_by_its_ids_keeps_its_thought(thinking: ThinkerCheckpoin
     assert again[: len(prompt) + len(answer)] == prompt + answer
 
 
-@pytest.mark.asyncio
-async def test_only_the_assistant_thinks() -> None:
-    async def nothing():
-        for request in ():
-            yield request
-
+def test_only_the_assistant_thinks() -> None:
     start = thinker_pb2.GenerateStart(messages=[thinker_pb2.ChatMessage(role="user", reasoning="so")])
     with pytest.raises(InvalidInput, match=r"messages\[0\].reasoning"):
-        await read_conversation(start, [], nothing(), ThinkerSettings(model="m"))
+        read_conversation(start, [], ThinkerSettings(model="m"))
     start.messages[0].role = "assistant"
-    conversation = await read_conversation(start, [], nothing(), ThinkerSettings(model="m"))
+    conversation = read_conversation(start, [], ThinkerSettings(model="m"))
     assert conversation.messages[0].reasoning == "so"
