@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from services.common.stream.rows import hidden_states
 from services.common.telemetry import logs
 from services.registry import family_of, read_config
 from services.thinker.conversation import MediaKind
-from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states
+from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind
 
 _FILES = ("*.json", "*.txt", "*.jinja")  # configurations, tokenizer, chat template
 

@@ -78,7 +78,8 @@ def test_published_sizes_are_those_of_the_architecture():
 
 
 def test_kept_states_are_those_of_the_plugin():
-    from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states, row_bytes
+    from services.common.stream.rows import hidden_states
+    from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, row_bytes
 
     assert PUBLISHED.states_per_token == row_bytes((RowKind(hidden_states(24), 2048), MROPE_POSITIONS), torch.bfloat16)
 

@@ -9,12 +9,13 @@ import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from cli.budget import GIB, Demand, share_out
+from services.common.stream.rows import hidden_states
 from services.families.qwen2_5_omni.budget import PREFIXES, sizes
 from services.families.qwen2_5_omni.code2wav import new_decoder
 from services.families.qwen2_5_omni.talker import read_talker
 from services.families.qwen2_5_omni.thinker import ARCHITECTURES, checkpoint
 from services.registry import family_of
-from services.thinker.plugin.rows import hidden_states, row_bytes
+from services.thinker.plugin.rows import row_bytes
 
 # As transformers 4.52 wrote them: rope by the keys of that time.
 ROPE = {

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from services.common.errors import InvalidInput
-from services.common.stream.rows import Rows
-from services.talker.answer import ROPE_POSITIONS, TOKEN_IDS
+from services.common.stream.rows import ROPE_POSITIONS, TOKEN_IDS, Rows
 from services.talker.engine import TalkerEngine
 from services.talker.inputs import ThinkerInput
 from services.talker.model import load_talker

@@ -14,14 +14,14 @@ import pytest_asyncio
 import torch
 
 from services.common.errors import InvalidInput
-from services.common.stream.rows import Rows
+from services.common.stream.rows import ROPE_POSITIONS, Rows, hidden_states
 from services.sizes import kv_bytes
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message
 from services.thinker.execution import choices
 from services.thinker.media import decode_audio, decode_image, decode_video
-from services.thinker.plugin.rows import ROPE_POSITIONS, hidden_states, layers_of
+from services.thinker.plugin.rows import layers_of
 from tests.support.checkpoints import omni_checkpoint
 from tests.support.media import mp4, png, wav
 from tests.support.thinker_engine import Answer, Reference
