@@ -7,7 +7,7 @@ from typing import Any
 from services.registry import STAGES
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-STATE_LAYERS = 1  # that which a talker reads; --keep-embeddings would be another one
+STATE_LAYERS = 1  # that which a talker reads
 ROPE_BYTES = 3 * 4  # position of a token in time, height and width, int32
 
 

@@ -144,7 +144,7 @@ class ThinkerEngine:
                     raise
                 raise ValueError(cause) from error
             adapters = Adapters(llm, settings, checkpoint.folder)
-            kinds = checkpoint.row_kinds(settings.keep_embeddings)
+            kinds = checkpoint.row_kinds()
             engine = cls(llm, checkpoint, rows, kinds, stack.pop_all(), adapters, tool_parser)
         try:
             await adapters.load_named()

@@ -29,14 +29,13 @@ def choices(settings: ThinkerSettings, accelerator: Accelerator | None, dtype: s
     """Every decision, from settings, device (None: a CPU), dtype ("bfloat16", ...) and what is installed."""
     where, ranks = "GPU" if accelerator else "CPU process", settings.tensor_parallel_size
     split = f"one {where}" if ranks == 1 else f"tensor parallel over {ranks}"
-    states = "the talker's layer and the embeddings" if settings.keep_embeddings else "the talker's layer"
     return [
         step(settings, accelerator, dtype),
         Choice("split", split, f"tensor_parallel_size is {ranks}"),
         _runner(accelerator),
         attention(accelerator, dtype),
         sampler(accelerator),
-        Choice("states", f"{states}, on rank 0", f"keep_embeddings is {str(settings.keep_embeddings).lower()}"),
+        Choice("states", "the talker's layer, on rank 0", "they are the same on all ranks"),
     ]
 
 
@@ -153,7 +152,7 @@ def engine_args(
         mm_processor_cache_gb=0,  # a sound's features depend on the others of its request
         # Profiling runs the encoders on the largest image and video there can be, which takes minutes on a CPU.
         skip_mm_profiling=on_cpu,
-        kv_transfer_config=PluginSettings(checkpoint.row_kinds(settings.keep_embeddings), row_address).to_vllm(),
+        kv_transfer_config=PluginSettings(checkpoint.row_kinds(), row_address).to_vllm(),
         use_tqdm_on_load=False,  # a bar is no log line
         **({"profiler_config": profiler_config()} if settings.profile_max_s else {}),
         max_logprobs=MAX_TOP_LOGPROBS,

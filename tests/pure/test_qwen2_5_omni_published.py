@@ -72,7 +72,7 @@ def size(request: pytest.FixtureRequest) -> str:
 def test_the_thinkers_last_states_are_what_is_kept(size: str, tmp_path: Path) -> None:
     config = published(size)
     found = checkpoint(tmp_path, config, None)
-    kinds = found.row_kinds(keep_embeddings=False)
+    kinds = found.row_kinds()
     assert kinds[0].name == hidden_states(TEXT[size]["num_hidden_layers"])
     assert row_bytes(kinds, torch.bfloat16) == sizes(config, []).states_per_token
     assert found.dtype == "bfloat16"

@@ -97,7 +97,7 @@ def test_which_checkpoints_think(thinking: ThinkerCheckpoint, tiny_checkpoint) -
     assert thinking.reasoning is not None
     assert thinking.reasoning.closing_id == thinking.token_id("</think>")
     assert thinking.accept_hidden_layer is None
-    assert [kind.name for kind in thinking.row_kinds(False)] == ["rope_positions"]
+    assert [kind.name for kind in thinking.row_kinds()] == ["rope_positions"]
     assert has_speech({"talker_config": {}, "enable_audio_output": True})
     assert not has_speech({"talker_config": {}, "enable_audio_output": False})
     assert not has_speech({})

@@ -128,7 +128,6 @@ async def start(checkpoint: Path, reference: Reference | None = None, **settings
         "kv_cache_bytes": 48 << 20,
         "max_running_requests": 8,
         "max_context_tokens": 4096,
-        "keep_embeddings": True,
     }
     thinker_settings = ThinkerSettings(model=str(checkpoint), **(options | settings))
     environment.configure(thinker_settings)
