@@ -161,6 +161,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
         return stage.describe(
             engine.dtype,
             engine.device,
+            volatile=("loras",),
             rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.row_kinds)],
             thinker=server_info_pb2.ThinkerInfo(
                 max_context_tokens=engine.max_context_tokens,
