@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cli.sizes import BudgetError, TooLittleMemory
-from services.families import Sizes
+from services.sizes import Sizes
 
 GIB = 1024**3
 MIB = 1024**2

@@ -23,7 +23,7 @@ from gateway.yaml_source import YamlError
 from services.common.rpc import tls
 from services.common.rpc.settings import Settings
 from services.demo_models import OMNI, resolve
-from services.families import family_of, read_config
+from services.registry import family_of, read_config
 from services.thinker import cpu
 
 SHARED_MEMORY = "/dev/shm"

@@ -12,7 +12,7 @@ from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
 from gateway.yaml_source import YamlError
 from services.demo_models import OMNI, PAINTER, resolve
-from services.families import family_of, read_config
+from services.registry import family_of, read_config
 
 PIPELINE = SHIPPED / "qwen3-omni.yaml"
 DIT_PIPELINE = SHIPPED / "dit.yaml"

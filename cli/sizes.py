@@ -8,7 +8,8 @@ from typing import Any
 
 from cli.terminal import CommandError
 from services.demo_models import resolve
-from services.families import Sizes, families, family_of, read_config
+from services.registry import families, family_of, read_config
+from services.sizes import Sizes
 
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.common.rpc import errors
+from services.common import errors
 
 # What one stage refuses of another's stream: not the client's fault, and not in its words.
 _BETWEEN_STAGES = {"source", "rows", "header", "input", "codes", "rope_positions", "hidden_states", "output_stream_id"}

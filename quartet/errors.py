@@ -8,7 +8,7 @@ from typing import Any
 from cli.terminal import CommandError
 from gateway.errors import ApiError, from_error
 from gateway.yaml_source import YamlError
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 
 # Options that have another name in an HTTP request.
 _OWN_NAMES = {"audio.voice": "voice"}

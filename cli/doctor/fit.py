@@ -10,7 +10,8 @@ from cli.doctor.judge import Finding, place
 from cli.doctor.machine import Machine
 from cli.plan import is_diffusion
 from cli.sizes import TooLittleMemory, read_sizes, stored_dtype, tensor_bytes
-from services.families import STAGES, Sizes, family_of, read_config, weights_dtype
+from services.registry import STAGES, family_of, read_config
+from services.sizes import Sizes, weights_dtype
 from services.thinker.quantization import has_amx, refused_on_cpu
 
 LEAST_CONTEXT_TOKENS = 8192  # where no setting says so, vLLM takes what its cache holds

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from services.families import families
+from services.registry import families
 
 _OF_STAGES: dict[str, Callable[[Path, str], None]] = {}
 for _family in families():

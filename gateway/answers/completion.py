@@ -18,7 +18,7 @@ from gateway.errors import ApiError, from_error, invalid
 from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, PromptTokens, TextDelta
 from gateway.pipeline.run import Job, run, speech
 from quartet.v1 import thinker_pb2, thinker_pb2_grpc
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 
 _MAX_TOKENIZER_BYTES = 4 * 1024 * 1024  # of a text, or of ids as protobuf packs them
 

@@ -18,7 +18,7 @@ from gateway.media.voice_sample import MAX_BYTES, from_flac, read_sample
 from gateway.store import StoreError
 from gateway.validation import Strict
 from quartet.v1 import server_info_pb2, talker_pb2, tensor_pb2
-from services.common.rpc.messages import spelled
+from services.common.text import match_case
 
 Task = Literal["CustomVoice", "VoiceDesign", "Base"]
 MAX_SAID_CHARACTERS = 2000  # of what is said in 30 s
@@ -134,7 +134,7 @@ def _language(language: str | None, talker: server_info_pb2.TalkerInfo) -> str:
         return ""
     if not talker.languages:
         raise invalid("language", "this model hears it from the text; leave it out, or send auto")
-    match = spelled(language, talker.languages)
+    match = match_case(language, talker.languages)
     if match is None:
         raise invalid("language", f"no language {language!r}; use auto or one of {', '.join(talker.languages)}")
     return match
@@ -168,7 +168,7 @@ def _own_voice(asked: Delivery, talker: server_info_pb2.TalkerInfo, param: str) 
     if asked.voice is not None and not talker.speakers and not talker.voice_sample_rate_hz:
         raise invalid(param, "this model has no voices; leave it out and say in instructions who speaks")
     if asked.voice is not None:
-        return spelled(asked.voice.id, talker.speakers)
+        return match_case(asked.voice.id, talker.speakers)
     if talker.voice_sample_rate_hz and not talker.speakers:
         sample = "Send ref_audio, a sample of it, or upload one" if param == "voice" else "Upload a sample of it"
         reason = f"required: this model has no voices of its own, it imitates one. {sample}"

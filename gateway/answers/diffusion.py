@@ -15,7 +15,7 @@ from gateway.pipeline.sampling import MAX_SEED
 from gateway.pipeline.stage import Stage
 from gateway.validation import Positive, Strict
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.rpc.errors import InvalidInput, StageError
+from services.common.errors import InvalidInput, StageError
 
 PROGRESS_INTERVAL_MS = 100  # as often as a person looks
 MAX_PROMPT_CHARACTERS = 100_000  # beyond what any text encoder reads; the stage knows its own limit in tokens

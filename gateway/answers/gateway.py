@@ -20,8 +20,8 @@ from gateway.settings import GatewaySettings
 from quartet.v1 import talker_pb2
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import Channels
-from services.common.rpc.messages import spelled
 from services.common.telemetry.spans import Spans
+from services.common.text import match_case
 
 _MAX_TRANSCRIPTS = 10_000
 
@@ -199,7 +199,7 @@ class Gateway:
         voices = self.pipeline.voices
         if voice is None or not voices:
             return voice or ""
-        match = spelled(voice, voices)
+        match = match_case(voice, voices)
         if match is None:
             raise invalid(param, f"no voice {voice!r}; use one of {', '.join(voices)}")
         return match

@@ -18,7 +18,7 @@ from gateway.media.check import MediaFile, image_pixels, load_media
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.rpc.errors import InternalError
+from services.common.errors import InternalError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from gateway.answers.turn import AnswerEvent, NextTurn, ToolCall, ToolStart, Tur
 from gateway.errors import ApiError, from_error
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
-from services.common.rpc.errors import ContextTooLong, StageError, TooManyMedia
+from services.common.errors import ContextTooLong, StageError, TooManyMedia
 
 MAX_CALLS = 8  # of tools that run here, for one request, unless it says otherwise
 

@@ -22,7 +22,7 @@ from gateway.pipeline.dit import Misfit, generate, to_numpy
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from quartet.v1 import dit_pb2
-from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
+from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
 
 Result = TypeVar("Result")
 

@@ -14,7 +14,7 @@ from gateway.errors import from_error, invalid
 from gateway.media.check import MediaFile, load_media
 from gateway.validation import Positive, Strict
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 
 TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
 

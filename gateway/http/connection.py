@@ -14,7 +14,7 @@ from gateway import metrics
 from gateway.access.api_keys import ApiKey
 from gateway.errors import ApiError, from_error
 from gateway.http.json_writer import error_response, to_json
-from services.common.rpc.errors import QueueFull
+from services.common.errors import QueueFull
 
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status, for the log

@@ -16,8 +16,8 @@ from PIL import Image
 from gateway.errors import from_error, invalid
 from gateway.media.fetch import Fetcher, MediaError, too_large
 from gateway.settings import GatewaySettings
-from services.common.rpc.errors import DeadlineExceeded
-from services.common.rpc.messages import claimed_wav_s
+from services.common.errors import DeadlineExceeded
+from services.common.media import claimed_wav_s
 
 # Containers of one file each. Playlists (HLS, DASH, concat) are not among them: reading one opens what it names.
 _CONTAINERS = (

@@ -8,7 +8,7 @@ import soxr
 
 from gateway.media.check import opened_track
 from gateway.media.fetch import MediaError
-from services.common.sound import mono_blocks
+from services.common.media import mono_blocks
 
 MAX_BYTES = 10 * 1024 * 1024
 MIN_S, MAX_S = 1.0, 30.0

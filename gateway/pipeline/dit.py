@@ -16,7 +16,7 @@ from gateway.pipeline.replica import Replica
 from gateway.pipeline.route import Lease, Route
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, encoder_pb2, media_pb2, server_info_pb2, tensor_pb2
-from services.common.rpc.errors import InternalError, StageError, Unavailable
+from services.common.errors import InternalError, StageError, Unavailable
 
 _DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA_TYPE_FLOAT32: np.dtype("<f4")}
 

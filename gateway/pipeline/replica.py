@@ -13,8 +13,8 @@ from gateway.pipeline.delta_stream import DeltaStream, TakeDelta
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.replica_health import ReplicaHealth
 from quartet.v1 import media_pb2, stream_pb2
+from services.common.errors import DeadlineExceeded, NotFound, RequestCancelled, StageError, StageLost, Unavailable
 from services.common.rpc.channels import Channels
-from services.common.rpc.errors import DeadlineExceeded, NotFound, RequestCancelled, StageError, StageLost, Unavailable
 from services.common.rpc.status import from_rpc_error, said_by_stage
 from services.common.telemetry import tracing
 

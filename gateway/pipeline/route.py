@@ -11,7 +11,7 @@ from gateway import metrics
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage
-from services.common.rpc.errors import NotFound, RequestCancelled, StageError, Unavailable
+from services.common.errors import NotFound, RequestCancelled, StageError, Unavailable
 
 # Errors of a request whose replica is lost or drains.
 LOST = (Unavailable, NotFound, RequestCancelled)

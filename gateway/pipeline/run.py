@@ -19,7 +19,7 @@ from gateway.pipeline.response_events import ResponseFault
 from gateway.pipeline.route import LOST, Lease, Route
 from gateway.pipeline.typed_text import TypedText
 from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
-from services.common.rpc.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
+from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
 
 # Stages get this much less time than the request has, so that their own error about the deadline still arrives.
 _DEADLINE_MARGIN_S = 0.5

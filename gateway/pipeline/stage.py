@@ -16,8 +16,8 @@ from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.replica_health import Identity
 from quartet.v1 import server_info_pb2
+from services.common.errors import InternalError, Unavailable
 from services.common.rpc.channels import Channels
-from services.common.rpc.errors import InternalError, Unavailable
 
 # A replica that is down decides the identity of the others for so long: it may only be restarting.
 HOLD_S = 30.0

@@ -13,8 +13,8 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.replica import Replica
 from gateway.profiling.clocks import Clock, clock_of
 from quartet.v1 import profile_pb2, profile_pb2_grpc
+from services.common.errors import AlreadyExists, InternalError, InvalidInput, NotFound, StageError
 from services.common.profiles import KEEP_S
-from services.common.rpc.errors import AlreadyExists, InternalError, InvalidInput, NotFound, StageError
 from services.common.telemetry.spans import Spans, Watch, monotonic_to_unix_ns
 
 CLOCK_TIMEOUT_S = 5.0

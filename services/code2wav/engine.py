@@ -13,7 +13,7 @@ from services.code2wav.policy import ChunkPolicy, StepPlan, dry_since
 from services.code2wav.stream import Event, Finished, Samples, Stream
 from services.common.engine.device import Capturer
 from services.common.engine.thread import ThreadedEngine
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 from services.common.telemetry import metrics
 
 LEAD = Histogram(

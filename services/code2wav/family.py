@@ -16,7 +16,7 @@ from torch import nn
 from services.code2wav.windows import Windows, WindowSettings
 from services.common.engine.device import Capturer, prepared_device
 from services.common.engine.weights import Checkpoint, compute_dtype
-from services.families import family_of, read_config
+from services.registry import family_of, read_config
 
 Batch = Any
 """What `States.batch` returns: the streams of one step, for the decoder that made the states."""

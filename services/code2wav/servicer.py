@@ -11,11 +11,11 @@ from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import DecoderSpec
 from services.code2wav.stream import Event, Samples, Stream
+from services.common.errors import InternalError, InvalidInput
 from services.common.rpc.call import Admission, serve_call
-from services.common.rpc.errors import InternalError, InvalidInput
-from services.common.rpc.messages import spelled
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.tensors import to_message, to_torch
+from services.common.text import match_case
 
 CODES = stream_pb2.RowSelection(name="codes")
 # The first frames come one by one: the listener has little sound yet. Then a short wait is one that nobody hears, and
@@ -209,7 +209,7 @@ def _voice(spec: DecoderSpec, asked: str) -> str:
     Raises:
         InvalidInput: there is no such voice.
     """
-    found = spelled(asked, spec.voices) if asked else next(iter(spec.voices), "")
+    found = match_case(asked, spec.voices) if asked else next(iter(spec.voices), "")
     if found is None:
         there = f"is not one of {', '.join(spec.voices)}" if spec.voices else "cannot be chosen: the codes decide it"
         raise InvalidInput("voice", f"'{asked}' {there}")

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import grpc
 
 from quartet.v1 import profile_pb2, profile_pb2_grpc
+from services.common.errors import StageError
 from services.common.profiles import Profiles
-from services.common.rpc.errors import StageError
 from services.common.rpc.status import abort
 from services.common.telemetry.spans import Spans, monotonic_to_unix_ns
 

@@ -16,7 +16,7 @@ import structlog
 
 from quartet.v1 import profile_pb2
 from services.common.engine.process import resident_bytes
-from services.common.rpc.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
+from services.common.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
 from services.common.telemetry.spans import Span, Spans, Watch, monotonic_to_unix_ns
 
 MIB = 1024 * 1024

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -21,12 +21,12 @@ from quartet.v1 import profile_pb2_grpc, server_info_pb2, server_info_pb2_grpc, 
 from services.common import failures, profile_service
 from services.common.engine.process import freeze_heap
 from services.common.engine.recorder import TorchRecorder
+from services.common.errors import Unavailable
 from services.common.profiles import MIB, Profiles
 from services.common.rpc import tls
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import SERVER_OPTIONS, Channels
 from services.common.rpc.digest import checkpoint_digest, config_digest
-from services.common.rpc.errors import Unavailable
 from services.common.rpc.settings import StageSettings
 from services.common.rpc.status import abort
 from services.common.stream.consumer import ConsumerTransports, StreamConsumer
@@ -109,8 +109,11 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
             stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(self.hub, name), self.grpc)
             self._listed.append("quartet.v1.TensorStreamService")
 
-    def describe(self, dtype: str, device: str, **facts: Any) -> server_info_pb2.GetServerInfoResponse:
-        """The stage's ServerInfo: what all stages have, and `facts`, the fields of its own."""
+    def describe(
+        self, dtype: str, device: str, volatile: Sequence[str] = (), **facts: Any
+    ) -> server_info_pb2.GetServerInfoResponse:
+        """The stage's ServerInfo: what all stages have, and `facts`, the fields of its own. Those of its kind that are
+        `volatile` may be changed while it serves."""
         settings = self._settings
         info = server_info_pb2.GetServerInfoResponse(
             stage=self._name,
@@ -123,7 +126,7 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
             checkpoint_digest=checkpoint_digest(settings.model),
             **facts,
         )
-        info.config_digest = config_digest(info, settings)
+        info.config_digest = config_digest(info, settings, volatile)
         return info
 
     @property

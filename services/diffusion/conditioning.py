@@ -1,19 +1,16 @@
-"""What a pipeline's encoders make of a prompt: kept, shared by a request's outputs, and sent from stage to stage."""
+"""What a pipeline's encoders make of a prompt: kept, shared by a request's outputs, and
+packed for another stage."""
 
-import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from google.protobuf.message import DecodeError
 
-from quartet.v1 import dit_pb2, encoder_pb2
-from services.common.rpc.errors import InvalidInput
-from services.common.stream.consumer import StreamConsumer
-from services.common.stream.output_stream import OutputStream
-from services.common.stream.rows import Chunk, Rows
+from quartet.v1 import encoder_pb2
+from services.common.errors import InvalidInput
 
 # Methods of pipelines that run text encoders, whose results are the same for every seed, and the one that runs an
 # autoregressive model for prior tokens.
@@ -21,7 +18,6 @@ _SEEDLESS = "encode_prompt"
 METHODS = (_SEEDLESS, "generate_prior_tokens")
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "text"}
 """Type -> field of ConditioningValue."""
-_LAYOUT = "layout"
 
 
 @dataclass
@@ -117,52 +113,3 @@ def _build(value: encoder_pb2.ConditioningValue, tensor_of: Callable[[int], torc
             return tuple(_build(entry, tensor_of, device) for entry in value.tuple.values)
         case name:
             return getattr(value, name)
-
-
-def send_conditioning(
-    output: OutputStream, made: Sequence[Conditioning], loop: asyncio.AbstractEventLoop
-) -> tuple[int, int]:
-    """Sends all of it; returns how many tensors and bytes that were. For a thread: tensors are large, and may be on a
-    device."""
-    count = size_bytes = 0
-    for i, conditioning in enumerate(made):
-        layout, tensors = pack(conditioning)
-        named = {_LAYOUT: torch.frombuffer(bytearray(layout), dtype=torch.uint8)}
-        named |= {str(k): tensor for k, tensor in enumerate(tensors)}
-        for name, tensor in named.items():
-            rows = Rows(f"{i}.{name}", 0, tensor.cpu().contiguous()).compact()
-            loop.call_soon_threadsafe(output.put, [rows])
-        count += len(tensors)
-        size_bytes += sum(tensor.nbytes for tensor in tensors)
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()  # what was put before is there
-    return count, size_bytes
-
-
-async def read_conditioning(
-    consumer: StreamConsumer, start: dit_pb2.DitStart, device: torch.device
-) -> list[Conditioning]:
-    """One for each of the request's outputs, or one for all, on `device`.
-
-    Raises:
-        InvalidInput: the stream is not what an encoder sends.
-        StageError: whatever ended it.
-    """
-    pieces: dict[str, list[torch.Tensor]] = {}
-    async with consumer.subscribe(start.source, start.request_id, [], producer="encoder") as messages:
-        async for message in messages:
-            if isinstance(message, Chunk):
-                for row in message.rows:
-                    pieces.setdefault(row.name, []).append(row.tensor)
-    # a copy: the encoder's memory is not held for all of the denoising
-    whole = await asyncio.to_thread(lambda: {name: torch.cat(parts) for name, parts in pieces.items()})
-    made = [_unpack(whole, i, device) for i in range(sum(name.endswith(f".{_LAYOUT}") for name in whole))]
-    count = start.count or 1
-    if len(made) not in (1, count):
-        raise InvalidInput("source", f"the stream is for {len(made)} outputs; this request has {count}")
-    return made
-
-
-def _unpack(whole: dict[str, torch.Tensor], output: int, device: torch.device) -> Conditioning:
-    layout = whole[f"{output}.{_LAYOUT}"].numpy().tobytes()
-    # a tensor without elements has no rows to send
-    return unpack(layout, lambda i: whole.get(f"{output}.{i}", torch.empty(0)), device)

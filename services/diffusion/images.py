@@ -1,11 +1,10 @@
 """Pictures that come with a request."""
 
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from quartet.v1 import dit_pb2, media_pb2
-from services.common.rpc.errors import InvalidInput
-from services.common.rpc.messages import open_image, read_bytes
+from services.common.errors import InvalidInput
+from services.common.media import open_image
 from services.diffusion.config import PipelineSettings
 
 if TYPE_CHECKING:
@@ -16,29 +15,6 @@ Files = Sequence[tuple[str, bytes]]
 """(field, content) of the pictures, in their order, and of the mask, whose field is MASK_FIELD."""
 
 MASK_FIELD = "mask"
-
-
-async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limits: PipelineSettings) -> Files:
-    """The request's files; bytes that `start` does not have come from the messages in `requests`.
-
-    Raises:
-        InvalidInput: names the field: too large, of another kind, or bytes that do not come.
-    """
-    media = [(each.field or f"images[{i}]", each) for i, each in enumerate(start.images)]
-    if start.HasField("mask"):
-        media.append((MASK_FIELD, start.mask))
-    size_bytes = 0
-    for field, each in media:
-        if each.kind != media_pb2.MEDIA_KIND_IMAGE:
-            raise InvalidInput(field, "must be of MEDIA_KIND_IMAGE")
-        if not each.data and not each.size_bytes:
-            raise InvalidInput(field, "is empty")
-        size_bytes += len(each.data) or each.size_bytes
-        if size_bytes > limits.max_media_bytes:
-            raise InvalidInput(
-                field, f"makes the pictures larger than the {limits.max_media_bytes} bytes that are taken"
-            )
-    return [(field, each.data or await read_bytes(field, each.size_bytes, requests)) for field, each in media]
 
 
 def decode_files(files: Files, limits: PipelineSettings) -> "tuple[list[Image], Image | None]":

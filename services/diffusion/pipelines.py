@@ -23,7 +23,7 @@ from diffusers.utils import logging as diffusers_logging
 from safetensors import safe_open
 from transformers.utils import logging as transformers_logging
 
-from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
+from services.common.errors import InternalError, InvalidInput, QueueFull, StageError
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.families import DENOISERS, family_of
 

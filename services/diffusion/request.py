@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.families import default_of
 from services.diffusion.pipelines import Pipelines

@@ -41,7 +41,7 @@ async def serve(stage: Stage, settings: DitSettings) -> None:
     await stage.serve(start)
 
 
-def start_engine(settings: DitSettings, on_fatal: Callable[[Exception], object] = lambda error: None) -> DitEngine:
+def start_engine(settings: DitSettings, on_fatal: Callable[[BaseException], object] = lambda error: None) -> DitEngine:
     """The engine of this stage, loaded as `settings` say; not warmed up. Blocks until it is loaded.
 
     Raises:

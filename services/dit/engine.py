@@ -1,7 +1,6 @@
 """Continuous batching of denoising steps: a thread that runs what many pipelines wait for, together where it can be."""
 
 import queue
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +9,8 @@ import structlog
 import torch
 from prometheus_client import Gauge
 
-from services.common.engine.process import lower_engine_priority
-from services.common.rpc.errors import InternalError, StageError, Unavailable
+from services.common.engine.thread import ThreadedEngine
+from services.common.errors import StageError
 from services.common.telemetry.metrics import STEP_BATCH, STEP_SECONDS
 from services.diffusion.pipelines import PipelineStopped, explain
 from services.diffusion.request import OutputSpec
@@ -27,7 +26,7 @@ WAITING = Gauge("quartet_dit_outputs_waiting", "Outputs that wait for others to 
 log = structlog.get_logger()
 
 
-class DitEngine:
+class DitEngine(ThreadedEngine):
     """Makes many outputs at a time.
 
     Whose turn it is goes by engine time: the output that had least of it so far is next, and every other that waits for
@@ -37,22 +36,20 @@ class DitEngine:
     Args:
         models: pipelines and adapters.
         settings: of the stage. `max_running_outputs` are between their first step and their end; others wait, in order.
-        on_fatal: called in the engine's thread with what broke it, after every output was told.
+        on_fatal: see `ThreadedEngine`.
     """
 
-    def __init__(self, models: Models, settings: DitSettings, on_fatal: Callable[[Exception], object]) -> None:
+    def __init__(self, models: Models, settings: DitSettings, on_fatal: Callable[[BaseException], object]) -> None:
+        super().__init__("dit", models.device, on_fatal, title="the diffusion stage")
         self.models = models
         self._max_running_outputs, self._max_batch = settings.max_running_outputs, settings.max_batch
-        self._on_fatal = on_fatal
         self._inbox: queue.SimpleQueue[Output | Exception | None] = queue.SimpleQueue()
         self._waiting: list[Output] = []
         self._running: list[Output] = []
         self._used: str | None = None  # what the latest call was for, as `Output.waits_for`
-        self._stopping = False
         self._broken: Exception | None = None
         if models.group is not None:
             models.group.watch(self._inbox.put, on_fatal)
-        self._thread = threading.Thread(target=self._run, name="dit-engine", daemon=True)
         self._thread.start()
 
     def submit(self, spec: OutputSpec, emit: Callable[[Event], None]) -> Output:
@@ -60,9 +57,14 @@ class DitEngine:
 
         Args:
             emit: called in the engine's thread, last with Done or Failed; never after `cancel` took effect.
+
+        Raises:
+            Unavailable: the engine failed or is stopped.
         """
         output = Output(spec, emit)
-        self._inbox.put(output)
+        with self.changed:
+            self._check_running()
+            self._inbox.put(output)
         return output
 
     def cancel(self, output: Output) -> None:
@@ -70,34 +72,20 @@ class DitEngine:
         output.cancelled = True
         self._inbox.put(None)
 
-    def stop(self) -> None:
-        """Ends the thread after the step that runs; what is not done fails with Unavailable."""
-        self._stopping = True
+    def _wake(self) -> None:
         self._inbox.put(None)
-        self._thread.join()
 
     # What follows runs in the engine's thread.
 
-    def _run(self) -> None:
-        if self.models.device.type == "cpu":
-            lower_engine_priority()
-        try:
-            with torch.no_grad():
-                while not self._stopping:
-                    self._take_in(block=not self._running and not self._waiting)
-                    if self._broken is not None:
-                        raise self._broken
-                    self._drop_cancelled()
-                    self._admit()
-                    if self._running and not self._stopping:
-                        self._advance(self._next())
-            self._fail_all(Unavailable("the stage is shutting down"))
-            self.models.close()
-        except Exception as error:
-            log.exception("dit engine failed")
-            self._fail_all(InternalError("the diffusion stage's engine failed; its log has the details"))
-            self.models.close()
-            self._on_fatal(error)
+    @torch.no_grad()
+    def _work(self) -> None:
+        self._take_in(block=not self._running and not self._waiting)
+        if self._broken is not None:
+            raise self._broken
+        self._drop_cancelled()
+        self._admit()
+        if self._running and not self._stopping:
+            self._advance(self._next())
 
     def _take_in(self, block: bool) -> None:
         """Reads the inbox; waits for something in it if there is nothing to do."""
@@ -211,12 +199,13 @@ class DitEngine:
         self._end(output)
         output.emit(Failed(explain(error)))
 
-    def _fail_all(self, error: StageError) -> None:
+    def _end_all(self, error: StageError) -> None:
         self._take_in(block=False)
         for output in [*self._running, *self._waiting]:
             self._end(output)
             output.emit(Failed(error))
         self._waiting.clear()
+        self.models.close()
 
     def _end(self, output: Output) -> None:
         """Frees what it holds."""

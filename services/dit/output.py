@@ -9,7 +9,7 @@ import torch
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch.nn import functional
 
-from services.common.rpc.errors import InternalError, StageError
+from services.common.errors import InternalError, StageError
 from services.diffusion.pipelines import own_view
 from services.diffusion.request import OutputSpec
 from services.dit.coroutine import ModelCall, PipelineTask

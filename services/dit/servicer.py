@@ -10,13 +10,14 @@ import grpc
 import torch
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc
+from services.common.errors import InvalidInput
 from services.common.rpc.call import Admission, Call, serve_call
-from services.common.rpc.errors import InvalidInput
-from services.common.rpc.messages import first_start
+from services.common.rpc.requests import first_start
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.tensors import MAX_INLINE_BYTES, to_message
-from services.diffusion.conditioning import read_conditioning
-from services.diffusion.images import decode_files, read_files
+from services.diffusion.conditioning_stream import read_conditioning
+from services.diffusion.files import read_files
+from services.diffusion.images import decode_files
 from services.diffusion.request import OutputSpec, check, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine

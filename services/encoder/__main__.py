@@ -7,13 +7,14 @@ import grpc
 import structlog
 
 from quartet.v1 import dit_pb2, encoder_pb2, encoder_pb2_grpc, server_info_pb2
+from services.common.errors import InvalidInput
 from services.common.rpc.call import Admission, serve_call
-from services.common.rpc.errors import InvalidInput
-from services.common.rpc.messages import first_start
+from services.common.rpc.requests import first_start
 from services.common.stage import Stage, main
 from services.common.stream.hub import StreamHub
-from services.diffusion.conditioning import send_conditioning
-from services.diffusion.images import decode_files, read_files
+from services.diffusion.conditioning_stream import send_conditioning
+from services.diffusion.files import read_files
+from services.diffusion.images import decode_files
 from services.diffusion.model_info import warm_up_output
 from services.diffusion.pipelines import silence_libraries
 from services.diffusion.request import OutputSpec, check, resolve

@@ -10,7 +10,7 @@ import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from services.common.engine.device import engine_device
-from services.common.rpc.errors import InternalError, RequestCancelled
+from services.common.errors import InternalError, RequestCancelled
 from services.common.telemetry import metrics
 from services.diffusion import pipelines
 from services.diffusion.conditioning import Conditioning

@@ -8,6 +8,7 @@ import torch
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
 from services.common.engine.device import Accelerator, CudaGraphs, log_choices, prepared_device
 from services.common.stage import Stage, main
+from services.common.stream.rows import CODES
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
 from services.talker.execution import decide
@@ -17,7 +18,6 @@ from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
 from services.talker.servicer import TalkerServicer, talker_info
-from services.talker.session import CODES
 from services.talker.speech import SpeechRequest
 from services.talker.voices import load_voices
 

@@ -6,12 +6,10 @@ from typing import Any
 import torch
 
 from quartet.v1 import stream_pb2
-from services.common.rpc.errors import InvalidInput
-from services.common.stream.rows import Rows
+from services.common.errors import InvalidInput
+from services.common.stream.rows import ROPE_POSITIONS, TOKEN_IDS, Rows
 from services.talker.inputs import Prompt, Text
 
-TOKEN_IDS = "token_ids"
-ROPE_POSITIONS = "rope_positions"
 _MOST_ROPE_POSITION = torch.iinfo(torch.int32).max
 
 

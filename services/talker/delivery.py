@@ -3,9 +3,9 @@
 import torch
 
 from quartet.v1 import talker_pb2
-from services.common.rpc.errors import InvalidInput
-from services.common.rpc.messages import spelled
+from services.common.errors import InvalidInput
 from services.common.stream.tensors import to_torch
+from services.common.text import match_case
 from services.talker.family import TalkerFamily
 from services.talker.inputs import Delivery, Voice
 from services.talker.sampling import Sampling, resolve
@@ -44,7 +44,7 @@ def speaker_of(family: TalkerFamily, start: talker_pb2.SpeakStart) -> str:
         if family.sample_reader:
             raise InvalidInput("text.voice_sample", "is required: this talker has no voices of its own")
         return ""
-    found = spelled(asked, speakers) if asked else speakers[0]
+    found = match_case(asked, speakers) if asked else speakers[0]
     if found is None:
         raise InvalidInput("speaker", f"there is no voice '{asked}'; the voices are {', '.join(speakers)}")
     return found
@@ -66,7 +66,7 @@ async def delivery_of(
     """
     if text.instructions and not family.takes_instructions:
         raise InvalidInput("text.instructions", "must be unset: this talker takes none")
-    language = spelled(text.language, family.languages) or ""
+    language = match_case(text.language, family.languages) or ""
     if text.language and not language:
         known = f"the languages are {', '.join(family.languages)}" if family.languages else "this talker has no choice"
         raise InvalidInput("text.language", f"'{text.language}' is not known; {known}")

@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge
 
 from services.common.engine.device import Staging
 from services.common.engine.thread import ThreadedEngine
-from services.common.rpc.errors import InvalidInput, StageError
+from services.common.errors import InvalidInput, StageError
 from services.common.telemetry import metrics
 from services.talker.runner import Advance, PromptChunk, StepInput, TalkerRunner
 from services.talker.speech import End, Speech, SpeechRequest

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from services.common.engine.device import Staging
 from services.common.engine.weights import CONFIG_FILES, TOKENIZER_FILES, Checkpoint, compute_dtype
-from services.families import family_of, read_config
+from services.registry import family_of, read_config
 from services.talker.family import TEXT_EMBEDDINGS, TalkerFamily, TalkerModule, TalkerSpec
 from services.talker.inputs import Prompt
 from services.talker.layers import Attend, Attention, DecoderLayer, Rope, projection

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from services.common import sampling_limits as limits
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.talker.family import SamplingDefaults
 
 # SplitMix64's increment and finaliser (Steele, Lea and Flood, 2014), as signed 64-bit integers.

@@ -10,15 +10,15 @@ import torch
 
 from quartet.v1 import server_info_pb2, stream_pb2, talker_pb2, talker_pb2_grpc
 from services.common.rpc.call import Admission, serve_call
-from services.common.rpc.messages import first_start
+from services.common.rpc.requests import first_start
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
-from services.common.stream.rows import Rows
+from services.common.stream.rows import CODES, Rows
 from services.common.stream.tensors import to_message
 from services.talker.engine import TalkerEngine
 from services.talker.family import TalkerFamily
-from services.talker.session import CODES, Requests, SpeakSession
+from services.talker.session import Requests, SpeakSession
 from services.talker.voices import Voices
 
 # Frames that wait for the consumer's credit before the speech is read no further, and then made no further.

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 import torch
 
 from quartet.v1 import stream_pb2, talker_pb2
+from services.common.errors import InvalidInput
 from services.common.rpc.call import Call
-from services.common.rpc.errors import InvalidInput
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.output_stream import OutputStream
-from services.common.stream.rows import Chunk, Rows
+from services.common.stream.rows import CODES, Chunk, Rows
 from services.common.stream.tensors import to_torch
 from services.talker.delivery import delivery_of, sampling_of, speaker_of
 from services.talker.engine import TalkerEngine
@@ -20,7 +20,6 @@ from services.talker.speech import Speech, SpeechRequest
 from services.talker.voices import Voices
 
 Requests = AsyncIterator[talker_pb2.SpeakRequest]
-CODES = "codes"
 _AT_ONCE = 2000  # characters that are tokenized before other calls have their turn: some 20 ms
 
 

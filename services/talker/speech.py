@@ -9,7 +9,7 @@ from typing import Literal, cast
 import torch
 
 from services.common.engine.thread import WaitClock
-from services.common.rpc.call import Stopwatch
+from services.common.telemetry.stopwatch import Stopwatch
 from services.talker.inputs import Prompt, Text
 from services.talker.sampling import Sampling
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.common.image_limits import MIN_IMAGE_SIDE
@@ -46,24 +46,11 @@ class ThinkerSettings(StageSettings):
         "or 65,536 tokens if that is less; on a GPU what gpu_memory_utilization leaves",
     )
     tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs to split the model over")
-    data_parallel_size: int = Field(
-        default=1,
-        ge=1,
-        description="1 and no other: thinkers beside each other are replicas, each with its own address",
-    )
-    speculative_config: str | None = Field(
-        default=None, description="none and no other: vLLM's speculative decoding would send a talker wrong states"
-    )
     enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of prompts that begin alike")
     prompt_logprobs: bool = Field(
         default=False,
         description="tell log-probabilities of prompts to requests that ask for them. A step of these takes up to "
         "max_batched_tokens x vocabulary x 8 bytes more, which gpu_memory_utilization has to leave free",
-    )
-    keep_embeddings: bool = Field(
-        default=False,
-        description="keep and offer hidden_states.0 too, the embeddings after the media were merged in: no stage of "
-        "Quartet reads them, and they double the memory of the kept states",
     )
     enforce_eager: bool | None = Field(
         default=None, description="skip compilation and CUDA graphs; default: on a CPU, where compiling takes a minute"
@@ -111,29 +98,6 @@ class ThinkerSettings(StageSettings):
         default=512 * 1024 * 1024, ge=1, description="pixels of all frames taken from one video before they are resized"
     )
     video_fps: float = Field(default=2.0, gt=0, description="frames a second taken from a video")
-
-    @field_validator("data_parallel_size")
-    @classmethod
-    def _are_replicas(cls, size: int) -> int:
-        """Raises ValueError: one process would hide from the gateway which engine has a prompt cached."""
-        if size > 1:
-            raise ValueError(
-                f"start {size} thinkers instead and list their addresses in the pipeline: the gateway spreads requests "
-                "over replicas by load and by what their prefix caches have (docs/scaling.md)"
-            )
-        return size
-
-    @field_validator("speculative_config")
-    @classmethod
-    def _is_not_guessed(cls, asked: str | None) -> str | None:
-        """Raises ValueError: rows of drafts are sent before it is known which of them are refused, and of those that
-        are not, the last step's would have no step to be sent in."""
-        if asked is not None:
-            raise ValueError(
-                "speculative decoding is not served: a step computes states for drafts that it then refuses, and a "
-                "talker would read them; leave it out"
-            )
-        return None
 
     @property
     def takes_adapters(self) -> bool:

@@ -10,7 +10,7 @@ from services.thinker.plugin.rows import Range
 MediaKind = Literal["image", "audio", "video"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class MediaFile:
     """An encoded file.
 
@@ -18,11 +18,13 @@ class MediaFile:
         kind: what it is decoded as.
         data: the whole file.
         field: where the request had it; named in errors about it.
+        missing_bytes: size of a file that is still to come; 0: `data` has it.
     """
 
     kind: MediaKind
     data: bytes = field(repr=False)
     field: str
+    missing_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from quartet.v1 import thinker_pb2
-from services.common.rpc.errors import InvalidInput, Unavailable
+from services.common.errors import InvalidInput, Unavailable
 
 # Deltas that may wait for a slow caller; then their answers wait.
 _MOST_WAITING = 1024

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from services.common.engine.device import log_choices
-from services.common.rpc.errors import InternalError, InvalidInput, StageError, Unavailable
+from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.stream.rows import Rows
-from services.families import read_config
+from services.registry import read_config
 from services.thinker import device, engine_failures, execution
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Prompt
@@ -144,7 +144,7 @@ class ThinkerEngine:
                     raise
                 raise ValueError(cause) from error
             adapters = Adapters(llm, settings, checkpoint.folder)
-            kinds = checkpoint.row_kinds(settings.keep_embeddings)
+            kinds = checkpoint.row_kinds()
             engine = cls(llm, checkpoint, rows, kinds, stack.pop_all(), adapters, tool_parser)
         try:
             await adapters.load_named()

@@ -8,7 +8,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from services.common.engine.device import Accelerator, Choice
-from services.families import Sizes, family_of, read_config
+from services.registry import family_of, read_config
+from services.sizes import Sizes
 from services.thinker import device
 from services.thinker.config import ThinkerSettings
 from services.thinker.family import ThinkerCheckpoint
@@ -28,14 +29,13 @@ def choices(settings: ThinkerSettings, accelerator: Accelerator | None, dtype: s
     """Every decision, from settings, device (None: a CPU), dtype ("bfloat16", ...) and what is installed."""
     where, ranks = "GPU" if accelerator else "CPU process", settings.tensor_parallel_size
     split = f"one {where}" if ranks == 1 else f"tensor parallel over {ranks}"
-    states = "the talker's layer and the embeddings" if settings.keep_embeddings else "the talker's layer"
     return [
         step(settings, accelerator, dtype),
         Choice("split", split, f"tensor_parallel_size is {ranks}"),
         _runner(accelerator),
         attention(accelerator, dtype),
         sampler(accelerator),
-        Choice("states", f"{states}, on rank 0", f"keep_embeddings is {str(settings.keep_embeddings).lower()}"),
+        Choice("states", "the talker's layer, on rank 0", "they are the same on all ranks"),
     ]
 
 
@@ -125,11 +125,6 @@ def engine_args(
     from services.thinker.recorder import profiler_config
 
     on_cpu = accelerator is None
-    most_media = {
-        "image": settings.max_images,
-        "audio": settings.max_audios + settings.max_videos,  # a video's sound track counts as audio
-        "video": settings.max_videos,
-    }
     dtype = compute_dtype(settings, checkpoint)
     return AsyncEngineArgs(
         model=str(checkpoint.folder),
@@ -148,24 +143,38 @@ def engine_args(
         enable_chunked_prefill=True,
         enforce_eager=step(settings, accelerator, dtype).path == EAGER,
         attention_backend=forced_attention(accelerator, dtype),  # type: ignore[arg-type]
-        limit_mm_per_prompt={kind: most_media[kind] for kind in checkpoint.placeholders},
+        limit_mm_per_prompt=_most_media(settings, checkpoint),
         mm_processor_cache_gb=0,  # a sound's features depend on the others of its request
         # Profiling runs the encoders on the largest image and video there can be, which takes minutes on a CPU.
         skip_mm_profiling=on_cpu,
-        kv_transfer_config=PluginSettings(checkpoint.row_kinds(settings.keep_embeddings), row_address).to_vllm(),
+        kv_transfer_config=PluginSettings(checkpoint.row_kinds(), row_address).to_vllm(),
         use_tqdm_on_load=False,  # a bar is no log line
         **({"profiler_config": profiler_config()} if settings.profile_max_s else {}),
         max_logprobs=MAX_TOP_LOGPROBS,
         scheduling_policy="priority",  # of equal priorities the one that came first, as without
-        structured_outputs_config={  # pyright: ignore[reportArgumentType]
-            "backend": "xgrammar",
-            # Models with a grammar to follow are prone to endless whitespace.
-            "disable_any_whitespace": True,
-            "reasoning_parser": checkpoint.reasoning.vllm_parser if checkpoint.reasoning else "",
-        },
+        structured_outputs_config=_structured_outputs(checkpoint),  # type: ignore[arg-type]
         **checkpoint.engine_args(on_cpu),
         **_lora_args(settings, on_cpu),
     )
+
+
+def _most_media(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> dict[str, Any]:
+    """Of a request, by kind."""
+    most = {
+        "image": settings.max_images,
+        "audio": settings.max_audios + settings.max_videos,  # a video's sound track counts as audio
+        "video": settings.max_videos,
+    }
+    return {kind: most[kind] for kind in checkpoint.placeholders}
+
+
+def _structured_outputs(checkpoint: ThinkerCheckpoint) -> dict[str, Any]:
+    return {
+        "backend": "xgrammar",
+        # Models with a grammar to follow are prone to endless whitespace.
+        "disable_any_whitespace": True,
+        "reasoning_parser": checkpoint.reasoning.vllm_parser if checkpoint.reasoning else "",
+    }
 
 
 def _kv_cache_bytes(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> int:

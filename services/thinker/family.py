@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from services.common.stream.rows import hidden_states
 from services.common.telemetry import logs
-from services.families import family_of, read_config
+from services.registry import family_of, read_config
 from services.thinker.conversation import MediaKind
-from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states
+from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind
 
 _FILES = ("*.json", "*.txt", "*.jinja")  # configurations, tokenizer, chat template
 
@@ -77,16 +78,11 @@ class ThinkerCheckpoint:
     system_prompt: str | None = field(default=None, kw_only=True)
     reasoning: ReasoningMarkers | None = field(default=None, kw_only=True)
 
-    def row_kinds(self, keep_embeddings: bool) -> tuple[RowKind, ...]:
-        """The rows that are kept of every token and that a stream offers beside the token ids.
-
-        Args:
-            keep_embeddings: also the embeddings, after the media were merged in.
-        """
-        layers = [0] if keep_embeddings else []
-        if self.accept_hidden_layer is not None:
-            layers.append(self.accept_hidden_layer)
-        return (*(RowKind(hidden_states(layer), self.hidden_size) for layer in layers), MROPE_POSITIONS)
+    def row_kinds(self) -> tuple[RowKind, ...]:
+        """The rows that are kept of every token and that a stream offers beside the token ids."""
+        if self.accept_hidden_layer is None:
+            return (MROPE_POSITIONS,)
+        return RowKind(hidden_states(self.accept_hidden_layer), self.hidden_size), MROPE_POSITIONS
 
     def sound_ids(self, sounds: Sequence[np.ndarray]) -> Sequence[str | None]:
         """For each sound of a request, (samples) float32, an id by which vLLM's caches know it.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from services.common.rpc.errors import InvalidInput, NotFound
+from services.common.errors import InvalidInput, NotFound
 from services.thinker.config import ThinkerSettings
 from services.thinker.lora_files import AdapterFiles, read_adapter
 

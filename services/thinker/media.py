@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from services.common.rpc.errors import InvalidInput
-from services.common.rpc.messages import claimed_wav_s, open_image
+from services.common.errors import InvalidInput
+from services.common.media import claimed_wav_s, open_image
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 
@@ -123,7 +123,7 @@ def _pick(decoded: Iterator[Any], wanted: np.ndarray) -> list[np.ndarray]:
 def _sound(file: MediaFile, container: Any, sample_rate_hz: int, max_s: float) -> np.ndarray:
     import soxr
 
-    from services.common.sound import mono_blocks
+    from services.common.media import mono_blocks
 
     stream = container.streams.audio[0]
     _refuse_longer(file, container, stream, max_s)

@@ -9,7 +9,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from quartet.v1 import stream_pb2, thinker_pb2
 from services.common.stream.output_stream import OutputStream
-from services.common.stream.rows import Rows
+from services.common.stream.rows import TOKEN_IDS, Rows
 from services.thinker.conversation import Prompt
 from services.thinker.engine import RowSubscription, Step
 from services.thinker.named_tools import NamedToolParser
@@ -20,7 +20,6 @@ from services.thinker.tools import ToolCallParser
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob
 
-TOKEN_IDS = "token_ids"
 _UNBOUNDED = 2**62
 _PROMPT_TOKENS_A_MESSAGE = 512  # some 0.5 MB with 20 alternatives each
 

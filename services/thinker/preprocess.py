@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from services.common.rpc.errors import ContextTooLong, InvalidInput
+from services.common.errors import ContextTooLong, InvalidInput
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Prompt, runs
 from services.thinker.engine import ThinkerEngine

@@ -1,14 +1,13 @@
-"""What a request says: GenerateStart and MediaChunks as a Conversation, SamplingParameters as vLLM's SamplingParams."""
+"""What a request says: GenerateStart as a Conversation, SamplingParameters as vLLM's SamplingParams."""
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import media_pb2, thinker_pb2
 from services.common import sampling_limits
-from services.common.rpc.errors import InvalidInput, TooManyMedia
-from services.common.rpc.messages import read_bytes
+from services.common.errors import InvalidInput, TooManyMedia
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message, RawPrompt
 from services.thinker.tools import imposed_schema
@@ -41,32 +40,27 @@ _KINDS: dict[int, MediaKind] = {
 }
 
 
-async def read_conversation(
-    start: thinker_pb2.GenerateStart,
-    tools: list[dict[str, Any]],
-    requests: AsyncIterator[thinker_pb2.GenerateRequest],
-    limits: ThinkerSettings,
+def read_conversation(
+    start: thinker_pb2.GenerateStart, tools: list[dict[str, Any]], limits: ThinkerSettings
 ) -> Conversation:
-    """The conversation about `tools`, with the media that follow `start` in `requests`.
+    """The conversation about `tools`. Media that are not in `start` have `missing_bytes`.
 
     Raises:
         InvalidInput: names the field.
     """
     if start.HasField("prompt"):
-        return Conversation([], use_audio_in_video=start.use_audio_in_video, raw=await _raw(start, requests, limits))
+        return Conversation([], use_audio_in_video=start.use_audio_in_video, raw=_raw(start, limits))
     if not start.messages:
         raise InvalidInput("messages", "must not be empty")
     _check_media(_media(start), limits)
-    messages = [await _message(f"messages[{i}]", message, requests) for i, message in enumerate(start.messages)]
+    messages = [_message(f"messages[{i}]", message) for i, message in enumerate(start.messages)]
     template_kwargs = _json_object("chat_template_kwargs_json", start.chat_template_kwargs_json or "{}")
     if "chat_template" in template_kwargs:  # a template is a program, and nothing limits the time it takes
         raise InvalidInput("chat_template_kwargs_json", "may set the template's variables, not the template")
     return Conversation(messages, tools, start.use_audio_in_video, template_kwargs)
 
 
-async def _raw(
-    start: thinker_pb2.GenerateStart, requests: AsyncIterator[thinker_pb2.GenerateRequest], limits: ThinkerSettings
-) -> RawPrompt:
+def _raw(start: thinker_pb2.GenerateStart, limits: ThinkerSettings) -> RawPrompt:
     """The prompt itself, with its media."""
     prompt = start.prompt
     for name in ("messages", "tools", "chat_template_kwargs_json"):
@@ -76,11 +70,7 @@ async def _raw(
         raise InvalidInput("prompt", "must have a text or token ids")
     found = [(media.field or f"prompt.media[{i}]", media) for i, media in enumerate(prompt.media)]
     _check_media(found, limits)
-    files = [
-        MediaFile(_KINDS[media.kind], media.data or await read_bytes(field, media.size_bytes, requests), field)
-        for field, media in found
-    ]
-    return RawPrompt(prompt.text, list(prompt.token_ids.ids), files)
+    return RawPrompt(prompt.text, list(prompt.token_ids.ids), [_file(field, media) for field, media in found])
 
 
 def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], str | None]:
@@ -133,14 +123,12 @@ def _check_media(found: list[tuple[str, media_pb2.Media]], limits: ThinkerSettin
             raise InvalidInput(field, f"makes the media larger than the {limits.max_media_bytes} bytes that are taken")
 
 
-async def _message(
-    field: str, message: thinker_pb2.ChatMessage, requests: AsyncIterator[thinker_pb2.GenerateRequest]
-) -> Message:
+def _message(field: str, message: thinker_pb2.ChatMessage) -> Message:
     if message.role not in _ROLES:
         raise InvalidInput(f"{field}.role", f"must be one of {', '.join(_ROLES)}, not '{message.role}'")
     if message.token_ids and message.role != "assistant":
         raise InvalidInput(f"{field}.token_ids", f"only the assistant's messages have them, not role '{message.role}'")
-    parts = [await _part(f"{field}.content[{i}]", part, requests) for i, part in enumerate(message.content)]
+    parts = [_part(f"{field}.content[{i}]", part) for i, part in enumerate(message.content)]
     calls = []
     for i, call in enumerate(message.tool_calls):
         arguments = _json_object(f"{field}.tool_calls[{i}].arguments_json", call.arguments_json or "{}")
@@ -153,17 +141,17 @@ async def _message(
     return Message(message.role, parts, calls, message.tool_call_id, message.name, ids, reasoning)
 
 
-async def _part(
-    field: str, part: thinker_pb2.ContentPart, requests: AsyncIterator[thinker_pb2.GenerateRequest]
-) -> str | MediaFile:
+def _part(field: str, part: thinker_pb2.ContentPart) -> str | MediaFile:
     kind = part.WhichOneof("content")
     if kind == "text":
         return part.text
     if kind is None:
         raise InvalidInput(field, "must have text or media")
-    media = part.media
-    field = media.field or field
-    return MediaFile(_KINDS[media.kind], media.data or await read_bytes(field, media.size_bytes, requests), field)
+    return _file(part.media.field or field, part.media)
+
+
+def _file(field: str, media: media_pb2.Media) -> MediaFile:
+    return MediaFile(_KINDS[media.kind], media.data, field, 0 if media.data else media.size_bytes)
 
 
 def sampling_params(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.thinker.conversation import Conversation, MediaFile, Message, RawPrompt
 from services.thinker.family import ThinkerCheckpoint
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quartet.v1 import thinker_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.thinker.family import ToolCallMarkers
 
 ToolChoice = thinker_pb2.ToolChoice

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from quartet.v1 import thinker_pb2, thinker_pb2_grpc
-from services.families import TEXT_PIPELINE
+from services.registry import TEXT_PIPELINE
 from tests.support.checkpoints import thinking_checkpoint
 from tests.support.command import quartet
 from tests.support.stack import Stack, free_port, running, until

@@ -13,8 +13,8 @@ from cli.budget import GIB, Budget, Demand, Layout, best, lines, share_out, tabl
 from cli.doctor.fit import stages_of
 from cli.main import app
 from cli.sizes import BudgetError, read_sizes
-from services.families import family_of
 from services.families.qwen3_omni.budget import PUBLISHED, sizes
+from services.registry import family_of
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = Demand(streams=4, context_tokens=8192, talker_positions=4096)
@@ -78,7 +78,8 @@ def test_published_sizes_are_those_of_the_architecture():
 
 
 def test_kept_states_are_those_of_the_plugin():
-    from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, hidden_states, row_bytes
+    from services.common.stream.rows import hidden_states
+    from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, row_bytes
 
     assert PUBLISHED.states_per_token == row_bytes((RowKind(hidden_states(24), 2048), MROPE_POSITIONS), torch.bfloat16)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.diffusion.conditioning import Conditioning, pack, unpack
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.pipeline.replica import Replica
 from quartet.v1 import thinker_pb2
-from services.common.rpc.errors import InvalidInput, Unavailable
+from services.common.errors import InvalidInput, Unavailable
 from services.thinker import delta_streams
 from services.thinker.delta_streams import DeltaStreams
 from tests.support.gateway_stack import Running, running

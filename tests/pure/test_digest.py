@@ -57,4 +57,8 @@ def test_only_what_changes_outputs_counts():
     deeper = _info()
     deeper.thinker.accept_hidden_layer = 19
     assert config_digest(deeper, ThinkerSettings(model="m")) != one
+    adapted = _info()
+    adapted.thinker.loras.add(name="sea")
+    assert config_digest(adapted, ThinkerSettings(model="m"), volatile=["loras"]) == one
+    assert config_digest(adapted, ThinkerSettings(model="m")) != one
     assert config_digest(_info("code2wav"), Code2WavSettings(model="m")) != one

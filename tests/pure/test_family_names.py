@@ -12,6 +12,7 @@ FAMILY = re.compile(
 )
 PLACES = (
     "services/families/",
+    "services/registry.py",
     "services/demo_models/",
     "services/diffusion/families.py",
     "gateway/pipelines/",

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.http.connection import ClientGone, EventStream
 from gateway.media.encode import encode_audio
-from services.common.rpc.errors import ContextTooLong, InvalidInput, QueueFull, RequestCancelled, Unavailable
+from services.common.errors import ContextTooLong, InvalidInput, QueueFull, RequestCancelled, Unavailable
 from tests.support.clock import put_forward
 from tests.support.gateway_stack import running
 from tests.support.scripted_stages import PCM16, PIECES, SAMPLE_RATE_HZ, VOICES

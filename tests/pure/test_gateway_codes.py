@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import soundfile
 
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from tests.support.gateway_stack import SPEECH, Running, running
 from tests.support.scripted_stages import CODES, PCM16, SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
 

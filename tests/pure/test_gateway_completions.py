@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.access.api_keys import new_key
-from services.common.rpc.errors import ContextTooLong, InvalidInput, QueueFull
+from services.common.errors import ContextTooLong, InvalidInput, QueueFull
 from tests.pure.test_api_keys import bearer, entry, write
 from tests.support.gateway_stack import Running, running
 from tests.support.k8s_pool import METRICS

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.rpc.errors import (
+from services.common.errors import (
     DeadlineExceeded,
     InvalidInput,
     NotFound,

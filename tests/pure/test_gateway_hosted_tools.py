@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quartet.v1 import thinker_pb2
-from services.common.rpc.errors import InternalError
+from services.common.errors import InternalError
 from tests.support.gateway_stack import SPEECH, Running, running
 from tests.support.scripted_stages import PCM16, PIECES
 

@@ -9,7 +9,7 @@ import pytest
 
 from cli.plan import DIT_PIPELINE as DIT
 from quartet.v1 import server_info_pb2
-from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, Unavailable
+from services.common.errors import InternalError, InvalidInput, QueueFull, Unavailable
 from tests.support.gateway_stack import running
 from tests.support.pictures import ASK, EDIT, GENERATE, MODEL, bomb, noise, pixels, png, said, same, shown, spoken
 from tests.support.scripted_stages import DIT_STEPS, DRAWN_SEED, PICTURES, picture_of

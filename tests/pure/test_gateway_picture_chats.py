@@ -3,7 +3,7 @@
 import pytest
 import pytest_asyncio
 
-from services.common.rpc.errors import InvalidInput, QueueFull
+from services.common.errors import InvalidInput, QueueFull
 from tests.support.gateway_stack import running
 from tests.support.pictures import ASK, GENERATE, MODEL, bomb, pixels, png, said, same, shown, spoken
 from tests.support.scripted_stages import DIT_STEPS, DRAWN_SEED, PIECES

@@ -13,7 +13,7 @@ from gateway.pipeline.dit import generate
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2
-from services.common.rpc.errors import Unavailable
+from services.common.errors import Unavailable
 from tests.support.clock import until
 from tests.support.gateway_stack import HEALTH_TIMEOUT_S, SPEECH
 from tests.support.routing_stack import INTERVAL_S, KINDS, TIME_S, Routed, routed

@@ -11,7 +11,7 @@ from gateway.pipeline.balance import power_of_two, prompt_key, rendezvous
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.route import Lease
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, talker_pb2, talker_pb2_grpc, thinker_pb2, thinker_pb2_grpc
-from services.common.rpc.errors import QueueFull, StageError, StageLost, Unavailable
+from services.common.errors import QueueFull, StageError, StageLost, Unavailable
 from tests.support.clock import until
 from tests.support.gateway_stack import running
 from tests.support.routing_stack import KINDS, LONG_S, Routed, job, routed

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from quartet.v1 import dit_pb2
-from services.common.rpc.errors import InternalError, InvalidInput, QueueFull
+from services.common.errors import InternalError, InvalidInput, QueueFull
 from tests.support.video_stack import (
     DRAWN_SEED,
     MODEL,

@@ -14,7 +14,7 @@ import soundfile
 
 from gateway.answers.sentences import cut
 from quartet.v1 import talker_pb2
-from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, Unavailable
+from services.common.errors import InternalError, InvalidInput, QueueFull, Unavailable
 from tests.support.gateway_stack import Running
 from tests.support.scripted_stages import PCM16, SAMPLE_RATE_HZ, VOICES
 

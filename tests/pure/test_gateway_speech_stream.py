@@ -10,7 +10,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.access.api_keys import digest
-from services.common.rpc.errors import InternalError, QueueFull
+from services.common.errors import InternalError, QueueFull
 from tests.support.gateway_stack import Running, running
 from tests.support.scripted_stages import PCM16, SAMPLE_RATE_HZ, VOICES
 

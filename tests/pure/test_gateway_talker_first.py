@@ -6,7 +6,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from quartet.v1 import talker_pb2
-from services.common.rpc.errors import InvalidInput, Unavailable
+from services.common.errors import InvalidInput, Unavailable
 from tests.support.gateway_stack import running
 from tests.support.scripted_stages import PCM16, VOICES
 

@@ -22,7 +22,7 @@ from gateway.answers.transcription.formats import Segment, srt, vtt
 from gateway.listening.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses, decoded, windows
 from gateway.media.encode import encode_audio
 from quartet.v1 import thinker_pb2
-from services.common.rpc.errors import ContextTooLong, InternalError, InvalidInput, QueueFull
+from services.common.errors import ContextTooLong, InternalError, InvalidInput, QueueFull
 from tests.support.gateway_stack import Running
 from tests.support.scripted_stages import PIECES
 

@@ -17,7 +17,7 @@ from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from gateway.store import StoreError
 from quartet.v1 import dit_pb2
-from services.common.rpc.errors import QueueFull, Unavailable
+from services.common.errors import QueueFull, Unavailable
 from tests.support.clock import put_forward
 from tests.support.video_stack import (
     FPS,

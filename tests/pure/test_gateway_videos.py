@@ -14,7 +14,7 @@ from PIL import Image
 from structlog.testing import capture_logs
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, Unavailable
+from services.common.errors import InternalError, InvalidInput, QueueFull, Unavailable
 from tests.support.video_stack import (
     DRAWN_SEED,
     FPS,

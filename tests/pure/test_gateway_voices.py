@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from websockets.asyncio.client import connect
 
 from gateway.media.encode import encode_audio
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from tests.support.gateway_stack import Running, running
 from tests.support.media import png
 from tests.support.scripted_stages import PCM16

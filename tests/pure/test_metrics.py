@@ -8,9 +8,9 @@ import torch
 from prometheus_client import REGISTRY
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
+from services.common.errors import QueueFull, Unavailable
 from services.common.rpc import channels
 from services.common.rpc.call import Admission
-from services.common.rpc.errors import QueueFull, Unavailable
 from services.common.stream import hub as hub_module
 from services.common.stream import output_stream
 from services.common.stream.consumer import CREDITS

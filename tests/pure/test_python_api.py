@@ -17,7 +17,7 @@ import soundfile
 from PIL import Image
 
 from quartet import Answer, AsyncOmni, AudioDelta, Chat, Error, Omni, StartError, TextDelta, Tls, audio, image, video
-from services.common.rpc.errors import QueueFull
+from services.common.errors import QueueFull
 from tests.support.scripted_stages import (
     PCM16,
     PIECES,

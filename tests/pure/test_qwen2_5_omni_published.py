@@ -9,12 +9,13 @@ import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from cli.budget import GIB, Demand, share_out
-from services.families import family_of
+from services.common.stream.rows import hidden_states
 from services.families.qwen2_5_omni.budget import PREFIXES, sizes
 from services.families.qwen2_5_omni.code2wav import new_decoder
 from services.families.qwen2_5_omni.talker import read_talker
 from services.families.qwen2_5_omni.thinker import ARCHITECTURES, checkpoint
-from services.thinker.plugin.rows import hidden_states, row_bytes
+from services.registry import family_of
+from services.thinker.plugin.rows import row_bytes
 
 # As transformers 4.52 wrote them: rope by the keys of that time.
 ROPE = {
@@ -71,7 +72,7 @@ def size(request: pytest.FixtureRequest) -> str:
 def test_the_thinkers_last_states_are_what_is_kept(size: str, tmp_path: Path) -> None:
     config = published(size)
     found = checkpoint(tmp_path, config, None)
-    kinds = found.row_kinds(keep_embeddings=False)
+    kinds = found.row_kinds()
     assert kinds[0].name == hidden_states(TEXT[size]["num_hidden_layers"])
     assert row_bytes(kinds, torch.bfloat16) == sizes(config, []).states_per_token
     assert found.dtype == "bfloat16"

@@ -10,7 +10,7 @@ import soundfile
 from PIL import Image
 
 from quartet.v1 import thinker_pb2
-from services.common.rpc.errors import ContextTooLong, InternalError, QueueFull, StageError, TooManyMedia
+from services.common.errors import ContextTooLong, InternalError, QueueFull, StageError, TooManyMedia
 from tests.support.gateway_stack import Running
 from tests.support.realtime_client import TONE, base64_of, kinds, session, sound_of
 from tests.support.scripted_stages import PCM16, PIECES, SAMPLE_RATE_HZ, Script

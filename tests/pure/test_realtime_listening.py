@@ -8,7 +8,7 @@ import pytest
 import soundfile
 from prometheus_client import REGISTRY
 
-from services.common.rpc.errors import QueueFull
+from services.common.errors import QueueFull
 from tests.support.gateway_stack import Running
 from tests.support.realtime_client import RealtimeClient, base64_of, kinds, session
 

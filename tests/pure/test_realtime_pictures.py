@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import InternalError
+from services.common.errors import InternalError
 from tests.support.gateway_stack import SPEECH, Running, running
 from tests.support.realtime_client import kinds, session, sound_of
 from tests.support.scripted_stages import PIECES

@@ -197,14 +197,10 @@ async def test_a_spoken_conversation_begins_with_what_was_sampled(speech_gateway
             await client.send("input_audio_buffer.commit")
             await client.respond()
 
-    async def nothing():
-        return
-        yield
-
     before: list[int] = []
     assert len(thinker.requests) == 3
     for start in thinker.requests:
-        read = await read_conversation(start, [], nothing(), ThinkerSettings(model="none"))
+        read = read_conversation(start, [], ThinkerSettings(model="none"))
         prompt = template.apply(read)
         assert prompt[: len(before)] == before
         before = [*prompt, 0, 1, 2]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import soxr
 
-from services.common.rpc.errors import QueueFull
+from services.common.errors import QueueFull
 from tests.support.espeak import recording
 from tests.support.gateway_stack import Running
 from tests.support.realtime_client import RealtimeClient, base64_of, kinds, session

@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 
 from gateway.listening.speech_windows import RATE_HZ
 from gateway.media.encode import encode_audio
-from services.common.rpc.errors import QueueFull
+from services.common.errors import QueueFull
 from tests.support.espeak import recording
 from tests.support.gateway_stack import Running
 from tests.support.realtime_client import base64_of, session

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ContextTooLong, QueueFull
+from services.common.errors import ContextTooLong, QueueFull
 from tests.support.gateway_stack import Running
 from tests.support.media import png
 from tests.support.responses import client, create, prompt, refusal

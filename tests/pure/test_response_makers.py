@@ -15,7 +15,7 @@ from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from quartet.v1 import server_info_pb2
-from services.common.rpc.errors import InternalError
+from services.common.errors import InternalError
 from tests.support.gateway_stack import HEALTH_TIMEOUT_S, SPEECH, Running, serving
 from tests.support.responses import create, kinds, refusal
 from tests.support.scripted_stages import PIECES, Script, scripted_stages

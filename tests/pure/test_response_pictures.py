@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from services.common.rpc.errors import InternalError
+from services.common.errors import InternalError
 from tests.support.gateway_stack import SPEECH, Running, running
 from tests.support.responses import client, create, kinds, refusal, stream
 from tests.support.scripted_stages import PIECES

@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from services.common.rpc.errors import ContextTooLong, InternalError, QueueFull, StageLost
+from services.common.errors import ContextTooLong, InternalError, QueueFull, StageLost
 from tests.support.gateway_stack import Running
 from tests.support.media import png
 from tests.support.responses import client, create, kinds, prompt, refusal, stream

@@ -16,7 +16,7 @@ Imports = Mapping[str, frozenset[str]]
 """Module -> modules of this repository that it imports, in functions too."""
 
 # Room -> rooms that it may import from, besides itself. A room is the longest prefix of a module's name.
-STAGE = ("services.common", "services.families")
+STAGE = ("services.common", "services.registry", "services.sizes")
 GATEWAY = (
     *("gateway.errors", "gateway.metrics", "gateway.pipelines", "gateway.settings", "gateway.store"),
     *("gateway.validation", "gateway.yaml_source", "services.common"),
@@ -28,12 +28,15 @@ ANSWERS = (
 PLAN: dict[str, tuple[str, ...]] = {
     "services.common.telemetry": (),
     "services.demo_models": (),
-    "services.common.rpc": ("services.common.telemetry", "services.demo_models"),  # settings know models by name
-    "services.common.engine": ("services.common.telemetry", "services.common.rpc.errors"),
-    "services.common.stream": ("services.common.telemetry", "services.common.rpc"),
+    # Settings know models by name.
+    "services.common.rpc": ("services.common.telemetry", "services.common.errors", "services.demo_models"),
+    "services.common.engine": ("services.common.telemetry", "services.common.errors"),
+    "services.common.stream": ("services.common.telemetry", "services.common.errors", "services.common.rpc"),
     "services.common": ("services.common",),
-    # A family is written against the contracts of the engines that run it; engines know the table of families only.
-    "services.families": ("services.common", "services.thinker", "services.talker", "services.code2wav"),
+    "services.registry": (),
+    "services.sizes": ("services.registry",),
+    # A family is written against the contracts of the engines that run it; engines know the registry only.
+    "services.families": (*STAGE, "services.thinker", "services.talker", "services.code2wav"),
     "services.thinker": STAGE,
     "services.talker": STAGE,
     "services.code2wav": STAGE,
@@ -118,6 +121,19 @@ def circle(imports: Imports) -> list[str]:
     return []
 
 
+def rooms_of_services(imports: Imports) -> Imports:
+    """Which folder or file right under services imports which other."""
+
+    def room(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
+    rooms: dict[str, set[str]] = {}
+    for module, others in imports.items():
+        found = {room(other) for other in others if within(other, "services")}
+        rooms.setdefault(room(module), set()).update(found - {room(module), "services"})
+    return {name: frozenset(others) for name, others in rooms.items() if within(name, "services")}
+
+
 @pytest.fixture(scope="module")
 def imports() -> Imports:
     return imports_of(ROOT, ["services", "gateway", "cli", "quartet"])
@@ -144,6 +160,10 @@ def test_answers_know_neither_http_nor_a_dialect() -> None:
     ] == []
 
 
+def test_the_rooms_of_services_have_no_circle(imports: Imports) -> None:
+    assert circle(rooms_of_services(imports)) == []
+
+
 def test_a_stage_that_imports_the_stubs_loads_nothing_of_the_python_api() -> None:
     code = "import sys, quartet.v1.media_pb2; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -164,6 +184,13 @@ def test_telemetry_and_rpc_know_no_tensors() -> None:
         for file in (ROOT / "services/common" / room).glob("*.py"):
             names = {name.partition(".")[0] for name in _imported(ast.parse(file.read_text()))}
             assert not names & {"torch", "numpy"}, file
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav", "dit", "encoder"])
+def test_an_engine_knows_no_grpc(stage: str) -> None:
+    code = f"import sys, services.{stage}.engine; print('grpc' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
 
 
 def test_what_takes_seconds_to_import_is_imported_where_it_is_used() -> None:
@@ -187,3 +214,12 @@ def test_a_wrong_arrow_and_a_circle_are_found(tmp_path: Path) -> None:
     made = imports_of(tmp_path, ["services"])
     assert arrows_upwards(made) == ["services.common.rpc.server imports services.common.stream.hub"]
     assert set(circle(made)) == {"services.common.stream.hub", "services.common.stream.rows"}
+
+
+def test_a_circle_of_rooms_is_found_where_no_module_is_in_one() -> None:
+    made = {
+        "services.talker.model": frozenset({"services.families"}),
+        "services.families.mine": frozenset({"services.talker.family"}),
+    }
+    assert circle(made) == []
+    assert set(circle(rooms_of_services(made))) == {"services.talker", "services.families"}

@@ -14,7 +14,7 @@ from gateway.dialects.vllm.generate import SamplingParams
 from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
 from quartet.v1 import thinker_pb2
 from services.common import sampling_limits as limits
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.talker.family import SamplingDefaults
 from services.talker.sampling import resolve
 from services.thinker.request import _check_sampling

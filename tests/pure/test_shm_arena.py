@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.common.rpc.errors import Unavailable
+from services.common.errors import Unavailable
 from services.common.stream.arena_files import ALIGNMENT_BYTES
 from services.common.stream.shared_memory import SLICE_BYTES, Arena, FreeRanges, aligned
 from tests.support.shm_support import MIB, arena_directory

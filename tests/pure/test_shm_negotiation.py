@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc, tensor_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.common.stream.rows import Rows
 from services.common.stream.shared_memory import open_shared_memory
 from services.talker.config import TalkerSettings

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quartet.v1 import stream_pb2, tensor_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.common.stream.arena_files import ArenaReader, new_name
 from services.common.stream.shared_memory import Arena, host_facts, obstacle
 from services.common.stream.tensors import describe, to_torch

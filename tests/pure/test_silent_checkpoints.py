@@ -13,8 +13,8 @@ from cli.doctor.fit import stages_of
 from cli.plan import PIPELINE, UsageError, pipeline_for
 from cli.sizes import read_sizes
 from services.code2wav.family import DecoderFamily
-from services.families import family_of, read_config
 from services.families.qwen3_omni import code2wav, talker
+from services.registry import family_of, read_config
 from tests.support.checkpoints import thinking_checkpoint
 from tests.support.hub import serving
 

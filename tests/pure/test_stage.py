@@ -16,8 +16,8 @@ from prometheus_client import REGISTRY
 
 from quartet.v1 import server_info_pb2, stream_pb2
 from services.common import failures
+from services.common.errors import StageLost, Unavailable
 from services.common.rpc.channels import Channels
-from services.common.rpc.errors import StageLost, Unavailable
 from services.common.rpc.settings import StageSettings
 from services.common.stage import Stage, main
 from services.common.stream.rows import Rows

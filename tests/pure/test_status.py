@@ -4,7 +4,7 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
-from services.common.rpc.errors import (
+from services.common.errors import (
     ContextTooLong,
     DeadlineExceeded,
     InternalError,

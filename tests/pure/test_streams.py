@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc, tensor_pb2
+from services.common.errors import AlreadyExists, InvalidInput, QueueFull, RequestCancelled, StageLost
 from services.common.rpc import channels
-from services.common.rpc.errors import AlreadyExists, InvalidInput, QueueFull, RequestCancelled, StageLost
 from services.common.stream.consumer import CREDITS
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.output_stream import OutputStream

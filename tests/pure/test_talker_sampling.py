@@ -10,7 +10,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.talker.family import SamplingDefaults
 from services.talker.sampling import SamplingRows, draw, penalize, resolve, uniform
 

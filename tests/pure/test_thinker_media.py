@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 from services.thinker.media import decode_audio, decode_image, decode_video

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from quartet.v1 import thinker_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.families.qwen3_omni import has_speech
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Message
@@ -97,7 +97,7 @@ def test_which_checkpoints_think(thinking: ThinkerCheckpoint, tiny_checkpoint) -
     assert thinking.reasoning is not None
     assert thinking.reasoning.closing_id == thinking.token_id("</think>")
     assert thinking.accept_hidden_layer is None
-    assert [kind.name for kind in thinking.row_kinds(False)] == ["rope_positions"]
+    assert [kind.name for kind in thinking.row_kinds()] == ["rope_positions"]
     assert has_speech({"talker_config": {}, "enable_audio_output": True})
     assert not has_speech({"talker_config": {}, "enable_audio_output": False})
     assert not has_speech({})
@@ -136,15 +136,10 @@ def test_an_answer_given_by_its_ids_keeps_its_thought(thinking: ThinkerCheckpoin
     assert again[: len(prompt) + len(answer)] == prompt + answer
 
 
-@pytest.mark.asyncio
-async def test_only_the_assistant_thinks() -> None:
-    async def nothing():
-        for request in ():
-            yield request
-
+def test_only_the_assistant_thinks() -> None:
     start = thinker_pb2.GenerateStart(messages=[thinker_pb2.ChatMessage(role="user", reasoning="so")])
     with pytest.raises(InvalidInput, match=r"messages\[0\].reasoning"):
-        await read_conversation(start, [], nothing(), ThinkerSettings(model="m"))
+        read_conversation(start, [], ThinkerSettings(model="m"))
     start.messages[0].role = "assistant"
-    conversation = await read_conversation(start, [], nothing(), ThinkerSettings(model="m"))
+    conversation = read_conversation(start, [], ThinkerSettings(model="m"))
     assert conversation.messages[0].reasoning == "so"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.thinker.conversation import Conversation, MediaFile, Message
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
 from services.thinker.template import ChatTemplate, is_reusable

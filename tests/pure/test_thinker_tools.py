@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.thinker.family import ToolCallMarkers
 from services.thinker.tools import ToolCallParser, ToolChoice, imposed_schema
 

@@ -14,9 +14,9 @@ from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.servicer import Code2WavServicer, FrameWindow
 from services.code2wav.stream import Event, Finished, Samples
+from services.common.errors import InvalidInput, QueueFull, RequestCancelled, Unavailable
 from services.common.rpc import channels
 from services.common.rpc.call import Admission
-from services.common.rpc.errors import InvalidInput, QueueFull, RequestCancelled, Unavailable
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Rows

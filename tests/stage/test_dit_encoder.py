@@ -23,9 +23,9 @@ from quartet.v1 import (
     stream_pb2,
     stream_pb2_grpc,
 )
+from services.common.errors import InvalidInput
 from services.common.rpc import channels
 from services.common.rpc.call import Admission
-from services.common.rpc.errors import InvalidInput
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.shared_memory import SharedMemoryTransport

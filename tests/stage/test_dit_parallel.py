@@ -18,7 +18,7 @@ from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 
 from quartet.v1 import dit_pb2
-from services.common.rpc.errors import InternalError, InvalidInput
+from services.common.errors import InternalError, InvalidInput
 from services.dit.__main__ import start_engine
 from services.dit.config import DitSettings
 from services.dit.output import Done, Failed

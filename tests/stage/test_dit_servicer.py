@@ -14,9 +14,9 @@ from PIL import Image
 from prometheus_client import REGISTRY
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, media_pb2
+from services.common.errors import InvalidInput, QueueFull
 from services.common.rpc import channels
 from services.common.rpc.call import Admission
-from services.common.rpc.errors import InvalidInput, QueueFull
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.tensors import to_torch
 from services.dit.config import DitSettings

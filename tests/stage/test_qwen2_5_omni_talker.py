@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.rpc.errors import InvalidInput
-from services.common.stream.rows import Rows
-from services.talker.answer import ROPE_POSITIONS, TOKEN_IDS
+from services.common.errors import InvalidInput
+from services.common.stream.rows import ROPE_POSITIONS, TOKEN_IDS, Rows
 from services.talker.engine import TalkerEngine
 from services.talker.inputs import ThinkerInput
 from services.talker.model import load_talker

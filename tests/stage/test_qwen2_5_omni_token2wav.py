@@ -22,8 +22,8 @@ from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.servicer import check_codes, frames_of
 from services.code2wav.stream import Event, Finished, Samples
 from services.code2wav.windows import WindowSettings
+from services.common.errors import InvalidInput
 from services.common.rpc.digest import config_digest
-from services.common.rpc.errors import InvalidInput
 from services.common.stream.tensors import to_message
 from services.families.qwen2_5_omni.code2wav import Token2Wav
 from services.families.qwen2_5_omni.tiny.token2wav import randomize, token2wav_config, voices

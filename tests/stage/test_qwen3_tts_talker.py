@@ -16,7 +16,7 @@ import pytest_asyncio
 import torch
 
 from quartet.v1 import talker_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.common.stream.tensors import to_message
 from services.talker.engine import TalkerEngine
 from services.talker.family import TalkerFamily

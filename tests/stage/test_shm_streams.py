@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
+from services.common.errors import InternalError, InvalidInput, StageError
 from services.common.rpc.call import Admission, serve_call
-from services.common.rpc.errors import InternalError, InvalidInput, StageError
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from services.common.engine.device import CapturedRun, Capturer, CudaGraphs, engine_device
-from services.common.rpc.errors import InvalidInput, StageError
+from services.common.errors import InvalidInput, StageError
 from services.families.qwen3_omni.talker_prompt import PromptSpec, ThinkerPrompt, is_media, talker_prompt
 from services.talker.engine import TalkerEngine
 from services.talker.inputs import Prompt, Text

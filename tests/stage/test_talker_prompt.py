@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.families.qwen3_omni.talker_prompt import ThinkerPrompt, answer_head, rope_positions, user_positions
 from tests.support.conversations import CONVERSATIONS, image, read_prompt_spec, sound, turn, video
 from tests.support.reference import Reference

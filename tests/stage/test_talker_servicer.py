@@ -13,8 +13,8 @@ import pytest_asyncio
 import torch
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc, talker_pb2, talker_pb2_grpc
+from services.common.errors import InternalError, InvalidInput, QueueFull, StageError
 from services.common.rpc.call import Admission
-from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.output_stream import OutputStream

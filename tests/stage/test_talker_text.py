@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quartet.v1 import stream_pb2, talker_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.common.stream.tensors import to_message
 from services.families.qwen3_omni.talker_text import DEFAULT_INSTRUCTIONS
 from services.talker.text import GrowingText, TextTokenizer

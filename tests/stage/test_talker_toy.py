@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quartet.v1 import stream_pb2, talker_pb2
-from services.common.rpc.errors import InvalidInput
-from services.families import FAMILIES, family_of
+from services.common.errors import InvalidInput
+from services.registry import FAMILIES, family_of
 from services.talker.servicer import talker_info
 from tests.support.replay import ReplayedOps
 from tests.support.talker import ServedTalker

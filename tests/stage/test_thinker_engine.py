@@ -13,15 +13,15 @@ import pytest
 import pytest_asyncio
 import torch
 
-from services.common.rpc.errors import InvalidInput
-from services.common.stream.rows import Rows
-from services.families import kv_bytes
+from services.common.errors import InvalidInput
+from services.common.stream.rows import ROPE_POSITIONS, Rows, hidden_states
+from services.sizes import kv_bytes
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message
 from services.thinker.execution import choices
 from services.thinker.media import decode_audio, decode_image, decode_video
-from services.thinker.plugin.rows import ROPE_POSITIONS, hidden_states, layers_of
+from services.thinker.plugin.rows import layers_of
 from tests.support.checkpoints import omni_checkpoint
 from tests.support.media import mp4, png, wav
 from tests.support.thinker_engine import Answer, Reference
@@ -128,7 +128,6 @@ async def start(checkpoint: Path, reference: Reference | None = None, **settings
         "kv_cache_bytes": 48 << 20,
         "max_running_requests": 8,
         "max_context_tokens": 4096,
-        "keep_embeddings": True,
     }
     thinker_settings = ThinkerSettings(model=str(checkpoint), **(options | settings))
     environment.configure(thinker_settings)

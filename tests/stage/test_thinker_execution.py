@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from services.common.engine.device import Accelerator, Choice
+from services.common.stream.rows import hidden_states
 from services.thinker import device, environment, execution
 from services.thinker.config import ThinkerSettings
 from services.thinker.device import visible_devices
-from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, RowStore, hidden_states, row_bytes
+from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, RowStore, row_bytes
 
 
 def gpu(*capability: int) -> Accelerator:

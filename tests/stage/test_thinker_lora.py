@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.common.rpc.errors import InvalidInput, NotFound
+from services.common.errors import InvalidInput, NotFound
 from services.thinker.conversation import Conversation, Message
 from tests.stage.test_thinker_engine import KV_BLOCK_TOKENS, Thinker, conversations, start
 from tests.support.clock import until

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from services.common.stream.rows import hidden_states
 from services.thinker.config import ThinkerSettings
-from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, RowStore, hidden_states, row_bytes
+from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, RowStore, row_bytes
 
 GIB = 1024**3
 HIDDEN = 2048

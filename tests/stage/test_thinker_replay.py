@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.thinker.plugin.rows import MROPE_POSITIONS, ROPE_POSITIONS, RowKind, RowRequest, RowStore, hidden_states
+from services.common.stream.rows import ROPE_POSITIONS, hidden_states
+from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, RowRequest, RowStore
 from tests.support.replay import CaptureError, ReplayedOps
 
 BLOCK, BLOCKS, HIDDEN, VOCABULARY = 4, 16, 8, 50

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from quartet.v1 import media_pb2, server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
-from services.common.rpc.errors import ContextTooLong, InvalidInput, StageError, Unavailable
+from services.common.errors import ContextTooLong, InvalidInput, StageError, Unavailable
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.rows import Chunk
 from services.thinker.environment import SCRATCH_PREFIX

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2, stream_pb2_grpc
-from services.common.rpc.errors import QueueFull
+from services.common.errors import QueueFull
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.telemetry import tracing
 from tests.support import gateway_stack

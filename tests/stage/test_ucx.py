@@ -17,7 +17,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from services.common.rpc.errors import StageError, Unavailable
+from services.common.errors import StageError, Unavailable
 from services.common.stream import ucx
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc, tensor_pb2
-from services.common.rpc.errors import InvalidInput, Unavailable
+from services.common.errors import InvalidInput, Unavailable
 from services.common.stream.chunk_reader import ChunkReader
 from services.common.stream.ucx import UcxReceiver
 from tests.support.clock import until

@@ -15,8 +15,8 @@ import torch
 from transformers_peer import keep_mask
 
 import tests.support.reference
-from services.families import read_config
 from services.families.qwen2_5_omni.thinker import SYSTEM_PROMPT
+from services.registry import read_config
 from tests.support.reference import Conversation, NothingToSay, Reference, ReferenceAnswer
 
 

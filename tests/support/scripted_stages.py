@@ -29,8 +29,8 @@ from quartet.v1 import (
     thinker_pb2_grpc,
     timings_pb2,
 )
+from services.common.errors import InvalidInput, NotFound, StageError
 from services.common.rpc import channels
-from services.common.rpc.errors import InvalidInput, NotFound, StageError
 from services.common.rpc.status import abort
 from services.thinker.delta_streams import DeltaStreams, redirected
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.families import read_config
+from services.registry import read_config
 from tests.support.kept import kept_value
 
 CLASSES = {

@@ -16,7 +16,7 @@ from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from quartet.v1 import thinker_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 from services.common.rpc.status import from_rpc_error
 from services.thinker.family import load_checkpoint
 from tests.support.clock import until

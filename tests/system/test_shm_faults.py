@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.common.rpc.errors import Unavailable
+from services.common.errors import Unavailable
 from services.common.stream.arena_files import sweep
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.shared_memory import SharedMemoryTransport

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from gateway.listening.speech_windows import RATE_HZ, Pauses, Window, WindowFinder, decoded, windows
 from gateway.media.encode import BYTES_PER_SAMPLE
-from services.common.rpc.errors import DeadlineExceeded
+from services.common.errors import DeadlineExceeded
 
 _BYTES_PER_S = BYTES_PER_SAMPLE * RATE_HZ
 _SEARCHED_BYTES = 10 * _BYTES_PER_S  # at a time: 0.1 s of a thread

@@ -30,7 +30,7 @@ from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
 from quartet.v1 import thinker_pb2
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 
 router = APIRouter(tags=["chat"])
 AnswerKind = TypeVar("AnswerKind", bound=Answer)

@@ -18,7 +18,7 @@ from gateway.http.forms import FILE, page, read_form
 from gateway.media.fetch import MediaError
 from gateway.media.voice_sample import as_flac, read_sample
 from gateway.validation import Strict
-from services.common.rpc.messages import spelled
+from services.common.text import match_case
 
 router = APIRouter(tags=["speech"])
 
@@ -92,7 +92,7 @@ async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitt
     request, files = await read_form(http, VoiceRequest, gateway.settings.request_timeout_s, {"audio_sample"}, 1)
     if not files:
         raise invalid("audio_sample", "required: a file of sound", "missing_required_parameter")
-    if spelled(request.name, gateway.pipeline.voices) is not None:
+    if match_case(request.name, gateway.pipeline.voices) is not None:
         raise invalid("name", f"{request.name!r} is a voice of the model; choose another name")
     try:
         samples = await asyncio.to_thread(read_sample, files["audio_sample"][0], rate_hz)
@@ -120,7 +120,7 @@ async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
     with storing():
         found = await gateway.voices.find(voice, owner_of(http))
         if found is None:
-            builtin = spelled(voice, gateway.pipeline.voices)
+            builtin = match_case(voice, gateway.pipeline.voices)
             why = "it is the model's own" if builtin is not None else "GET /v1/audio/voices lists those of this gateway"
             raise ApiError(404, f"no uploaded voice {voice!r}; {why}", "voice", "not_found")
         await gateway.voices.remove(found)

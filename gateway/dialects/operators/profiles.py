@@ -23,7 +23,7 @@ from gateway.pipeline.replica import Replica
 from gateway.profiling.clocks import spans_of
 from gateway.profiling.fan_out import CLOCK_TIMEOUT_S, GATEWAY, as_json, manifest
 from gateway.validation import Strict
-from services.common.rpc.errors import AlreadyExists, NotFound, StageError
+from services.common.errors import AlreadyExists, NotFound, StageError
 from services.common.telemetry.spans import monotonic_to_unix_ns
 
 PIECE_BYTES = 256 * 1024

@@ -33,7 +33,7 @@ from gateway.http.answer_span import with_firsts
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.pipeline.events import AudioDelta
 from quartet.v1 import server_info_pb2
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 from services.common.telemetry.spans import Span
 
 log = structlog.get_logger()

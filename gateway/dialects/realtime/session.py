@@ -20,7 +20,7 @@ from gateway.dialects.realtime.session_config import (
     TranscriptionConfig,
 )
 from gateway.settings import MIB
-from services.common.rpc.messages import spelled
+from services.common.text import match_case
 
 SessionType: TypeAlias = Literal["realtime", "transcription"]
 # OpenAI's voices, in the order in which they are dealt out to the model's voices. New ones go to the end.
@@ -242,7 +242,7 @@ class Session:
     def _model_voice(self, asked: str | None) -> str | None:
         if asked is None or not self.voices:
             return asked
-        own = spelled(asked, self.voices)
+        own = match_case(asked, self.voices)
         if own is None and (name := asked.lower()) in OPENAI_VOICES:
             return self.voices[OPENAI_VOICES.index(name) % len(self.voices)]
         return own or asked

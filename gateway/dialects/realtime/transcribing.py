@@ -22,7 +22,7 @@ from gateway.dialects.realtime.items import Item
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.listening.speech_windows import Pauses
 from gateway.media.encode import encode_audio
-from services.common.rpc.errors import StageError
+from services.common.errors import StageError
 
 log = structlog.get_logger()
 _EVENTS = "conversation.item.input_audio_transcription"

@@ -20,7 +20,7 @@ from gateway.http.connection import LAST_WORD_S, EventStream, admitted, key_of, 
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.validation import NotNegative, Strict
-from services.common.rpc.errors import QueueFull
+from services.common.errors import QueueFull
 
 router = APIRouter(tags=["responses"])
 

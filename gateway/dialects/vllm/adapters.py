@@ -16,7 +16,7 @@ from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage
 from gateway.validation import Strict
 from quartet.v1 import thinker_pb2, thinker_pb2_grpc
-from services.common.rpc.errors import NotFound
+from services.common.errors import NotFound
 
 _FIELDS = {"name": "lora_name", "path": "lora_path"}
 _TEXT = ("text/plain",)

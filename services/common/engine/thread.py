@@ -10,7 +10,7 @@ import torch
 
 from services.common.engine.device import make_current
 from services.common.engine.process import lower_engine_priority
-from services.common.rpc.errors import InternalError, StageError, Unavailable
+from services.common.errors import InternalError, StageError, Unavailable
 
 log = structlog.get_logger()
 
@@ -21,17 +21,20 @@ class ThreadedEngine(ABC):
     A subclass starts `_thread` when it is made whole.
 
     Args:
-        stage: its name, for people.
+        stage: its name.
         device: that the thread computes on.
         on_fatal: called in the engine's thread with what broke it, after every request was told.
+        title: its name for people, where that is another.
 
     Attributes:
         changed: guards what the thread shares with others, and wakes it.
     """
 
-    def __init__(self, stage: str, device: torch.device, on_fatal: Callable[[BaseException], object]) -> None:
+    def __init__(
+        self, stage: str, device: torch.device, on_fatal: Callable[[BaseException], object], title: str = ""
+    ) -> None:
         self.changed = threading.Condition()
-        self._stage, self._device, self._on_fatal = stage, device, on_fatal
+        self._title, self._device, self._on_fatal = title or stage, device, on_fatal
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"{stage}-engine", daemon=True)
 
@@ -39,8 +42,12 @@ class ThreadedEngine(ABC):
         """Ends the thread after the step that runs; requests that are not done fail with Unavailable."""
         with self.changed:
             self._stopping = True
-            self.changed.notify()
+            self._wake()
         self._thread.join()
+
+    def _wake(self) -> None:
+        """Ends the wait of the thread. Called under the lock."""
+        self.changed.notify()
 
     def _check_running(self) -> None:
         """To be called under the lock, before a request is taken.
@@ -49,7 +56,7 @@ class ThreadedEngine(ABC):
             Unavailable: the engine failed or is stopped.
         """
         if self._stopping:
-            raise Unavailable(f"{self._stage}'s engine has stopped")
+            raise Unavailable(f"{self._title}'s engine has stopped")
 
     @abstractmethod
     def _work(self) -> None:
@@ -66,12 +73,12 @@ class ThreadedEngine(ABC):
         try:
             while not self._stopping:
                 self._work()
-            self._end_all(Unavailable(f"{self._stage} is shutting down"))
+            self._end_all(Unavailable(f"{self._title} is shutting down"))
         except BaseException as error:
             log.exception("the engine failed")
             with self.changed:
                 self._stopping = True
-            self._end_all(InternalError(f"{self._stage}'s engine failed; its log has the details"))
+            self._end_all(InternalError(f"{self._title}'s engine failed; its log has the details"))
             self._on_fatal(error)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,8 +26,6 @@ _CONFIG_FILES = (
 _NOTES = ("_name_or_path", "transformers_version", "_diffusers_version")
 # What a process can take in, by its memory: not what it makes of a request.
 _LIMITS = ("max_context_tokens", "max_context_positions", "kv_block_tokens", "kv_blocks")
-# What comes and goes while a stage of the kind serves.
-_PASSING = {"thinker": ("loras",)}
 
 
 def checkpoint_digest(model: str) -> str:
@@ -42,16 +41,19 @@ def checkpoint_digest(model: str) -> str:
     return _digest(found) if found else ""
 
 
-def config_digest(info: server_info_pb2.GetServerInfoResponse, settings: StageSettings) -> str:
+def config_digest(
+    info: server_info_pb2.GetServerInfoResponse, settings: StageSettings, volatile: Sequence[str] = ()
+) -> str:
     """Digest of what a stage's outputs depend on beside the request.
 
     Args:
         info: complete, but for this digest.
         settings: of the stage.
+        volatile: facts of its kind that come and go while it serves; they do not count.
     """
     kind = info.WhichOneof("details")
     facts = MessageToDict(getattr(info, kind), preserving_proto_field_name=True) if kind else {}
-    left_out = (*_LIMITS, *_PASSING.get(kind or "", ()))
+    left_out = (*_LIMITS, *volatile)
     return _digest(
         {
             "stage": info.stage,

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs]
 from grpc_status import rpc_status
 
-from services.common.rpc.errors import InternalError, InvalidInput, QueueFull, StageError, StageLost
+from services.common.errors import InternalError, InvalidInput, QueueFull, StageError, StageLost
 
 _DOMAIN = "quartet"
 _Detail = TypeVar("_Detail", bound=Message)

@@ -14,7 +14,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from quartet.v1 import tensor_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
 
 # Of a block's offset: of a cache line, and of every element type.
 ALIGNMENT_BYTES = 64

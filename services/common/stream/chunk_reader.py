@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import grpc
 
 from quartet.v1 import stream_pb2, tensor_pb2
+from services.common.errors import InvalidInput, Unavailable
 from services.common.rpc.call import at_end_of_request
-from services.common.rpc.errors import InvalidInput, Unavailable
 from services.common.stream.arena_files import ArenaReader
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.tensors import Handle, check, to_torch

@@ -1,8 +1,8 @@
 """Reads the streams of other stages."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -10,9 +10,9 @@ import grpc
 import structlog
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
+from services.common.errors import InvalidInput, StageLost, Unavailable
 from services.common.rpc.call import outgoing_metadata
 from services.common.rpc.channels import Channels
-from services.common.rpc.errors import InvalidInput, StageLost, Unavailable
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.chunk_reader import ChunkReader, CreditWriter, SubscribeCall
 from services.common.stream.rows import Chunk
@@ -99,24 +99,28 @@ class StreamConsumer:
         for field in ("address", "stream_id"):
             if not getattr(source, field):
                 raise InvalidInput(f"source.{field}", "is required")
+        subscription = stream_pb2.Subscription(
+            stream_id=source.stream_id,
+            request_id=request_id,
+            rows=rows,
+            initial_credits=CREDITS,
+            capabilities=self.transports.capabilities,
+            gathering=gathering,
+        )
         stub = stream_pb2_grpc.TensorStreamServiceStub(self.channels.channel(source.address, source.server_name))
         call = cast("SubscribeCall", stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True))  # pyright: ignore[reportUnknownMemberType]
-        transports = self.transports
+        with self._reader(call, subscription) as chunks:
+            yield _messages(subscription, chunks, source.address, producer)
+
+    @contextmanager
+    def _reader(self, call: SubscribeCall, subscription: stream_pb2.Subscription) -> Generator[ChunkReader]:
+        """Reads the chunks of `subscription`, which is told where tensors may come; gives no credit afterwards."""
         credit = CreditWriter(call, due_chunks=CREDITS // 2)
-        receiver = UcxReceiver(transports.ucx) if transports.ucx else None
+        receiver = UcxReceiver(self.transports.ucx) if self.transports.ucx else None
         try:
-            subscription = stream_pb2.Subscription(
-                stream_id=source.stream_id,
-                request_id=request_id,
-                rows=rows,
-                initial_credits=CREDITS,
-                capabilities=transports.capabilities,
-                gathering=gathering,
-            )
             if receiver:
                 subscription.capabilities.ucx.CopyFrom(receiver.offer)
-            chunks = ChunkReader(call, transports.directory, receiver, credit)
-            yield _messages(subscription, chunks, source.address, producer)
+            yield ChunkReader(call, self.transports.directory, receiver, credit)
         except BaseException:
             credit.cancel()
             raise

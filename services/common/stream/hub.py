@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
-from services.common.rpc import errors
+from services.common import errors
 from services.common.rpc.call import STAGE_KEY
 from services.common.rpc.status import abort
 from services.common.stream.output_stream import OutputStream

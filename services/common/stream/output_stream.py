@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 
 from quartet.v1 import stream_pb2
-from services.common.rpc.errors import InvalidInput, StageError, Unavailable
+from services.common.errors import InvalidInput, StageError, Unavailable
 from services.common.stream.rows import Rows, end_position, is_selected, take_inline
 from services.common.stream.tensors import Transport, TransportSession, data_type
 

@@ -9,6 +9,22 @@ import torch
 from quartet.v1 import stream_pb2
 from services.common.stream.tensors import fill
 
+# Names of rows, which stages agree on.
+TOKEN_IDS = "token_ids"
+ROPE_POSITIONS = "rope_positions"
+CODES = "codes"
+_HIDDEN_STATES = "hidden_states."
+
+
+def hidden_states(layer: int) -> str:
+    """Name of the rows of a layer's states; layer 0 is the embeddings."""
+    return f"{_HIDDEN_STATES}{layer}"
+
+
+def layer_of(name: str) -> int | None:
+    """The layer whose states are the rows of `name`; None: they are no states."""
+    return int(name.removeprefix(_HIDDEN_STATES)) if name.startswith(_HIDDEN_STATES) else None
+
 
 @dataclass(frozen=True)
 class Rows:

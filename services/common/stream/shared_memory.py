@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from quartet.v1 import stream_pb2, tensor_pb2
-from services.common.rpc.errors import InvalidInput, Unavailable
+from services.common.errors import InvalidInput, Unavailable
 from services.common.rpc.settings import StageSettings
 from services.common.stream.arena_files import ALIGNMENT_BYTES, new_name, sweep
 from services.common.stream.tensors import Notify, as_bytes, describe

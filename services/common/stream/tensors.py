@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quartet.v1 import stream_pb2, tensor_pb2
-from services.common.rpc.errors import InvalidInput, StageError
+from services.common.errors import InvalidInput, StageError
 
 MAX_INLINE_BYTES = 4 * 1024 * 1024
 

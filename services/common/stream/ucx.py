@@ -8,7 +8,7 @@ import structlog
 import torch
 
 from quartet.v1 import stream_pb2, tensor_pb2
-from services.common.rpc.errors import InvalidInput, StageError
+from services.common.errors import InvalidInput, StageError
 from services.common.rpc.settings import StageSettings
 from services.common.stream.tensors import Notify, as_bytes, describe
 from services.common.stream.ucx_worker import TAG_BITS, UcxWorker

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from services.common.rpc.errors import Unavailable
+from services.common.errors import Unavailable
 
 log = structlog.get_logger()
 

@@ -1,3 +1,3 @@
 """Qwen2.5-Omni: a dense thinker, a talker of one codebook that reads all its states, a vocoder by flow matching."""
 
-from services.families import has_speech as has_speech
+from services.registry import has_speech as has_speech

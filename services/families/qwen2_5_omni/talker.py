@@ -4,10 +4,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from services.families import has_speech
 from services.families.qwen2_5_omni.talker_prompt import AnswerInput, PromptSpec
 from services.families.qwen2_5_omni.token2wav.sizes import DEFAULTS
 from services.families.qwen2_5_omni.voices import FILE, read_voices
+from services.registry import has_speech
 from services.talker import family
 
 WEIGHTS = family.WeightNames(

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from quartet.v1 import stream_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
+from services.common.stream.rows import hidden_states
 from services.talker.answer import AnswerRows
 from services.talker.inputs import Prompt, States, Text
-from services.thinker.plugin.rows import hidden_states
 
 
 class PromptSpec:

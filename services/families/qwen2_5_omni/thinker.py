@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from services.families import has_speech, weights_dtype
+from services.registry import has_speech
+from services.sizes import weights_dtype
 from services.thinker.family import ThinkerCheckpoint
 
 _RECORDING = "services.families.qwen2_5_omni.thinker_model:RecordingThinker"

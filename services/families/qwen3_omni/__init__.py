@@ -3,4 +3,4 @@
 Its Thinking and Captioner checkpoints have the thinker alone.
 """
 
-from services.families import has_speech as has_speech
+from services.registry import has_speech as has_speech

@@ -3,13 +3,16 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.families import ROPE_BYTES, STAGES, STATE_LAYERS, Sizes, has_speech, omni_sizes
+from services.registry import STAGES, has_speech
+from services.sizes import ROPE_BYTES, STATE_LAYERS, Sizes, omni_sizes
+
+UNSPLIT = "thinker.audio_tower."  # its 20 heads do not go into 8 parts
 
 
 def sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]]) -> Sizes:
     """Those of a checkpoint with `config` and (name, bytes) of its tensors. Raises KeyError: a key is missing."""
     talker = config["talker_config"]["text_config"] if has_speech(config) else None
-    return omni_sizes(config, talker, tensors, {stage: f"{stage}." for stage in STAGES})
+    return omni_sizes(config, talker, tensors, {stage: f"{stage}." for stage in STAGES}, UNSPLIT)
 
 
 # Qwen3-Omni-30B-A3B-Instruct in bfloat16: sums over its architecture at its config's sizes; 31.7, 3.3 and 0.2 billion

@@ -11,7 +11,7 @@ from torch import nn
 from services.code2wav.causal import Carry
 from services.code2wav.family import DecoderSpec
 from services.code2wav.wave import WaveDecoder, WaveSizes, read_sizes
-from services.families import has_speech
+from services.registry import has_speech
 
 # Codec frames a second (Qwen3-Omni Technical Report, arXiv:2509.17765). The published config.json states neither this
 # nor a sample rate.

@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import Qwen3OmniMoeConfig
 
-from services.families import has_speech
 from services.families.qwen3_omni.talker_prompt import AnswerInput, PromptSpec
 from services.families.qwen3_omni.talker_text import TextTurn
+from services.registry import has_speech
 from services.talker import family
 from services.talker.text import TextTokenizer
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from quartet.v1 import stream_pb2
-from services.common.rpc.errors import InvalidInput
+from services.common.errors import InvalidInput
+from services.common.stream.rows import hidden_states
 from services.talker.answer import AnswerRows, id_list
 from services.talker.inputs import Prompt, States, Text
 
@@ -34,7 +35,7 @@ class PromptSpec:
     def __init__(self, config: Any) -> None:
         talker, thinker = config.talker_config, config.thinker_config
         self.state_layer: int = talker.accept_hidden_layer
-        self.states = f"hidden_states.{self.state_layer}"
+        self.states = hidden_states(self.state_layer)
         self.state_width: int = talker.thinker_hidden_size
         self.im_start_id: int = config.im_start_token_id
         self.im_end_id: int = config.im_end_token_id

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from services.families import has_speech, weights_dtype
+from services.registry import has_speech
+from services.sizes import weights_dtype
 from services.thinker.family import ReasoningMarkers, ThinkerCheckpoint, ToolCallMarkers
 
 ARCHITECTURES = {"Qwen3OmniMoeForConditionalGeneration": "services.families.qwen3_omni.thinker_model:RecordingThinker"}

@@ -8,10 +8,10 @@ from torch import nn
 
 from services.common.engine.ecapa import SpeakerEncoder
 from services.common.engine.weights import Checkpoint
-from services.families import read_config
 from services.families.qwen3_tts.code2wav import FOLDER
 from services.families.qwen3_tts.codec_encoder import CodecEncoder, new_codec_encoder
 from services.families.qwen3_tts.speaker_encoder import mel_spectrogram, new_speaker_encoder
+from services.registry import read_config
 from services.talker.inputs import Voice
 
 SPEAKER_PREFIX = "speaker_encoder."

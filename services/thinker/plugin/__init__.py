@@ -10,7 +10,7 @@ from pathlib import Path
 
 from services.common.engine.process import end_with_parent, lower_engine_priority
 from services.common.telemetry import logs
-from services.families import families
+from services.registry import families
 from services.thinker.device import vllm_is_for_cpus
 
 SCRATCH_DIR = "QUARTET_SCRATCH_DIR"

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from services.common.engine.device import Staging
-from services.common.rpc.errors import InternalError
+from services.common.errors import InternalError
 from services.common.stream.rows import Rows
 
 LINGER_MS = 1000

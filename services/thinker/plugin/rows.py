@@ -6,23 +6,17 @@ from typing import Any, ClassVar
 
 import torch
 
-ROPE_POSITIONS = "rope_positions"
-_HIDDEN_STATES = "hidden_states."
+from services.common.stream.rows import ROPE_POSITIONS, layer_of
+
 _EXTRA_ARG = "quartet_rows"
 
 Range = tuple[int, int]
 """Positions from the first (included) to the second (excluded)."""
 
 
-def hidden_states(layer: int) -> str:
-    """Name of the rows of a layer's states; layer 0 is the embeddings."""
-    return f"{_HIDDEN_STATES}{layer}"
-
-
 def layers_of(kinds: "Iterable[RowKind]") -> tuple[int, ...]:
     """The layers whose states are among `kinds`, in their order."""
-    names = (kind.name for kind in kinds if kind.name.startswith(_HIDDEN_STATES))
-    return tuple(int(name.removeprefix(_HIDDEN_STATES)) for name in names)
+    return tuple(layer for kind in kinds if (layer := layer_of(kind.name)) is not None)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ What it adds to Quartet is this folder, the row `FAMILY`, and a pipeline file.
 
 from pathlib import Path
 
-from services.families import ENTRY_POINTS, Family
+from services.registry import ENTRY_POINTS, Family
 
 PIPELINE = Path(__file__).parent / "pipeline.yaml"
 FAMILY = Family("toy", ("toy_speaker",), package=__name__)

@@ -1,4 +1,4 @@
-"""What can go wrong in a stage, in the words of a person. Free of gRPC, so that engines can raise these."""
+"""What can go wrong in a stage, in the words of a person."""
 
 
 class StageError(Exception):

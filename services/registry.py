@@ -1,0 +1,122 @@
+"""Which model family a checkpoint is of, and what serves it. Knows no engine.
+
+A package of somebody else adds a row by an entry point of the group `quartet.families` that is a `Family`:
+
+    [project.entry-points."quartet.families"]
+    mine = "my_models.mine:FAMILY"  # FAMILY = Family("mine", ("my_omni",), package="my_models.mine")
+"""
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+ENTRY_POINTS = "quartet.families"
+STAGES = ("thinker", "talker", "code2wav")
+TEXT_PIPELINE = "text.yaml"  # of checkpoints that have a thinker alone
+_FOLDER = "services.families"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row of the table.
+
+    Attributes:
+        name: its folder in services/families.
+        model_types: values of `model_type` in a checkpoint's config.json.
+        pipeline: the file of gateway/pipelines that serves it; None: none that comes with Quartet.
+        package: what has its modules, if that is not its folder there.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    pipeline: str | None = None
+    package: str = ""
+
+    def has(self, part: str) -> bool:
+        """Whether it has `part`."""
+        return importlib.util.find_spec(self._module(part)) is not None
+
+    def part(self, part: str) -> ModuleType:
+        """Its module `part`.
+
+        Raises:
+            ValueError: the family has no such part.
+        """
+        if not self.has(part):
+            served = f": give --pipeline {Path(self.pipeline).stem} to quartet up" if self.pipeline else ""
+            raise ValueError(f"{self.name} models have no {part}{served if part in STAGES else ''}")
+        return importlib.import_module(self._module(part))
+
+    def stages(self, config: Mapping[str, Any]) -> list[str]:
+        """The stages that serve a checkpoint of it with this config.json."""
+        has_speech = getattr(importlib.import_module(self._package), "has_speech", None)
+        is_silent = has_speech is not None and not has_speech(config)
+        return [stage for stage in STAGES if self.has(stage) and (stage == STAGES[0] or not is_silent)]
+
+    def pipeline_of(self, config: Mapping[str, Any]) -> str | None:
+        """The file of gateway/pipelines that serves a checkpoint of it with this config.json, as `pipeline`."""
+        return TEXT_PIPELINE if self.pipeline and self.stages(config) == [STAGES[0]] else self.pipeline
+
+    @property
+    def _package(self) -> str:
+        return self.package or f"{_FOLDER}.{self.name}"
+
+    def _module(self, part: str) -> str:
+        return f"{self._package}.{part}"
+
+
+FAMILIES = (
+    Family("qwen3_omni", ("qwen3_omni_moe",), "qwen3-omni.yaml"),
+    Family("qwen2_5_omni", ("qwen2_5_omni",), "qwen2.5-omni.yaml"),
+    Family("qwen3_tts", ("qwen3_tts",), "speech.yaml"),
+)
+
+
+def families() -> tuple[Family, ...]:
+    """All rows: those here, then those of installed packages."""
+    return FAMILIES + tuple(point.load() for point in entry_points(group=ENTRY_POINTS))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A checkpoint's config.json.
+
+    Raises:
+        ValueError: there is none, or it is not an object.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder} has no config.json: it is no checkpoint of a family of stages, or not whole"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{folder / 'config.json'} is not an object")
+    return cast("dict[str, Any]", config)
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a checkpoint, by its config.json.
+
+    Raises:
+        ValueError: no family has its `model_type`.
+    """
+    known = families()
+    for family in known:
+        if config.get("model_type") in family.model_types:
+            return family
+    model_type, have = config.get("model_type"), ", ".join(name for family in known for name in family.model_types)
+    raise ValueError(f"config.json's model_type is {model_type!r}: no family of stages has it ({have})")
+
+
+def has_speech(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint of several stages with this config.json has those that speak, as transformers' configs of
+    omni models say it. Not the file's, but that of a family whose package has this function."""
+    return config.get("enable_audio_output", True) and config.get("talker_config") is not None

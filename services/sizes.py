@@ -1,0 +1,94 @@
+"""What the stages of a checkpoint need of a GPU."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.registry import STAGES
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+STATE_LAYERS = 1  # that which a talker reads
+ROPE_BYTES = 3 * 4  # position of a token in time, height and width, int32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the stages of a checkpoint need of a GPU, as a family's `budget` reads it from config and tensors. Bytes,
+    where nothing else is said.
+
+    Attributes:
+        weights: of each stage that the checkpoint has.
+        unsplit: those of the thinker's weights that tensor parallelism may leave whole on every GPU.
+        text_table: the thinker's embeddings of all text tokens as the talker projects them once, when it loads; 0
+            without a talker.
+        heads, kv_heads: number of heads of the thinker's attention.
+        kv_per_token: key-value memory of a token of the thinker's context, of all heads.
+        states_per_token: what the thinker keeps besides of each token of its key-value cache.
+        talker_kv_per_position: key-value memory of a prompt position or frame of the talker; 0 without one.
+    """
+
+    weights: Mapping[str, int]
+    unsplit: int
+    text_table: int
+    heads: int
+    kv_heads: int
+    kv_per_token: int
+    states_per_token: int
+    talker_kv_per_position: int
+
+    @property
+    def has_speech(self) -> bool:
+        """Whether there are talker and code2wav beside the thinker."""
+        return "talker" in self.weights
+
+
+def weights_dtype(*configs: Mapping[str, Any]) -> str:
+    """The dtype of a checkpoint's weights by its config.json, or by the first of these parts of it that states one;
+    "bfloat16" where none does."""
+    stated = (config.get(key) for config in configs for key in ("dtype", "torch_dtype"))
+    return next((dtype for dtype in stated if dtype), "bfloat16")
+
+
+def weight_bytes(tensors: Iterable[tuple[str, int]], prefix: str) -> int:
+    """Bytes of those of (name, bytes) whose names begin with `prefix`."""
+    return sum(size for name, size in tensors if name.startswith(prefix))
+
+
+def omni_sizes(
+    config: Mapping[str, Any],
+    talker: Mapping[str, Any] | None,
+    tensors: Iterable[tuple[str, int]],
+    prefixes: Mapping[str, str],
+    unsplit: str,
+) -> Sizes:
+    """Those of an omni model's checkpoint.
+
+    Args:
+        config: its config.json.
+        talker: what of it describes the talker's layers; None: it has the thinker alone.
+        tensors: (name, bytes) of each.
+        prefixes: of the tensors' names, by stage.
+        unsplit: prefix of those that tensor parallelism may leave whole on every GPU.
+
+    Raises:
+        KeyError: a key is missing.
+    """
+    tensors, thinker = list(tensors), config["thinker_config"]["text_config"]
+    element = DTYPE_BYTES[weights_dtype(config)]
+    stages = prefixes if talker else STAGES[:1]
+    return Sizes(
+        weights={stage: weight_bytes(tensors, prefixes[stage]) for stage in stages},
+        unsplit=weight_bytes(tensors, unsplit),
+        text_table=thinker["vocab_size"] * talker["hidden_size"] * element if talker else 0,
+        heads=thinker["num_attention_heads"],
+        kv_heads=thinker["num_key_value_heads"],
+        kv_per_token=kv_bytes(thinker, element),
+        states_per_token=(STATE_LAYERS * thinker["hidden_size"] * element if talker else 0) + ROPE_BYTES,
+        talker_kv_per_position=kv_bytes(talker, element) if talker else 0,
+    )
+
+
+def kv_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
+    """Key-value memory of a position of the transformer that `config` describes, all layers and heads."""
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head * element_bytes
