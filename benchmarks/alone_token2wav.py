@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import services.families.qwen2_5_omni.token2wav.flow as flow
 from services.code2wav.windows import Windows
 from services.common.engine.device import CudaGraphs, prepared_device
-from services.families.qwen2_5_omni.code2wav import WINDOWS, Speech, Token2Wav, new_decoder
-from services.families.qwen2_5_omni.token2wav.flow import Window
+from services.families.qwen2_5_omni.code2wav import WINDOWS, Token2Wav, Token2WavStream, new_decoder
+from services.families.qwen2_5_omni.token2wav.flow import MelWindow
 from services.families.qwen2_5_omni.voices import Voice
 
 FRAMES_PER_S = 50  # of one stream in real time
@@ -49,7 +49,7 @@ class TimedFlow:
         self.counting = False
         inner = decoder.flow.mel
 
-        def mel(windows: Sequence[Window]) -> list[torch.Tensor]:
+        def mel(windows: Sequence[MelWindow]) -> list[torch.Tensor]:
             began_s = time.perf_counter()
             with FlopCounterMode(display=False) if self.counting else contextlib.nullcontext() as counted:
                 made = inner(windows)
@@ -96,7 +96,7 @@ def measure_windows(options: argparse.Namespace) -> list[WindowTiming]:
     stream_flop = 0
     for batch in options.batch:
         slots = [slot for slot in (states.acquire() for _ in range(batch)) if slot is not None]
-        speeches: list[Speech] = states.batch(slots)
+        speeches: list[Token2WavStream] = states.batch(slots)
         # As far into an utterance as it takes for all context to be there; noise and codes cost what they do later.
         first = torch.randint(decoder.sizes.codes, (batch, WINDOWS.past + WINDOWS.future, 1), device=device)
         for speech, codes in zip(speeches, first, strict=True):

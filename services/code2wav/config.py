@@ -10,7 +10,7 @@ from services.common.rpc.settings import StageSettings
 
 
 def _numbers(value: Any) -> Any:
-    """The list that a flag or a variable has as numbers with commas between them."""
+    """Splits the value of a flag or variable at its commas."""
     return [number.strip() for number in value.split(",")] if isinstance(value, str) else value
 
 
@@ -58,6 +58,5 @@ class Code2WavSettings(StageSettings):
 
     @property
     def windows(self) -> WindowSettings:
-        """The settings of windows."""
         frames = None if self.window_frames is None else tuple(self.window_frames)
         return WindowSettings(self.decoding, frames, self.window_past_frames, self.window_future_frames)

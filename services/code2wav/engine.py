@@ -1,4 +1,4 @@
-"""Decodes many streams in one thread of its own, batch after batch, as `ChunkPolicy` says."""
+"""Decodes batches of streams in a thread; `ChunkPolicy` chooses each batch."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from services.code2wav.family import Decoder
 from services.code2wav.policy import ChunkPolicy, StepPlan, dry_since
-from services.code2wav.stream import Event, Finished, Samples, Stream
+from services.code2wav.stream import DecodeEnd, Event, Samples, Stream
 from services.common.engine.device import Capturer
 from services.common.engine.thread import ThreadedEngine
 from services.common.rpc.errors import StageError
@@ -45,16 +45,15 @@ CPU_BATCH_FRAMES = 16
 
 
 class DecodeEngine(ThreadedEngine):
-    """Decodes frames of up to `max_streams` streams at a time; streams beyond those wait for a slot in order.
+    """Decodes up to `max_streams` streams at a time; further streams wait for a slot in order.
 
-    A stream's first frames are decoded at once, the following in chunks as large as `ChunkPolicy` allows. Public
-    methods may be called from any thread.
+    All methods are thread-safe.
 
     Args:
         max_frames_per_step: most frames of a stream in one step.
         lead_margin_ms: see `ChunkPolicy.transport_s`.
         threads: CPU threads of a step; 0 leaves torch's default.
-        capturer: captures the steps, before this returns; None: steps run kernel by kernel.
+        capturer: captures the steps before the constructor returns; None: steps run eagerly.
         on_fatal: see `ThreadedEngine`.
     """
 
@@ -95,7 +94,6 @@ class DecodeEngine(ThreadedEngine):
 
     @property
     def free_slots(self) -> int:
-        """Streams that could start now."""
         with self.changed:
             return self._states.free_slots
 
@@ -107,14 +105,14 @@ class DecodeEngine(ThreadedEngine):
         voice: str = "",
         seed: int = 0,
     ) -> Stream:
-        """A new stream, in line for a slot.
+        """Creates a stream and queues it for a slot.
 
         Args:
-            emit: takes its events, Samples, then one Finished or an error; none once `cancel` has returned. Called from
-                whatever thread, under the engine's lock: must not block.
-            on_started: called likewise when the stream gets its slot.
+            emit: takes Samples, then one DecodeEnd or an error. It is called on any thread under the engine's lock, so
+                it must not block. `cancel` ends the calls.
+            on_started: called in the same way when the stream gets its slot.
             pcm16: samples are round(x * 32768), clipped, int16.
-            voice, seed: see `States.open`.
+            voice, seed: see `DecoderStates.open`.
 
         Raises:
             Unavailable: the engine failed or is stopped.
@@ -128,14 +126,16 @@ class DecodeEngine(ThreadedEngine):
         return stream
 
     def begin(self, stream: Stream, prompt_frames: int) -> None:
-        """Says, before its first frame is put, that the stream's first `prompt_frames` frames are not to be heard: they
-        are decoded, as what follows depends on them, and no samples of them are given out."""
+        """Marks the stream's first `prompt_frames` frames as prompt, before its first frame is put.
+
+        Prompt frames are decoded, as later frames depend on them. Their samples are dropped.
+        """
         with self.changed:
             stream.prompt_frames = prompt_frames
             stream.samples_to_drop = max(0, prompt_frames * self.spec.samples_per_frame - self.spec.trimmed_samples)
 
     def put(self, stream: Stream, codes: torch.Tensor) -> None:
-        """Appends frames that `check_codes` has returned: (frames, groups) int64."""
+        """Appends checked frames, (frames, groups) int64. See `check_codes`."""
         with self.changed:
             if not stream.ended and len(codes):
                 first = not stream.frames_ready
@@ -146,14 +146,13 @@ class DecodeEngine(ThreadedEngine):
                     self.changed.notify()
 
     def finish(self, stream: Stream) -> None:
-        """No more frames come."""
         with self.changed:
             stream.complete = True
             stream.update_wait()
             self.changed.notify()
 
     def cancel(self, stream: Stream) -> None:
-        """Drops the stream. Its slot is free at once, or after the step it is part of. Harmless after its end."""
+        """Drops the stream. Its slot is free at once, or after the running step. Harmless after its end."""
         with self.changed:
             self._end(stream)
             self.changed.notify()
@@ -168,8 +167,8 @@ class DecodeEngine(ThreadedEngine):
             self._step(*batch)
 
     def _next_batch(self) -> tuple[Sequence[Stream], torch.Tensor | None] | None:
-        """Waits for work: the streams of the next step and their codes, (streams, frames, groups), or no codes where
-        the streams are to be flushed. None to stop."""
+        """Waits for the next step: its streams and their codes (streams, frames, groups); no codes for a flush. None to
+        stop."""
         with self.changed:
             while not self._stopping:
                 self._admit()
@@ -190,8 +189,11 @@ class DecodeEngine(ThreadedEngine):
         return None
 
     def _to_flush(self, plan: StepPlan | float | None, now: float) -> list[Stream]:
-        """The streams to flush before `plan`, or none: no stream of the plan may run dry earlier. As many as share a
-        step: where the end of an utterance is a window, flushing takes as long as a step."""
+        """The streams to flush before `plan`, or none, if a stream of the plan runs dry earlier.
+
+        Where the end of an utterance is a window, a flush takes as long as a step, so only as many streams as fit a
+        step are flushed.
+        """
         held_back = sorted((s for s in self._running if self._must_flush(s)), key=lambda stream: dry_since(stream, now))
         if not held_back or not self.spec.windows:
             return held_back
@@ -201,12 +203,11 @@ class DecodeEngine(ThreadedEngine):
         return held_back[:most]
 
     def _must_flush(self, stream: Stream) -> bool:
-        """Whether all frames of `stream` are decoded but look-ahead holds back the samples of the last ones."""
+        """Whether all frames of `stream` are decoded but look-ahead holds its last samples back."""
         decoded_whole = stream.complete and not stream.frames_ready and stream.frames_decoded > 0
         return decoded_whole and not stream.flushed and self.spec.lookahead_frames > 0
 
     def _admit(self) -> None:
-        """Gives free slots to the streams that wait for one."""
         while self._waiting and self._states.free_slots:
             stream = self._waiting.popleft()
             stream.slot = self._states.acquire(stream.voice, stream.seed)
@@ -217,14 +218,14 @@ class DecodeEngine(ThreadedEngine):
             stream.update_wait()
 
     def _retire(self) -> None:
-        """Ends the streams that are decoded whole; admits others in their place."""
+        """Ends the streams that are fully decoded, and admits others."""
         for stream in [s for s in self._running if s.complete and not s.frames_ready and not self._must_flush(s)]:
-            stream.emit(Finished(stream.frames_given, stream.samples_emitted, stream.waiting.waited_ms))
+            stream.emit(DecodeEnd(stream.frames_given, stream.samples_emitted, stream.waiting.waited_ms))
             self._end(stream)
         self._admit()
 
     def _step(self, streams: Sequence[Stream], codes: torch.Tensor | None) -> None:
-        """Decodes `codes`, or flushes where there are none, and gives the streams their samples."""
+        """Decodes `codes`, or flushes without them, and emits the samples."""
         batch = self._states.batch([stream.slot for stream in streams if stream.slot is not None])
         frames = 0 if codes is None else codes.shape[1]
         computed, began = self.decoder.frames_computed, time.monotonic()
@@ -247,10 +248,10 @@ class DecodeEngine(ThreadedEngine):
                     self._give(stream, piece, frames, now)
 
     def _give(self, stream: Stream, piece: torch.Tensor, frames: int, now: float) -> None:
-        """Sends a stream the samples of its next `frames` frames."""
+        """Emits the samples of a stream's next `frames` frames."""
         given = stream.frames_given
         stream.frames_decoded += frames
-        piece = stream.heard(piece)
+        piece = stream.without_prompt(piece)
         first_sample = stream.samples_emitted
         stream.samples_emitted += len(piece)
         lead_s = stream.playback.sent(len(piece) / self.spec.sample_rate_hz, stream.frames_ready, now)
@@ -264,7 +265,7 @@ class DecodeEngine(ThreadedEngine):
                 UNDERRUN_SECONDS.inc(-lead_s)
 
     def _end(self, stream: Stream) -> None:
-        """Takes a stream out. A running step keeps the slots of its batch until it is done."""
+        """Removes a stream. A running step keeps the slots of its batch."""
         if stream.ended:
             return
         stream.ended = True

@@ -1,4 +1,4 @@
-"""gRPC side of code2wav: frames in, inline or from a talker, checked, no more than a window; samples out."""
+"""gRPC side of code2wav: checked frames in, inline or from a talker; samples out."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -28,10 +28,10 @@ WINDOW_STEPS = 4
 
 
 def check_codes(spec: DecoderSpec, codes: torch.Tensor, field: str) -> torch.Tensor:
-    """`codes` as the engine takes them: (frames, groups) int64.
+    """Converts `codes` to the engine's (frames, groups) int64.
 
     Raises:
-        InvalidInput: names `field`; another shape, a floating dtype, or a code that no codebook has.
+        InvalidInput: another shape, a floating dtype, or a code outside its codebook. It names `field`.
     """
     if codes.dtype.is_floating_point:
         raise InvalidInput(f"{field}.dtype", f"must be an integer type, not {codes.dtype}")
@@ -47,14 +47,14 @@ def check_codes(spec: DecoderSpec, codes: torch.Tensor, field: str) -> torch.Ten
 
 
 class FrameWindow:
-    """Counts the frames that may still be taken in."""
+    """Limits the frames of a call in the engine."""
 
     def __init__(self, frames: int) -> None:
         self._free = frames
         self._freed = asyncio.Event()
 
     async def acquire(self, most: int) -> int:
-        """Waits until there is room, takes room for up to `most` frames and returns for how many."""
+        """Waits for room, takes it for up to `most` frames and returns for how many."""
         while not self._free:
             self._freed.clear()
             await self._freed.wait()
@@ -63,7 +63,6 @@ class FrameWindow:
         return frames
 
     def release(self, frames: int) -> None:
-        """Gives room for `frames` back."""
         self._free += frames
         self._freed.set()
 
@@ -133,12 +132,7 @@ def _expect(position: int, due: int, what: str) -> None:
 
 
 class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
-    """`quartet.v1.Code2WavService` on `engine`, which is set once it is loaded, before `admission` opens.
-
-    Args:
-        admission: refuses calls while there is no engine, and those beyond the stage's limits.
-        consumer: reads talkers' streams.
-    """
+    """`quartet.v1.Code2WavService`. Set `engine` before `admission` opens."""
 
     def __init__(self, admission: Admission, consumer: StreamConsumer) -> None:
         self._admission, self._consumer = admission, consumer
@@ -190,7 +184,7 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
     async def _feed(
         self, request: code2wav_pb2.DecodeRequest, stream: Stream, window: FrameWindow, events: asyncio.Queue[Event]
     ) -> None:
-        """Moves the request's frames into the engine as the window allows; an error goes the way of the events."""
+        """Moves the request's frames into the engine as `window` allows. An error becomes an event."""
         try:
             begin = partial(self.engine.begin, stream)
             async for codes in frames_of(self.engine.spec, self._consumer, request, begin):
@@ -204,11 +198,6 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
 
 
 def _voice(spec: DecoderSpec, asked: str) -> str:
-    """The voice to decode with.
-
-    Raises:
-        InvalidInput: there is no such voice.
-    """
     found = spelled(asked, spec.voices) if asked else next(iter(spec.voices), "")
     if found is None:
         there = f"is not one of {', '.join(spec.voices)}" if spec.voices else "cannot be chosen: the codes decide it"

@@ -1,8 +1,7 @@
-"""What the small random checkpoints of several families share.
+"""Shared parts of small random checkpoints.
 
-Under these weights a comparison with a reference means something. With the usual small standard deviation logits are
-nearly constant and greedy decoding compares rounding errors. These preserve variance from layer to layer, so that
-logits are spread and every input matters.
+The weights preserve variance from layer to layer, so that logits are spread and every input matters. With a small
+standard deviation logits would be nearly constant, and greedy decoding would compare rounding errors.
 """
 
 import json
@@ -18,19 +17,18 @@ _VOCABULARY_MULTIPLE = 64  # embeddings are padded to this, as the published one
 
 
 def padded_vocabulary(tokens: int) -> int:
-    """Rows of the embeddings of so many tokens."""
     return -(-tokens // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
 
 
 def mrope_sections(head_dim: int) -> list[int]:
-    """Frequencies that turn with time, height and width."""
+    """Numbers of frequencies for time, height and width."""
     third = head_dim // 2 // 3
     return [head_dim // 2 - 2 * third, third, third]
 
 
 @torch.no_grad()
 def randomize(model: nn.Module) -> None:
-    """Draws the weights of `model` from torch's global generator, in the order of its parameters."""
+    """Draws all weights from torch's global generator, in the order of the parameters."""
     for name, parameter in model.named_parameters():
         if "embed" in name and parameter.ndim == 2:
             parameter.normal_()
@@ -48,8 +46,7 @@ def randomize(model: nn.Module) -> None:
 
 @torch.no_grad()
 def prefer_text(head: torch.Tensor, tokenizer: Any, special_tokens: Sequence[str]) -> None:
-    """Keeps a thinker with these weights (vocabulary, hidden) before its logits to tokens that are text by themselves,
-    and the end of the turn."""
+    """Zeroes the logits of a thinker's `head`, (vocabulary, hidden), except for printable text and the end of turn."""
     for token_id in range(head.shape[0]):
         text = str(tokenizer.decode([token_id]))
         is_text = token_id < len(tokenizer) and text not in special_tokens and text and text.isprintable()
@@ -58,17 +55,17 @@ def prefer_text(head: torch.Tensor, tokenizer: Any, special_tokens: Sequence[str
 
 
 def name_tokens(tokenizer: Any, named_tokens: Mapping[str, str]) -> None:
-    """Gives a tokenizer the attributes `NAME` and `NAME_id` of each token, which a processor looks up in it."""
+    """Gives a tokenizer the attributes `NAME` and `NAME_id` of each token, for a processor."""
     for name, token in named_tokens.items():
         setattr(tokenizer, name, token)
         setattr(tokenizer, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
 
 
 def save_processor(out: Path, processor: Any, named_tokens: Mapping[str, str]) -> None:
-    """Writes everything that `from_pretrained(out)` of the processor's class reads.
+    """Writes the files of a processor.
 
     Args:
-        named_tokens: names under which the processor looks its tokens up, which `save_pretrained` leaves out.
+        named_tokens: the processor's names of its tokens, which `save_pretrained` leaves out.
     """
     processor.save_pretrained(out)
     file = out / "tokenizer_config.json"

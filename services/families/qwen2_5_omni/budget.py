@@ -1,4 +1,4 @@
-"""What a checkpoint needs of a GPU."""
+"""GPU memory of a checkpoint."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,5 +9,5 @@ PREFIXES = {"thinker": "thinker.", "talker": "talker.", "code2wav": "token2wav."
 
 
 def sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]]) -> Sizes:
-    """Those of a checkpoint with `config` and (name, bytes) of its tensors. Raises KeyError: a key is missing."""
+    """Sizes of a checkpoint from its config and (name, bytes) of its tensors. Raises KeyError: a key is missing."""
     return omni_sizes(config, config["talker_config"] if has_speech(config) else None, tensors, PREFIXES)

@@ -1,4 +1,4 @@
-"""The talker of Qwen2.5-Omni: a dense decoder of one codebook that reads every state of the thinker."""
+"""The talker of Qwen2.5-Omni: a dense decoder of one codebook that reads all states of the thinker."""
 
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ SAMPLING = family.SamplingDefaults(temperature=0.9, top_k=40, top_p=0.8, repetit
 
 
 def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
-    """As `services.talker.family.TalkerModule`. Also reads spk_dict.pt."""
+    """See `services.talker.family.TalkerModule`. Also reads spk_dict.pt."""
     if not has_speech(config):
         raise ValueError(f"the checkpoint in {folder} has no talker (model type {config.get('model_type')})")
     voice_ids = {name: voice.bos_token_id for name, voice in read_voices(folder).items()}

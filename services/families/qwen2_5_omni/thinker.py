@@ -17,8 +17,10 @@ SYSTEM_PROMPT = (
 
 
 def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> ThinkerCheckpoint:
-    """See `services.thinker.family.ThinkerFamily`. The talker reads the states of the last layer, after the norm:
-    `accept_hidden_layer` is the number of layers, by which transformers' `hidden_states` has them."""
+    """See `services.thinker.family.ThinkerFamily`.
+
+    The talker reads the states after the last norm, which transformers' `hidden_states` has at the number of layers.
+    """
     try:
         thinker = config["thinker_config"]
         text = thinker["text_config"]

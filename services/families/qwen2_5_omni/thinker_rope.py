@@ -1,7 +1,7 @@
-"""Where each token of a prompt is in time, height and width (TMRoPE).
+"""Positions of a prompt's tokens in time, height and width (TMRoPE).
 
-As transformers' `Qwen2_5OmniThinkerForConditionalGeneration.get_rope_index` has it, of which vLLM differs where the
-sound of a video is among its frames: the two tokens before them share a position, and so do the two after them.
+Source: transformers' `Qwen2_5OmniThinkerForConditionalGeneration.get_rope_index`. vLLM differs for a video with sound:
+the two tokens before it share a position, and so do the two after it.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ import torch
 
 @dataclass(frozen=True)
 class Medium:
-    """An image, a sound, or a video with or without its sound.
+    """An image, a sound, or a video with or without sound.
 
     Attributes:
-        begin: index of its first token; with frames and sound, of the token before them that begins the sound.
-        sound_frames: spectrogram frames of its sound; None: it has none.
-        grid: of its picture's tokens: time, height, width; None: it has none.
-        positions_per_frame: rope positions in time from one of the grid's frames to the next.
+        begin: index of its first token; of a video with sound, of the token before it that begins the sound.
+        sound_frames: spectrogram frames of its sound; None: no sound.
+        grid: time, height and width of its image tokens; None: no images.
+        positions_per_frame: rope positions in time between two frames of the grid.
     """
 
     begin: int
@@ -34,7 +34,7 @@ def rope_positions(
 
     Args:
         token_ids: with a placeholder for each token of a medium.
-        media: in the order of their places.
+        media: in order.
         video_token_id, audio_token_id: the placeholders.
     """
     ids, positions, following = torch.tensor(token_ids), torch.empty(3, len(token_ids), dtype=torch.int64), 0
@@ -68,7 +68,7 @@ def rope_positions(
 
 
 def _sound_tokens(frames: int) -> int:
-    """Tokens of a sound: two halvings, of the convolution and of the pooling."""
+    """Tokens of a sound: the convolution and the pooling each halve its frames."""
     return ((frames - 1) // 2 + 1 - 2) // 2 + 1
 
 

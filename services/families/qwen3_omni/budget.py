@@ -1,4 +1,4 @@
-"""What a checkpoint needs of a GPU."""
+"""GPU memory of a checkpoint."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from services.families import ROPE_BYTES, STAGES, STATE_LAYERS, Sizes, has_speec
 
 
 def sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]]) -> Sizes:
-    """Those of a checkpoint with `config` and (name, bytes) of its tensors. Raises KeyError: a key is missing."""
+    """Sizes of a checkpoint from its config and (name, bytes) of its tensors. Raises KeyError: a key is missing."""
     talker = config["talker_config"]["text_config"] if has_speech(config) else None
     return omni_sizes(config, talker, tensors, {stage: f"{stage}." for stage in STAGES})
 

@@ -1,6 +1,6 @@
-"""Qwen3-Omni's codec decoder: a mean of code embeddings, a transformer and causal convolutions up to the samples.
+"""Qwen3-Omni's codec decoder: a mean of code embeddings, a transformer and causal convolutions.
 
-Its layers are counterparts of those of transformers' Qwen3OmniMoeCode2Wav, with the same parameter names.
+It has the layers and parameter names of transformers' Qwen3OmniMoeCode2Wav.
 """
 
 from typing import Any
@@ -20,12 +20,10 @@ _PREFIX = "code2wav."
 
 
 def parameter_of(tensor: str) -> str | None:
-    """See `services.code2wav.family.DecoderFamily`."""
     return tensor.removeprefix(_PREFIX) if tensor.startswith(_PREFIX) else None
 
 
 def new_decoder(config: dict[str, Any]) -> "Qwen3OmniDecoder":
-    """See `services.code2wav.family.DecoderFamily`."""
     part = config.get("code2wav_config")
     if part is None or not has_speech(config):
         raise ValueError(f"the checkpoint has no code2wav (model type {config.get('model_type')})")
@@ -34,10 +32,8 @@ def new_decoder(config: dict[str, Any]) -> "Qwen3OmniDecoder":
 
 
 class Qwen3OmniDecoder(WaveDecoder):
-    """The decoder. See `WaveDecoder`.
-
-    Args:
-        stated_sample_rate_hz: that the checkpoint states; None: it states none, and the frame rate gives it.
+    """Args:
+    stated_sample_rate_hz: the checkpoint's; None: the frame rate gives it.
     """
 
     def __init__(self, sizes: WaveSizes, stated_sample_rate_hz: int | None = None) -> None:
@@ -51,5 +47,4 @@ class Qwen3OmniDecoder(WaveDecoder):
         self.code_embedding = nn.Embedding(sizes.codebook_size * sizes.num_code_groups, sizes.latent)
 
     def embed(self, codes: torch.Tensor, carry: Carry) -> torch.Tensor:
-        """As `WaveDecoder.embed`."""
         return self.code_embedding(self.table_rows(codes)).mean(2)

@@ -1,5 +1,4 @@
-"""What the talker reads of a text that no thinker wrote: the prompt that a thinker would have been given, and the ids
-of the text as its words come."""
+"""The talker's input from a text without a thinker."""
 
 import torch
 
@@ -12,12 +11,10 @@ DEFAULT_INSTRUCTIONS = "Read this text aloud."
 
 
 class TextTurn(GrowingText):
-    """A `services.talker.inputs.TextInput`: the prompt ends with an assistant's turn that says the text.
+    """A `services.talker.inputs.TextInput`: the prompt ends with an assistant's turn that speaks the text.
 
     Args:
-        spec: of the checkpoint.
-        tokenizer: of the checkpoint.
-        delivery: its instructions are what a user has said before; none: DEFAULT_INSTRUCTIONS.
+        delivery: its instructions are the user's turn before; default: DEFAULT_INSTRUCTIONS.
     """
 
     def __init__(self, spec: PromptSpec, tokenizer: TextTokenizer, delivery: Delivery) -> None:
@@ -30,10 +27,9 @@ class TextTurn(GrowingText):
 
     @property
     def ready(self) -> bool:
-        """Whether the first id is known, or all of them where they are to be."""
+        """Whether the needed ids are known: the first, or all of them."""
         return bool(self.ids) and (self.finished or not self._delivery.whole_text_first)
 
     def take_prompt(self) -> Prompt:
-        """A user's turn and the head of the assistant's, once `ready`."""
         prompt = ThinkerPrompt(torch.tensor(self._prompt), (), None)
         return talker_prompt(prompt, self.ids[0], self._delivery.speaker, self._spec)

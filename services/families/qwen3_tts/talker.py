@@ -1,5 +1,7 @@
-"""The talker of Qwen3-TTS: a dense decoder that says a text, with a voice of its own, one that instructions describe,
-or one that it hears in a sample, by the checkpoint's kind."""
+"""The talker of Qwen3-TTS: a dense decoder that speaks a text.
+
+By the checkpoint's kind it has voices of its own, designs a voice from instructions, or clones one from a sample.
+"""
 
 import json
 from collections.abc import Mapping
@@ -29,7 +31,7 @@ WEIGHTS = family.WeightNames(
 
 
 def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
-    """As `services.talker.family.TalkerModule`. Also reads generation_config.json where there is one."""
+    """See `services.talker.family.TalkerModule`. Also reads generation_config.json if there is one."""
     if config.get("tokenizer_type", CODEC) != CODEC:
         raise ValueError(f"tokenizer_type {config['tokenizer_type']!r} is not supported, only {CODEC}")
     try:
@@ -96,7 +98,7 @@ def _transformer(field: str, config: Mapping[str, Any]) -> family.TransformerSpe
 
 
 def _sampling_defaults(folder: Path) -> family.SamplingDefaults:
-    """The checkpoint's generation values; where absent, those of qwen-tts' `_merge_generate_kwargs`."""
+    """The checkpoint's generation values, else those of qwen-tts' `_merge_generate_kwargs`."""
     path = folder / "generation_config.json"
     values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     talker_draws, predictor_draws = values.get("do_sample", True), values.get("subtalker_dosample", True)

@@ -1,7 +1,4 @@
-"""Random checkpoints with the real architecture: config keys, weight names, tokenizer, template, processors, voices.
-
-The loading code that serves the published checkpoints serves these; only sizes and weights differ.
-"""
+"""Random checkpoints with published config keys, weight names, tokenizer, template, processors and voices."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Transformer:
-    """A dense decoder with grouped-query attention, by the keys of its config."""
+    """A dense decoder with grouped-query attention. Fields are keys of its config."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -20,13 +17,13 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Sizes:
-    """One checkpoint's dimensions.
+    """A checkpoint's dimensions.
 
     Attributes:
-        merges: of the byte-level BPE: the vocabulary is 256 bytes, these, the special tokens, and ids of speech.
+        merges: of the byte-level BPE. Its vocabulary is 256 bytes, the merges, special tokens and speech ids.
         encoder_width: of the audio and vision encoders.
-        head_dim: of the talker, whose config states it.
-        codebook: codes that stand for sound.
+        head_dim: of the talker.
+        codebook: number of codes.
     """
 
     merges: int
@@ -59,7 +56,7 @@ SIZES = {
 
 
 def write_checkpoint(out: Path, size: str) -> None:
-    """Writes a checkpoint into the directory `out`; weights are drawn from torch's global generator.
+    """Writes a checkpoint into `out`, with weights from torch's global generator.
 
     Args:
         out: files of the same names are replaced.

@@ -1,7 +1,4 @@
-"""The model: its config with the keys of the published checkpoints, and random weights.
-
-What transformers' config classes have as their defaults is not said again here.
-"""
+"""Config with the published keys, and random weights. Defaults of transformers' config classes are left out."""
 
 import json
 from dataclasses import asdict
@@ -43,8 +40,7 @@ TOKEN_KEYS = {
 
 
 def write_model(out: Path, sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
-    """Writes config, weights and voices, in float32 and from torch's global generator, into the directory `out`.
-    Special ids are those of `tokenizer`."""
+    """Writes config, float32 weights and voices into `out`, with special ids of `tokenizer`."""
     config = _model_config(sizes, token2wav_config(sizes.codebook, sizes.encoder_width), tokenizer)
     model: Any = transformers.Qwen2_5OmniForConditionalGeneration(config)
     model.float().eval()

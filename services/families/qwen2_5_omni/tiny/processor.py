@@ -1,4 +1,4 @@
-"""Tokenizer, chat template and media processors as the published checkpoints have them."""
+"""The published tokenizer, chat template and media processors, in small."""
 
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,11 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def new_tokenizer(merges: int) -> transformers.Qwen2Tokenizer:
-    """Tokenizer with 256 byte tokens, `merges` merges and `SPECIAL_TOKENS`."""
     return make_tokenizer(merges, special_tokens=SPECIAL_TOKENS)
 
 
 def save_processor(out: Path, tokenizer: transformers.Qwen2Tokenizer) -> None:
-    """Writes everything that `Qwen2_5OmniProcessor.from_pretrained(out)` reads."""
+    """Writes the files of `Qwen2_5OmniProcessor.from_pretrained(out)`."""
     tiny_parts.name_tokens(tokenizer, NAMED_TOKENS)
     tokenizer.chat_template = CHAT_TEMPLATE.read_text()
     patch: dict[str, Any] = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2, "size": PIXELS}

@@ -1,6 +1,6 @@
-"""token2wav of a small random checkpoint: its config, its weights and its voices.
+"""Config, random weights and voices of token2wav.
 
-Weights preserve variance from layer to layer, so that every code, the voice and the noise matter; the sound is made as
+The weights preserve variance from layer to layer, so that every code, the voice and the noise matter. The sound is as
 loud as speech.
 """
 
@@ -24,8 +24,8 @@ def token2wav_config(codebook: int, width: int) -> dict[str, Any]:
     """`token2wav_config` of a config.json.
 
     Args:
-        codebook: codes that stand for sound.
-        width: about which all is wide: models of different ones share no dimension. At least 64, in steps of 4.
+        codebook: number of codes.
+        width: scale of all widths; models of different ones share no dimension. At least 64, in steps of 4.
     """
     speaker, inner = width // 2 - 6, width // 4 - 2
     dit = {
@@ -64,7 +64,7 @@ def token2wav_config(codebook: int, width: int) -> dict[str, Any]:
 
 
 def voices(bos_token_ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """What spk_dict.pt holds for voices of these names, drawn from torch's global generator."""
+    """Random content of spk_dict.pt."""
     return {
         name: {
             "cond": torch.randn(1, VOICE_WIDTH),
@@ -77,7 +77,7 @@ def voices(bos_token_ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
 
 @torch.no_grad()
 def randomize(model: nn.Module) -> None:
-    """Weights of transformers' Qwen2_5OmniToken2WavModel, drawn from torch's global generator."""
+    """Draws the weights of transformers' Qwen2_5OmniToken2WavModel from torch's global generator."""
     for name, parameter in model.named_parameters():
         parameter.copy_(_weights(name, parameter.shape))
     dit: Any = model.code2wav_dit_model

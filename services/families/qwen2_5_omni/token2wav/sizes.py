@@ -1,4 +1,4 @@
-"""Sizes of the transformer, as a checkpoint's config states them or leaves them out."""
+"""Sizes of the transformer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,15 +31,16 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class DitSizes:
-    """Its sizes.
+    """Sizes of the transformer.
 
     Attributes:
         repeats: mel frames of a code.
         block: mel frames of a block.
-        codes: values that a code can have.
-        ahead, back: layers that attend to the next block too, and to the one before.
-        voice: width of the vector that describes a voice.
-        most_mel_frames: that it was made for.
+        codes: number of codes.
+        ahead, back: layers that also attend to the next block, and to the one before.
+        voice: width of a voice's conditioning.
+        speaker: width of the speaker encoder's vector.
+        most_mel_frames: most frames of a window.
     """
 
     hidden: int
@@ -56,17 +57,16 @@ class DitSizes:
     ahead: frozenset[int]
     back: frozenset[int]
     voice: int
-    heard: int
+    speaker: int
     most_mel_frames: int
 
     @property
     def block_codes(self) -> int:
-        """Codes of a block."""
         return self.block // self.repeats
 
     @classmethod
     def of(cls, config: dict[str, Any], name: str) -> "DitSizes":
-        """Those that `config`, with all keys of `DEFAULTS`, states, which is called `name` in a checkpoint's.
+        """Reads the sizes from `config`, which has all keys of `DEFAULTS`. Errors call it `name`.
 
         Raises:
             ValueError: a size does not fit another.
@@ -89,7 +89,7 @@ class DitSizes:
             ahead=frozenset(config["look_ahead_layers"]),
             back=frozenset(config["look_backward_layers"]),
             voice=config["enc_emb_dim"],
-            heard=config["enc_dim"],
+            speaker=config["enc_dim"],
             most_mel_frames=config["max_position_embeddings"],
         )
         if sizes.block % sizes.repeats:

@@ -1,7 +1,4 @@
-"""Random checkpoints with the real architecture: config keys, weight names, tokenizer, template, processors.
-
-The loading code that serves the published checkpoint serves these; only sizes and weights differ.
-"""
+"""Random checkpoints with published config keys, weight names, tokenizer, template and processors."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Transformer:
-    """A decoder with grouped-query attention, by the keys of its config; without experts its MLP is dense."""
+    """A decoder with grouped-query attention. Fields are keys of its config. Without experts its MLP is dense."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -24,7 +21,7 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Sizes:
-    """One checkpoint's dimensions."""
+    """A checkpoint's dimensions."""
 
     merges: int  # of the byte-level BPE: the vocabulary is 256 bytes, these, and the special tokens
     thinker: Transformer
@@ -82,12 +79,12 @@ SIZES["wide"] = replace(SIZES["tiny"], thinker=replace(SIZES["tiny"].thinker, hi
 
 
 def write_checkpoint(out: Path, size: str, thinks: bool = False) -> None:
-    """Writes a checkpoint into the directory `out`; weights are drawn from torch's global generator.
+    """Writes a checkpoint into `out`, with weights from torch's global generator.
 
     Args:
         out: files of the same names are replaced.
         size: a key of `SIZES`. Tokenizer and config depend on it and on `thinks` only.
-        thinks: one that thinks before it answers, and has neither talker nor code2wav.
+        thinks: the model reasons, and has neither talker nor code2wav.
 
     Raises:
         KeyError: no such size.

@@ -1,7 +1,4 @@
-"""The model: its config with the keys of the published checkpoint, and random weights.
-
-What transformers' config classes have as their defaults is not said again here.
-"""
+"""Config with the published keys, and random weights. Defaults of transformers' config classes are left out."""
 
 import json
 import math
@@ -54,8 +51,10 @@ THOUGHT_END_SCALE = 2  # a thought of the random model has some dozens of tokens
 def write_model(
     out: Path, sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase, thinks: bool = False
 ) -> None:
-    """Writes config and weights, in float32 and from torch's global generator, into the directory `out`. Special ids
-    are those of `tokenizer`. A model that `thinks` is its thinker alone."""
+    """Writes config and float32 weights into `out`, with special ids of `tokenizer`.
+
+    A model that `thinks` has only a thinker.
+    """
     config = model_config(sizes, tokenizer)
     config.enable_audio_output = not thinks
     model: Any = transformers.Qwen3OmniMoeForConditionalGeneration(config)
@@ -72,7 +71,6 @@ def write_model(
 
 
 def model_config(sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.Qwen3OmniMoeConfig:
-    """The config of a model of these sizes, with the special ids of `tokenizer`."""
     media = _ids(tokenizer, MEDIA_IDS) | {"position_id_per_seconds": POSITIONS_PER_SECOND, "seconds_per_chunk": 2}
     thinker = {
         "text_config": {"vocab_size": padded_vocabulary(len(tokenizer)), **_moe(sizes.thinker)},
@@ -100,7 +98,6 @@ def model_config(sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase
 
 
 def generation_config(tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.GenerationConfig:
-    """The published sampling defaults."""
     return transformers.GenerationConfig(
         do_sample=True,
         temperature=0.9,
@@ -194,13 +191,13 @@ def _vision_config(sizes: "Sizes") -> dict[str, Any]:
 
 @torch.no_grad()
 def _end_thoughts(model: transformers.Qwen3OmniMoeForConditionalGeneration, tokenizer: Any) -> None:
-    """Gives the token that ends a thought larger logits than others, so that it is the most likely one now and then."""
+    """Enlarges the logits of `</think>`, so that it is the most likely token now and then."""
     row = model.thinker.lm_head.weight[tokenizer.convert_tokens_to_ids("</think>")]
     row.normal_(std=THOUGHT_END_SCALE / math.sqrt(len(row)))
 
 
 def _forget_speech(file: Path) -> None:
-    """The published config.json of a model without speech has neither of these."""
+    """Drops the parts that a published config.json without speech lacks."""
     config = json.loads(file.read_text())
     for part in ("talker_config", "code2wav_config"):
         config.pop(part, None)

@@ -1,6 +1,6 @@
-"""Tokenizer, chat template and media processors as the published checkpoint has them.
+"""The published tokenizer, chat template and media processors, in small.
 
-The tokenizer is a small byte-level BPE with the published special tokens in their published order after it.
+The tokenizer is a byte-level BPE with the published special tokens in their order.
 """
 
 import json
@@ -57,7 +57,7 @@ def make_tokenizer(
 ) -> transformers.Qwen2Tokenizer:
     """Tokenizer with 256 byte tokens, `merges` merges and `special_tokens`.
 
-    Each of `words` becomes one token if there are merges enough.
+    Each of `words` becomes one token if there are enough merges.
     """
     byte_level = Tokenizer(models.BPE())
     byte_level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -72,7 +72,7 @@ def make_tokenizer(
 
 
 def qwen_tokenizer(trained: Tokenizer, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> transformers.Qwen2Tokenizer:
-    """Tokenizer of the published class with the vocabulary of a byte-level BPE, and `special_tokens` after it."""
+    """Tokenizer of the published class, from a byte-level BPE and `special_tokens`."""
     model = json.loads(trained.to_str())["model"]
     merges_of_pairs: Any = [tuple(pair) for pair in model["merges"]]
     tokenizer: Any = transformers.Qwen2Tokenizer(vocab=model["vocab"], merges=merges_of_pairs)
@@ -90,11 +90,11 @@ def save_processor(
     thinks: bool = False,
     pixels: Mapping[str, int] = PIXELS,
 ) -> None:
-    """Writes everything that `Qwen3OmniMoeProcessor.from_pretrained(out)` reads.
+    """Writes the files of `Qwen3OmniMoeProcessor.from_pretrained(out)`.
 
     Args:
         thinks: whether the chat template opens thoughts.
-        pixels: fewest and most of a picture, which is scaled to lie between.
+        pixels: fewest and most pixels of a scaled image.
     """
     tiny_parts.name_tokens(tokenizer, NAMED_TOKENS)
     template = ("{%- set thinks = true -%}\n" if thinks else "") + CHAT_TEMPLATE.read_text()

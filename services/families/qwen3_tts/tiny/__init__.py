@@ -1,7 +1,6 @@
-"""Random checkpoints with the real architecture: config keys, weight names, tokenizer, codec.
+"""Random checkpoints with published config keys, weight names, tokenizer and codec.
 
-The loading code that serves the published checkpoints serves these; only sizes and weights differ. As published, the
-larger layout has a code predictor that is narrower than its talker, and takes instructions.
+As published, the larger layout has a code predictor narrower than its talker, and takes instructions.
 """
 
 import json
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """One checkpoint's dimensions. `layout` is the published one that it is like."""
+    """A checkpoint's dimensions. `layout`: the published one that it resembles."""
 
     layout: str
     merges: int  # of the byte-level BPE
@@ -70,7 +69,7 @@ CODEC_LANGUAGE, CODEC_VOICE, CODEC_SPECIAL_IDS = 2, 253, 1024
 
 
 def write_checkpoint(out: Path, size: str, kind: str) -> None:
-    """Writes a checkpoint into the directory `out`; weights are drawn from torch's global generator.
+    """Writes a checkpoint into `out`, with weights from torch's global generator.
 
     Args:
         out: files of the same names are replaced.

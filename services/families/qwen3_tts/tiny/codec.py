@@ -1,7 +1,7 @@
-"""The codec and the speaker encoder of a small random checkpoint, under their published names.
+"""Random codec and speaker encoder with published names.
 
-Weights preserve variance from layer to layer, so that every code and every sample matters; vectors of codebooks are
-distinct, so that codes of a sound vary.
+The weights preserve variance from layer to layer, so that every code and sample matters. The vectors of codebooks
+differ, so that the codes of a sound vary.
 """
 
 import json
@@ -28,7 +28,7 @@ CALIBRATION_FRAMES = 40
 
 @dataclass(frozen=True)
 class CodecSizes:
-    """One codec's dimensions, in channels unless said otherwise."""
+    """A codec's dimensions, in channels unless said otherwise."""
 
     codebook: int  # codes of a group: a power of 2
     codebook_dim: int
@@ -96,8 +96,7 @@ SIZES = {
 
 
 def write_codec(folder: Path, size: str) -> None:
-    """Writes `folder`/speech_tokenizer: config.json, preprocessor_config.json and float32 weights, drawn from torch's
-    global generator.
+    """Writes config.json, preprocessor_config.json and random float32 weights into `folder`/speech_tokenizer.
 
     Raises:
         KeyError: no such size.
@@ -121,8 +120,7 @@ def write_codec(folder: Path, size: str) -> None:
 
 
 def speaker_encoder(size: str, hidden: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What a checkpoint whose talker is `hidden` wide has of a speaker encoder: `speaker_encoder_config`, and tensors
-    speaker_encoder.*, float32, from torch's global generator.
+    """`speaker_encoder_config` and random float32 tensors speaker_encoder.* for a talker of width `hidden`.
 
     Raises:
         KeyError: no such size.
@@ -144,7 +142,7 @@ def speaker_encoder(size: str, hidden: int) -> tuple[dict[str, Any], dict[str, t
 
 
 def codec_config(sizes: CodecSizes) -> dict[str, Any]:
-    """config.json of the codec, with the keys of the published one."""
+    """The codec's config.json, with published keys."""
     decoder = {
         "attention_bias": False,
         "codebook_dim": sizes.codebook_dim,
@@ -217,7 +215,7 @@ def _encoder_tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def _set_spread(encoder: Any, projection: nn.Conv1d) -> None:
-    """Scales what is quantized to the length of the codebooks' vectors, so that codes vary with the sound."""
+    """Scales the input of the quantizer to the length of the codebooks' vectors, so that codes vary with the sound."""
     made: list[Any] = []
     hook = projection.register_forward_hook(lambda module, inputs, output: made.append(output))
     encoder.eval()(0.3 * torch.randn(1, 1, CALIBRATION_FRAMES * SAMPLES_PER_FRAME))

@@ -1,8 +1,4 @@
-"""Random weights of the talker, by the names of a published checkpoint.
-
-They preserve variance from layer to layer, so that logits are spread and every input matters: with the usual small
-standard deviation greedy decoding would compare rounding errors.
-"""
+"""Random talker weights with published names."""
 
 import math
 from pathlib import Path
@@ -16,11 +12,10 @@ from services.talker.model import empty_model, published_parameters
 
 
 def talker_tensors(config: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the talker that `config` describes, float32, drawn from torch's global generator.
+    """All tensors of the talker of `config`, float32, from torch's global generator.
 
     Args:
-        config: of the checkpoint.
-        folder: has its tokenizer.
+        folder: has the tokenizer.
     """
     spec = read_talker(config, folder).spec
     assert spec.text_projection is not None
