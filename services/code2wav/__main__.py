@@ -54,12 +54,7 @@ def info_of(spec: DecoderSpec) -> server_info_pb2.Code2WavInfo:
 def start_engine(
     settings: Code2WavSettings, on_fatal: Callable[[BaseException], object] = lambda error: None
 ) -> DecodeEngine:
-    """Loads the decoder and starts its engine, not warmed up. Blocks.
-
-    Raises:
-        ValueError: no such device or checkpoint, no decoder in it, or tensors that are missing, unknown or of another
-            shape.
-    """
+    """Loads the decoder and starts its engine, not warmed up. Blocks. Raises as `load_decoder`."""
     decoder = load_decoder(settings.model, settings.dtype, settings.device, settings.windows)
     execution = decide(settings.enforce_eager, Accelerator.of(decoder.device))
     log_choices(execution.choices)
@@ -78,7 +73,7 @@ def warm_up(engine: DecodeEngine, frames: int) -> None:
     """Decodes `frames` frames, the first alone. Blocks.
 
     Raises:
-        Exception: the engine failed with it.
+        Exception: the engine's failure.
         TimeoutError: a step took too long.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()

@@ -1,8 +1,7 @@
 """Decoders that look back and never ahead: a step takes any number of frames and gives all their samples.
 
-Each layer keeps the past it needs: a convolution its last inputs, an attention layer its last keys and values. This
-state is zero at the start of a stream, like the zero padding of a whole decode. The state of a stream is one row of a
-tensor, its slot. A batch is gathered and stored by one indexing each; neighbouring slots are a view.
+Each layer keeps its last inputs, keys or values. This state is zero at the start of a stream, like the zero padding of
+a whole decode. A stream's state is a row of one tensor, its slot.
 """
 
 import math
@@ -24,7 +23,7 @@ class StateLayout:
         self.sizes: list[int] = []
 
     def add(self, shape: tuple[int, ...]) -> int:
-        """Reserves a piece of a shape (without the stream dimension); returns its index."""
+        """Reserves a piece of a shape (without streams); returns its index."""
         self.shapes.append(shape)
         self.sizes.append(math.prod(shape))
         return len(self.shapes) - 1
@@ -82,7 +81,6 @@ class CausalBatch:
         self.states = states
         self.slots = list(slots)
         self.frames = [states.frames[slot] for slot in self.slots]
-        """Frames that each stream has decoded so far."""
 
     def load(self) -> torch.Tensor:
         """The states, (streams, values a slot); a view if the slots are neighbours."""
@@ -103,14 +101,11 @@ class CausalBatch:
 class CausalDecoder(Decoder):
     """A decoder whose layers keep their past, so that nothing is computed twice.
 
-    The samples do not depend on how a stream is split into steps, nor on the other streams of a batch, up to rounding.
+    Up to rounding, samples do not depend on a stream's steps nor on the batch.
 
     Args:
         spec: without look-ahead.
         window_frames: frames that a frame attends to, itself included.
-
-    Attributes:
-        layout: the constructors of the layers fill it.
     """
 
     def __init__(self, spec: DecoderSpec, window_frames: int) -> None:
@@ -126,13 +121,13 @@ class CausalDecoder(Decoder):
 
         Args:
             codes: (streams, frames, groups), an integer dtype.
-            positions: (streams,) int64, frames of each stream before this step.
-            rows: (streams, values a slot), the states before it.
-            at_start: whether a stream may still be within its trimmed samples.
-            settled: whether every stream has a full attention window behind it. This only saves work.
+            positions: (streams,) int64, frames of each stream before.
+            rows: (streams, values a slot), the states before.
+            at_start: whether a stream may be within its trimmed samples.
+            settled: whether every stream has a full window behind it. This only saves work.
 
         Returns:
-            Samples, (streams, frames x samples_per_frame), with the trimmed ones; and the states after the step.
+            Samples, (streams, frames x samples_per_frame), with trimmed ones; and the states after.
         """
 
     def new_states(self, slots: int) -> CausalStates:
@@ -149,7 +144,7 @@ class CausalDecoder(Decoder):
         return self.cut(wav, batch)
 
     def cut(self, wav: torch.Tensor, batch: CausalBatch) -> list[torch.Tensor]:
-        """The samples of each stream, from `forward`'s (streams, samples), without trimmed ones. Advances the batch."""
+        """Each stream's samples, from `forward`'s, without trimmed ones. Advances the batch."""
         size, trim = self.spec.samples_per_frame, self.spec.trimmed_samples
         samples = [row[max(0, trim - done * size) :] for row, done in zip(wav.cpu(), batch.frames, strict=True)]
         batch.advance(wav.shape[1] // size)
@@ -169,13 +164,13 @@ class _Captured:
 
 
 class DecodeGraphs:
-    """Captured steps of `decoder`, with their state handling: one launch instead of some hundred kernels.
+    """Captured steps with their state handling: one launch instead of some hundred kernels.
 
     A graph exists for each power of two of streams and of frames. Rows without a stream pad a batch. Frames cannot be
-    padded, as they would advance the state, so other numbers of frames run uncaptured. For one thread.
+    padded, as they would advance the state. For one thread.
 
     Args:
-        capturer: captures the largest steps first. No stream may be open meanwhile.
+        capturer: captures the largest steps first. No stream may be open.
         max_frames: most frames of a stream in a captured step.
     """
 

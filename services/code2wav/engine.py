@@ -40,20 +40,18 @@ STEP_BATCH = metrics.STEP_BATCH.labels("code2wav", "decode")
 
 log = structlog.get_logger()
 
-# Frames of a step that keep its intermediate results in a core's cache: see the figures in `ChunkPolicy`.
+# Frames of a step whose intermediate results fit a core's cache: see the table in `ChunkPolicy`.
 CPU_BATCH_FRAMES = 16
 
 
 class DecodeEngine(ThreadedEngine):
-    """Decodes up to `max_streams` streams at a time; further streams wait for a slot in order.
-
-    All methods are thread-safe.
+    """Decodes up to `max_streams` streams at a time; others wait in order. Thread-safe.
 
     Args:
         max_frames_per_step: most frames of a stream in one step.
         lead_margin_ms: see `ChunkPolicy.transport_s`.
-        threads: CPU threads of a step; 0 leaves torch's default.
-        capturer: captures the steps before the constructor returns; None: steps run eagerly.
+        threads: CPU threads of a step; 0: torch's default.
+        capturer: captures the steps in the constructor; None: eager steps.
         on_fatal: see `ThreadedEngine`.
     """
 
@@ -85,7 +83,7 @@ class DecodeEngine(ThreadedEngine):
             decodable=self.spec.decodable,
             in_windows=windows is not None,
         )
-        # Then it may be any frame that completes the next step.
+        # With windows or granularity any frame may complete the next step.
         self._steps_are_given = windows is not None or self.spec.granularity_frames > 1
         self._threads = threads
         self._waiting: deque[Stream] = deque()  # for a slot
@@ -108,9 +106,9 @@ class DecodeEngine(ThreadedEngine):
         """Creates a stream and queues it for a slot.
 
         Args:
-            emit: takes Samples, then one DecodeEnd or an error. It is called on any thread under the engine's lock, so
-                it must not block. `cancel` ends the calls.
-            on_started: called in the same way when the stream gets its slot.
+            emit: takes Samples, then one DecodeEnd or an error, until `cancel`. It runs on any thread under the
+                engine's lock and must not block.
+            on_started: likewise, when the stream gets its slot.
             pcm16: samples are round(x * 32768), clipped, int16.
             voice, seed: see `DecoderStates.open`.
 
@@ -126,10 +124,7 @@ class DecodeEngine(ThreadedEngine):
         return stream
 
     def begin(self, stream: Stream, prompt_frames: int) -> None:
-        """Marks the stream's first `prompt_frames` frames as prompt, before its first frame is put.
-
-        Prompt frames are decoded, as later frames depend on them. Their samples are dropped.
-        """
+        """Marks the first `prompt_frames` frames as prompt, before any is put. Their samples are dropped."""
         with self.changed:
             stream.prompt_frames = prompt_frames
             stream.samples_to_drop = max(0, prompt_frames * self.spec.samples_per_frame - self.spec.trimmed_samples)
@@ -141,7 +136,7 @@ class DecodeEngine(ThreadedEngine):
                 first = not stream.frames_ready
                 stream.add(codes)
                 FRAMES_QUEUED.inc(len(codes))
-                # Otherwise the engine's thread knows already until when this stream can wait.
+                # Otherwise the engine's thread already knows how long this stream can wait.
                 if first or self._steps_are_given or stream.frames_ready >= self.policy.max_frames:
                     self.changed.notify()
 
@@ -152,7 +147,7 @@ class DecodeEngine(ThreadedEngine):
             self.changed.notify()
 
     def cancel(self, stream: Stream) -> None:
-        """Drops the stream. Its slot is free at once, or after the running step. Harmless after its end."""
+        """Drops the stream. Its slot is free after the running step. Harmless after its end."""
         with self.changed:
             self._end(stream)
             self.changed.notify()
@@ -167,8 +162,7 @@ class DecodeEngine(ThreadedEngine):
             self._step(*batch)
 
     def _next_batch(self) -> tuple[Sequence[Stream], torch.Tensor | None] | None:
-        """Waits for the next step: its streams and their codes (streams, frames, groups); no codes for a flush. None to
-        stop."""
+        """Waits for the next streams and their codes (streams, frames, groups), none for a flush. None to stop."""
         with self.changed:
             while not self._stopping:
                 self._admit()
@@ -189,10 +183,9 @@ class DecodeEngine(ThreadedEngine):
         return None
 
     def _to_flush(self, plan: StepPlan | float | None, now: float) -> list[Stream]:
-        """The streams to flush before `plan`, or none, if a stream of the plan runs dry earlier.
+        """The streams to flush before `plan`; none if one of the plan runs dry earlier.
 
-        Where the end of an utterance is a window, a flush takes as long as a step, so only as many streams as fit a
-        step are flushed.
+        With windows a flush takes as long as a step, so only as many streams as fit a step are flushed.
         """
         held_back = sorted((s for s in self._running if self._must_flush(s)), key=lambda stream: dry_since(stream, now))
         if not held_back or not self.spec.windows:
@@ -218,14 +211,12 @@ class DecodeEngine(ThreadedEngine):
             stream.update_wait()
 
     def _retire(self) -> None:
-        """Ends the streams that are fully decoded, and admits others."""
         for stream in [s for s in self._running if s.complete and not s.frames_ready and not self._must_flush(s)]:
             stream.emit(DecodeEnd(stream.frames_given, stream.samples_emitted, stream.waiting.waited_ms))
             self._end(stream)
         self._admit()
 
     def _step(self, streams: Sequence[Stream], codes: torch.Tensor | None) -> None:
-        """Decodes `codes`, or flushes without them, and emits the samples."""
         batch = self._states.batch([stream.slot for stream in streams if stream.slot is not None])
         frames = 0 if codes is None else codes.shape[1]
         computed, began = self.decoder.frames_computed, time.monotonic()
@@ -248,7 +239,6 @@ class DecodeEngine(ThreadedEngine):
                     self._give(stream, piece, frames, now)
 
     def _give(self, stream: Stream, piece: torch.Tensor, frames: int, now: float) -> None:
-        """Emits the samples of a stream's next `frames` frames."""
         given = stream.frames_given
         stream.frames_decoded += frames
         piece = stream.without_prompt(piece)

@@ -8,12 +8,7 @@ from services.common.engine.device import Accelerator, Choice
 
 @dataclass(frozen=True)
 class DecodeExecution:
-    """How steps run.
-
-    Attributes:
-        captured: as CUDA graphs.
-        choices: the same in words, with reasons.
-    """
+    """How steps run. `choices`: the same in words, with reasons."""
 
     captured: bool
     choices: tuple[Choice, ...]
@@ -32,5 +27,4 @@ def decide(enforce_eager: bool | None, accelerator: Accelerator | None) -> Decod
 
 
 def choices(settings: Code2WavSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:
-    """The choices of `decide`, for `quartet doctor`."""
     return decide(settings.enforce_eager, accelerator).choices

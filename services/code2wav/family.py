@@ -1,4 +1,4 @@
-"""Interface between code2wav and a model family: a decoder of codec frames and its spec.
+"""Interface between code2wav and a model family.
 
 A family with a decoder has a module `code2wav` (see `services.families`) with the functions of `DecoderFamily`.
 """
@@ -19,10 +19,10 @@ from services.common.engine.weights import Checkpoint, compute_dtype
 from services.families import family_of, read_config
 
 Batch = Any
-"""What `DecoderStates.batch` returns: the streams of one step, for the decoder that made the states."""
+"""The streams of one step, from `DecoderStates.batch`."""
 
 StepFunction = Callable[[torch.Tensor, Batch], list[torch.Tensor]]
-"""As `Decoder.step`."""
+"""See `Decoder.step`."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class DecoderSpec:
         samples_per_frame: samples of a codec frame.
         codebook_sizes: number of values of each code of a frame.
         trimmed_samples: samples missing at the start of the sound.
-        lookahead_frames: frames that must follow a frame before its samples are certain. `Decoder.flush` gives the last
-            ones of a stream. 0: every step gives all its samples, and `flush` is never called.
-        granularity_frames: a step decodes a multiple of it, except for the rest of a complete stream.
+        lookahead_frames: frames that must follow a frame before its samples are final. 0: every step gives all its
+            samples, and `Decoder.flush` is never called.
+        granularity_frames: a step decodes a multiple of it, except at a stream's end.
         voices: voices of a stream, the default first; empty: the codes determine the voice.
-        windows: cuts of an utterance, which fix the size of each step; None: no cuts.
+        windows: cuts of an utterance, which fix the size of each step.
         max_frames: most frames of a stream; 0: no limit.
     """
 
@@ -57,7 +57,6 @@ class DecoderSpec:
 
     @property
     def decodes_whole(self) -> bool:
-        """Whether there is no sound before the last frame."""
         return self.windows is not None and not self.windows.sizes
 
     @property
@@ -69,7 +68,7 @@ class DecoderSpec:
 
         Args:
             complete: no more frames follow.
-            taken: frames of the steps before.
+            taken: frames of earlier steps.
         """
         if self.windows is not None:
             return self.windows.decodable(frames, complete, taken)
@@ -104,35 +103,33 @@ class DecoderStates(ABC):
 
     @property
     @abstractmethod
-    def slot_bytes(self) -> int:
-        """Memory of one slot."""
+    def slot_bytes(self) -> int: ...
 
     @abstractmethod
     def open(self, slot: int, voice: str, seed: int) -> None:
         """Resets `slot` to the start of a stream.
 
         Args:
-            voice: one of the spec's voices, or "" if it has none.
-            seed: of the decoder's noise, if it draws any.
+            voice: one of the spec's, or "" if it has none.
+            seed: of the decoder's noise.
         """
 
     @abstractmethod
     def batch(self, slots: Sequence[int]) -> Batch:
-        """The streams in `slots` (all different), in that order."""
+        """The streams in `slots`, all different, in order."""
 
 
 class Decoder(nn.Module, ABC):
-    """Turns frames of several streams into samples, a few frames at a time. A sample does not depend on the batch.
+    """Turns frames of several streams into samples. A sample does not depend on the batch.
 
     Attributes:
-        frames_computed: frames of all streams so far.
+        frames_computed: of all streams so far.
     """
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.spec = spec
         self.frames_computed = 0
-        """Frames of all streams that were computed so far."""
 
     @property
     def device(self) -> torch.device:
@@ -143,8 +140,7 @@ class Decoder(nn.Module, ABC):
         return next(self.parameters()).dtype
 
     def prepare(self, folder: Path, settings: WindowSettings) -> None:
-        """Takes the window settings and reads other files of the checkpoint in `folder`, before parameters are loaded.
-        May replace `spec`.
+        """Takes window settings and reads files in `folder`, before parameters are loaded. May replace `spec`.
 
         Raises:
             ValueError: the settings do not fit the decoder, or a file is invalid.
@@ -155,7 +151,7 @@ class Decoder(nn.Module, ABC):
             )
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Converts the parameters to `dtype`, except those with a dtype of their own."""
+        """Converts the parameters, except those with a dtype of their own."""
         self.to(dtype=dtype)
 
     def precompute(self) -> None:
@@ -169,36 +165,29 @@ class Decoder(nn.Module, ABC):
         """Decodes the next frames of each stream of `batch` and advances its state.
 
         Args:
-            codes: (streams, frames, groups), an integer dtype, on `device`, all within the codebooks.
+            codes: (streams, frames, groups), an integer dtype, on `device`, within the codebooks.
 
         Returns:
-            The next samples of each stream, (n,), a floating dtype, on the CPU, -1 to 1; n may be 0.
+            Each stream's next samples, (n,), a floating dtype, on the CPU, -1 to 1; n may be 0.
         """
 
     def flush(self, batch: Batch) -> list[torch.Tensor]:
-        """The last samples of complete streams, as `step` returns them.
-
-        Called once a stream, after its last step, if the spec has look-ahead.
-        """
+        """The last samples of complete streams, as `step` returns them. Only called with look-ahead."""
         raise NotImplementedError
 
     def captured_step(self, capturer: Capturer, states: DecoderStates, max_frames: int) -> StepFunction:
-        """`step` on `states` as captured graphs, for up to `max_frames` frames a stream. No stream may be open.
-
-        A decoder that cannot be captured returns its `step`.
-        """
+        """`step` as captured graphs, for up to `max_frames` frames a stream, or uncaptured. No stream may be open."""
         return self.step
 
 
 class DecoderFamily(Protocol):
     """The module `code2wav` of a family.
 
-    Optional constants: `FOLDER`, the subfolder with the decoder and its own config.json; `DTYPE`, the default dtype
-    instead of the checkpoint's.
+    Optional constants: `FOLDER`, the decoder's subfolder with its config.json; `DTYPE`, its default dtype.
     """
 
     def parameter_of(self, tensor: str) -> str | None:
-        """Name of the decoder's parameter for a `tensor` of the checkpoint; None: another part's tensor."""
+        """The decoder's parameter for a `tensor` of the checkpoint; None: another part's."""
         ...
 
     def new_decoder(self, config: dict[str, Any]) -> Decoder:
@@ -217,13 +206,12 @@ def load_decoder(
 
     Args:
         model: directory or hub id.
-        dtype: name of a torch dtype, or "auto" for the family's, else the checkpoint's.
+        dtype: a torch dtype, or "auto" for the family's, else the checkpoint's.
         device: a torch device, or "auto" for cuda if there is one, else cpu.
-        windows: cuts of utterances; None: the decoder's own.
+        windows: None: the decoder's own.
 
     Raises:
-        ValueError: no such device or checkpoint, no decoder in it, windows that do not fit it, or tensors that are
-            missing, unknown or of another shape.
+        ValueError: no such device, checkpoint or decoder, unfit windows, or missing, unknown or misshaped tensors.
     """
     on = prepared_device(device)
     checkpoint = Checkpoint(model)

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from services.code2wav.causal import Carry, StateLayout
 
-# Inputs smaller than this take torch's own loops instead of oneDNN, which need 3 to 5 times the time of one matrix
-# product over the unfolded input; larger ones take oneDNN, which needs about half of it (measured on AVX-512).
+# torch runs smaller inputs in its own loops, which take 3 to 5 times as long as one matrix product over the unfolded
+# input. It runs larger ones by oneDNN, which takes half as long as the product (measured on AVX-512).
 _ONEDNN_FROM = 20480
 
 
@@ -51,7 +51,7 @@ class CausalConv(nn.Module):
         return self.conv(x)
 
     def _unfolded(self, x: torch.Tensor) -> torch.Tensor:
-        """The convolution of contiguous x, (streams, inputs, tail + n), as a matrix product or a weighted sum."""
+        """The same for contiguous x, (streams, inputs, tail + n), as a matrix product or a weighted sum."""
         streams, inputs, length = x.shape
         (dilation,), (kernel,), groups = self.conv.dilation, self.conv.kernel_size, self.conv.groups
         n, weight, bias = length - self._tail, self.conv.weight, self.conv.bias
@@ -66,8 +66,8 @@ class CausalConv(nn.Module):
 class CausalTransposedConv(nn.Module):
     """Transposed convolution that returns the samples which no later input changes.
 
-    It is a matrix product of each input and the kernel / stride - 1 inputs before it, with `stride` outputs an input.
-    The left trim of the reference's layer is not cut off here, so that streams keep equal lengths: see `DecoderBlock`.
+    It is one matrix product, as every kernel is a multiple of its stride. It keeps the samples that the reference trims
+    on the left, so that streams keep equal lengths: see `DecoderBlock`.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, layout: StateLayout) -> None:
@@ -78,7 +78,6 @@ class CausalTransposedConv(nn.Module):
         self._piece = layout.add((inputs, self._taps - 1)) if self._taps > 1 else None
 
     def precompute(self) -> None:
-        """Call it once the parameters are loaded."""
         weight = self.conv.weight.unflatten(2, (self._taps, self._stride)).flip(2)  # the oldest input first
         self._weight = weight.permute(1, 3, 2, 0).flatten(0, 1).flatten(1).contiguous()
         assert self.conv.bias is not None
@@ -104,7 +103,6 @@ class SnakeBeta(nn.Module):
         self.beta = nn.Parameter(torch.zeros(channels))
 
     def precompute(self) -> None:
-        """Call it once the parameters are loaded."""
         self._frequency = self.alpha.exp()[:, None]
         self._height = 1.0 / (self.beta.exp() + 1e-9)[:, None]
 
@@ -164,8 +162,8 @@ class DecoderBlock(nn.Module):
         """(streams, inputs, n) -> (streams, inputs // 2, n * rate).
 
         Args:
-            started: (streams, 1, m) with m <= n * rate: 0 for samples that the reference trims on the left, else 1;
-                None if there are none. The trimmed samples become zeros, the left padding of the next layer.
+            started: (streams, 1, m), m <= n * rate: 0 for samples that the reference trims on the left, else 1. They
+                become zeros, like left padding.
         """
         activation, upsample, *units = self.block
         x = upsample(activation(x), carry)

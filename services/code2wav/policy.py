@@ -1,8 +1,4 @@
-"""Chooses the streams and frames of the next step: large chunks while the listener has sound, small ones before it runs
-out.
-
-Pure Python. The caller passes the time.
-"""
+"""Chooses the streams and frames of the next step. Pure Python; the caller passes the time."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,16 +8,15 @@ from typing import Protocol
 
 @dataclass
 class PlaybackEstimate:
-    """State of a real-time player. It starts with the first samples, stalls when it runs dry and goes on with the next
-    ones. Times are seconds of one monotonic clock."""
+    """State of a real-time player, which stalls when it runs dry. Times are seconds of one monotonic clock."""
 
     runs_dry_at: float | None = None
-    """When the samples sent so far will have been played; None before the first."""
+    """End of the sent samples' playback; None before the first."""
     waits_since: float | None = None
-    """When the oldest frame that is not decoded arrived; None if there is none."""
+    """Arrival of the oldest undecoded frame."""
     last_arrival: float | None = None
     arrival_interval_s: float | None = None
-    """Seconds between frames, averaged with weight 1/8 for the newest; None before the second."""
+    """Seconds between frames, a moving average; None before the second."""
 
     def arrived(self, frames: int, now: float, paced: bool = True) -> None:
         """Counts `frames` new frames (at least 1). `paced`: later frames will follow at this rate."""
@@ -38,8 +33,7 @@ class PlaybackEstimate:
         """Counts samples that leave now, with `frames_left` frames still to decode.
 
         Returns:
-            The lead over playback before them, in seconds; negative: the length of a silence. None for the first
-                samples.
+            The lead over playback before them, in seconds; below 0: silence. None for the first samples.
         """
         lead_s = None if self.runs_dry_at is None else self.runs_dry_at - now
         if audio_s:
@@ -53,7 +47,6 @@ class StreamView(Protocol):
 
     frames_ready: int
     frames_decoded: int
-    """Frames of the steps that it was part of."""
     complete: bool
     """No more frames come."""
     playback: PlaybackEstimate
@@ -66,38 +59,35 @@ class StreamView(Protocol):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The next step: `frames` frames of each stream in `streams`, a list of indices."""
+    """`frames` frames of each stream in `streams`, a list of indices."""
 
     frames: int
     streams: list[int]
 
 
-# RFC 6298, section 2: how TCP tracks a time that varies. Mean with gain 1/8, deviation with gain 1/4, bound mean + 4
-# deviations.
+# TCP's estimate of a varying time (RFC 6298, section 2): mean + 4 deviations.
 _MEAN_GAIN, _DEVIATION_GAIN, _DEVIATIONS = 1 / 8, 1 / 4, 4
 
 
 @dataclass
 class ChunkPolicy:
-    """Chooses the next step.
+    """Chooses large chunks while the listener has sound, and small ones before it runs out.
 
-    A stream is *due* at once with its first frame, with `max_frames` ready frames, and when its input is complete.
-    Otherwise it waits until its lead over playback falls to the margin, or until no frame is expected before that. The
-    margin covers the delay to the listener: a running step, the decoding of all ready frames (both measured), and
-    `transport_s`. A stream whose talker is slower than playback has no lead, so its frames are decoded on arrival. Due
-    streams that run dry first go first. A new stream counts as dry since its first frame.
+    A stream is *due* with its first frame, with `max_frames` ready frames, and when its input is complete. Otherwise it
+    waits until its lead over playback falls to the margin, or until no frame is expected before that. The margin covers
+    a running step, the decoding of all ready frames (both measured), and `transport_s`. A stream whose talker is slower
+    than playback has no lead, so its frames are decoded on arrival. Windows fix the size of a step, which is due once
+    its frames are there.
 
-    Windows fix the size of a stream's steps. Each step is due once its frames are there.
+    A stream's first chunk is one frame, or the decoder's granularity. Prompt frames come before it, as many as fit a
+    step.
 
-    A stream's first chunk is one frame, or the decoder's granularity. Prompt frames come before it, at once and as many
-    as fit a step, as no playback waits for them.
+    A step is a rectangle of frames x streams: the largest one that includes the due stream that runs dry first. A step
+    costs a fixed time plus a time per frame. A stream joins if the step takes at least half of its ready frames, as
+    small chunks cost messages.
 
-    A step is a rectangle of frames x streams. It is the largest one that includes the most urgent stream, as a step
-    costs a fixed time plus a time per frame. A stream joins if the step takes at least half of its ready frames:
-    smaller chunks would cost more messages than they save.
-
-    Milliseconds per frame of audio, one core with AVX-512, float32, the checkpoint of `quartet tiny`, eager. Large
-    chunks are cheaper; on a CPU a step of more than 16 frames gains nothing and delays other streams:
+    Milliseconds per frame of audio, one core with AVX-512, float32, the checkpoint of `quartet tiny`, eager. On a CPU a
+    step of more than 16 frames gains nothing and delays other streams:
 
         frames of each stream    1     2     4     8     16    25
         1 stream                 2.14  1.51  1.21  0.93  0.74  0.69
@@ -108,25 +98,23 @@ class ChunkPolicy:
     """
 
     max_frames: int
-    """Most frames of one stream in a step."""
+    """Of one stream in a step."""
     max_batch_frames: int
-    """Most frames of all streams in a step."""
+    """Of all streams in a step."""
     transport_s: float
-    """What to allow for the way of the samples from here to the listener's ear, beside the steps."""
+    """Time of the samples from here to the listener."""
     powers_of_two: bool = False
-    """Whether chunks are 1, 2, 4, 8... frames, for steps that are captured per size."""
+    """Whether chunks are 1, 2, 4, 8... frames, for captured steps."""
     decodable: Callable[[int, bool, int], int] = lambda frames, complete, taken: frames
-    """Of a stream's next frames, how many a step may take, given whether no more will follow and how many it has had:
-    see `DecoderSpec`."""
+    """See `DecoderSpec.decodable`."""
     in_windows: bool = False
-    """Whether the size of a stream's next step is given: it is due once its frames are there, as waiting would not make
-    it larger."""
+    """Whether windows fix the size of steps."""
     _step_s: float = field(default=0.0, init=False)
     _step_deviation_s: float = field(default=0.0, init=False)
     _step_frames: float = field(default=0.0, init=False)
 
     def stepped(self, seconds: float, frames: int) -> None:
-        """Records the duration of a step of `frames` frames, of all streams together."""
+        """Records the duration of a step of `frames` frames in all."""
         if not self._step_frames:
             self._step_s, self._step_deviation_s, self._step_frames = seconds, seconds / 2, frames
             return
@@ -136,7 +124,7 @@ class ChunkPolicy:
         self._step_frames += (frames - self._step_frames) * _MEAN_GAIN
 
     def margin_s(self, frames_ready: int) -> float:
-        """The least lead to keep while `frames_ready` frames of all streams wait."""
+        """The least lead while `frames_ready` frames of all streams wait."""
         longest_step_s = self._step_s + _DEVIATIONS * self._step_deviation_s
         frame_cost_s = self._step_s / self._step_frames if self._step_frames else 0.0
         return self.transport_s + longest_step_s + frames_ready * frame_cost_s
@@ -164,7 +152,7 @@ class ChunkPolicy:
         return self._rectangle(streams, due)
 
     def _rectangle(self, streams: Sequence[StreamView], due: list[int]) -> StepPlan:
-        """The largest step that includes the first of `due`; of equal ones the one with the most frames a stream."""
+        """The largest step that includes the first of `due`; of equal ones the longest."""
         ready = [self._takes(streams[i]) for i in due]
         best = StepPlan(0, [])
         for frames in sorted({min(ready[0], r) for r in ready}, reverse=True):
@@ -180,14 +168,14 @@ class ChunkPolicy:
         return best
 
     def _takes(self, stream: StreamView) -> int:
-        """Most frames of `stream` that a step may decode now."""
+        """Most frames of `stream` in a step now."""
         if stream.playback.runs_dry_at is None:
             prompt = self._in_step(stream, stream.prompt_left) if stream.prompt_left else 0
             return prompt or next(frames for frames in itertools.count(1) if self._may_take(stream, frames))
         return self._in_step(stream, stream.frames_ready)
 
     def _in_step(self, stream: StreamView, most: int) -> int:
-        """Frames of `stream`, up to `most` (at least 1), of the largest step; 0 if the decoder needs more at a time."""
+        """Most frames of `stream`, up to `most`, in a step; 0 if the decoder needs more."""
         frames = min(most, stream.frames_ready, self.max_frames, self.max_batch_frames)
         if self.powers_of_two:
             frames = 1 << (frames.bit_length() - 1)

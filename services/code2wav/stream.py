@@ -1,4 +1,4 @@
-"""One request in the engine: its waiting frames and the callback for its samples."""
+"""One request in the engine."""
 
 import time
 from collections.abc import Callable
@@ -16,8 +16,8 @@ class Samples:
 
     Attributes:
         samples: (n,) on the CPU, float32 or int16; n may be 0.
-        first_sample: samples before these, without the prompt's.
-        frames: frames decoded with these, without the prompt's.
+        first_sample: number of samples before.
+        frames: frames of these samples, without the prompt's.
         taken: frames of the step, with the prompt's.
     """
 
@@ -32,7 +32,7 @@ class DecodeEnd:
     """All frames are decoded. The numbers leave out the prompt.
 
     Attributes:
-        waited_ms: time in which the stream had a slot but no frame to decode.
+        waited_ms: time with a slot but no frame.
     """
 
     frames: int
@@ -41,7 +41,7 @@ class DecodeEnd:
 
 
 Event = Samples | DecodeEnd | Exception
-"""What an engine tells of a stream; after an error no more comes."""
+"""The last one is a DecodeEnd or an exception."""
 
 
 class Stream:
@@ -58,7 +58,7 @@ class Stream:
         self.prompt_frames = self.samples_to_drop = 0
         self.playback = PlaybackEstimate()
         self.waiting = WaitClock()
-        self._codes = torch.empty(0)  # those that are ready, once there are any
+        self._codes = torch.empty(0)
 
     @property
     def prompt_left(self) -> int:
@@ -90,5 +90,4 @@ class Stream:
         return taken
 
     def update_wait(self) -> None:
-        """Starts or stops the clock: it runs while the stream has a slot but no frame to decode."""
         self.waiting.set(self.slot is not None and not self.frames_ready and not self.complete)

@@ -15,7 +15,7 @@ from services.common.engine.activations import activation
 
 @dataclass(frozen=True)
 class TransformerSizes:
-    """A transformer's config. Sizes are in channels unless said otherwise.
+    """Sizes in channels unless said otherwise.
 
     Attributes:
         window: positions that a frame attends to, itself included.
@@ -65,8 +65,8 @@ class StepContext:
 
     Args:
         x: (streams, frames, hidden), for its shape, dtype and device.
-        positions: (streams,) int64, frames of each stream before this step.
-        settled: whether every stream has a full window of frames behind it.
+        positions: (streams,) int64, frames of each stream before.
+        settled: whether every stream has a full window behind it.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class StepContext:
     ) -> None:
         self.carry = carry
         frames, past, dtype, device = x.shape[1], sizes.window - 1, x.dtype, x.device
-        # Key j of a stream at frame t stands for position t - past + j: before the start there is none.
+        # Key j of a stream at frame t has position t - past + j. Below 0 there is none.
         keys = torch.arange(past + frames, device=device)
         distance = torch.arange(past, past + frames, device=device)[:, None] - keys
         seen = ((distance >= 0) & (distance < sizes.window))[None, None]
@@ -82,7 +82,7 @@ class StepContext:
             seen = seen & (keys >= past - positions[:, None])[:, None, None]
         hidden = torch.full((), -torch.inf, dtype=dtype, device=device)
         self.mask = torch.where(seen, 0.0, hidden)  # (streams or 1, 1, frames, past + frames)
-        # The reference's own operations, in its order: at large positions another rounding is another angle.
+        # The reference's operations in its order: at large positions rounding changes the angle.
         exponents = torch.arange(0, sizes.head_dim, 2, device=device, dtype=torch.float) / sizes.head_dim
         queries = positions[:, None, None, None] + torch.arange(frames, device=device)[:, None]
         angles = queries.float() * (1.0 / sizes.rope_theta**exponents)
@@ -110,7 +110,7 @@ class SlidingWindowAttention(nn.Module):
         self._piece = layout.add((2 * sizes.kv_heads, self._past, sizes.head_dim))
 
     def precompute(self) -> None:
-        """Joins three products into one. Call it once the parameters are loaded."""
+        """Joins three products into one."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         self._weight = torch.cat([projection.weight for projection in projections])
         self._bias = None if self.q_proj.bias is None else torch.cat([projection.bias for projection in projections])
@@ -132,8 +132,6 @@ class SlidingWindowAttention(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """Gated perceptron."""
-
     def __init__(self, sizes: TransformerSizes) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)

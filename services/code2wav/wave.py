@@ -1,6 +1,6 @@
 """Base of causal codecs: a transformer over embedded frames, then convolutions up to the samples.
 
-Layers have the parameter names of published checkpoints. A family embeds the codes of a frame.
+Layers have the published parameter names. A family embeds the codes.
 """
 
 from abc import abstractmethod
@@ -20,13 +20,13 @@ from services.code2wav.transformer import CodecTransformer, SlidingWindowAttenti
 
 @dataclass(frozen=True)
 class WaveSizes:
-    """The decoder of one checkpoint. Sizes are in channels unless said otherwise.
+    """The decoder of one checkpoint, in channels unless said otherwise.
 
     Attributes:
-        upsampling_ratios: upsampling of frames by each of the first convolutions.
-        upsample_rates: upsampling by each block.
+        upsampling_ratios: of the first convolutions.
+        upsample_rates: of the blocks.
         decoder_dim: width of the first block's input.
-        projected_from: width around the transformer, if it differs; else 0.
+        projected_from: width around the transformer, if it differs.
     """
 
     codebook_size: int
@@ -48,11 +48,10 @@ class WaveSizes:
 
     @property
     def left_trims(self) -> tuple[int, ...]:
-        """For each block, the samples before the first real one, where the reference trims both sides.
+        """For each block, the samples before the first real one.
 
-        The reference trims a transposed convolution of kernel 2r and stride r by r on both sides. Later input would
-        still change the samples on the right. The trim on the left delays the stream by r samples, which later blocks
-        stretch.
+        The reference trims a transposed convolution of kernel 2r and stride r by r on both sides. On the left this
+        delays the stream by r samples, which later blocks stretch.
         """
         return tuple(accumulate(self.upsample_rates, lambda lead, rate: (lead + 1) * rate, initial=0))[1:]
 
@@ -159,12 +158,11 @@ class WaveDecoder(CausalDecoder):
 
 
 def _started(x: torch.Tensor, rate: int, lead: int, positions: torch.Tensor, frames: int) -> torch.Tensor:
-    """Mask of a block's output, (streams, 1, samples) of x's dtype: 0 for the first `lead` samples of a stream, else 1.
-    It covers only samples that can be 0.
+    """Mask of a block's output, (streams, 1, samples): 0 for a stream's first `lead` samples, else 1.
 
     Args:
         x: the block's input, (streams, channels, n).
-        positions: frames of each stream before this step of `frames`.
+        positions: frames of each stream before this step.
     """
     per_frame = x.shape[-1] * rate // frames
     samples = torch.arange(min(lead, frames * per_frame), device=x.device)

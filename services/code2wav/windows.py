@@ -1,25 +1,21 @@
-"""Cuts of an utterance, for decoders that decode a stretch of frames at a time.
+"""Cuts of an utterance, for decoders that need frames ahead.
 
-The cuts depend on the settings and the position only, not on timing or on other streams: equal frames give equal sound.
+They depend on the settings and the position only: equal frames give equal sound.
 """
 
 from dataclasses import dataclass
 from itertools import accumulate
 
-# Frames that a stream hands over at a time where nothing is decoded before its end.
+# Frames of a step that decodes nothing, before the end of a stream without windows.
 _WHOLE_STEP = 64
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The cuts of every utterance.
-
-    A window is decoded with context before and after it, as far as the utterance has it. The first window without full
-    context after it takes all remaining frames.
+    """The cuts of every utterance. A window without full context after it takes all remaining frames.
 
     Attributes:
-        sizes: frames of the first, second, ... window, the last for all that follow; empty: the utterance is one
-            window.
+        sizes: frames of the first, second, ... window, the last for all that follow; empty: one window.
         past: context frames before a window.
         future: context frames after it.
     """
@@ -46,7 +42,7 @@ class Windows:
         return self.sizes[-1]
 
     def step_frames(self, taken: int) -> int:
-        """Frames of the next step, after `taken` frames: those that complete the next window and its context."""
+        """Frames that complete the next window and its context, after `taken` frames."""
         if not self.sizes:
             return _WHOLE_STEP
         start = max(0, taken - self.future)

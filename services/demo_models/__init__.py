@@ -4,7 +4,7 @@ from pathlib import Path
 
 OMNI = "quartet-demo"  # thinker, talker and code2wav
 PAINTER = "quartet-demo-painter"  # dit and encoder
-PAINTER_SIZE = "128x128"  # pixels: what it was trained on
+PAINTER_SIZE = "128x128"  # pixels; its training's
 
 _HERE = Path(__file__).parent
 

@@ -1,7 +1,7 @@
 """Shared parts of small random checkpoints.
 
-The weights preserve variance from layer to layer, so that logits are spread and every input matters. With a small
-standard deviation logits would be nearly constant, and greedy decoding would compare rounding errors.
+The weights preserve variance, so that logits are spread and every input matters. With small weights greedy decoding
+would compare rounding errors.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_VOCABULARY_MULTIPLE = 64  # embeddings are padded to this, as the published ones are
+_VOCABULARY_MULTIPLE = 64  # of embeddings, as published
 
 
 def padded_vocabulary(tokens: int) -> int:

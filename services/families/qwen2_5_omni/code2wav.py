@@ -1,7 +1,6 @@
 """Qwen2.5-Omni's token2wav as a decoder: windows of codes to mel frames, mel frames to sound.
 
-The mel frames of a window are those of the reference for the window's codes, context and noise. The sound is that of
-all mel frames joined.
+Each window has the reference's mel frames for its codes, context and noise.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +20,13 @@ from services.families.qwen2_5_omni.token2wav.flow import Flow, MelWindow, evalu
 from services.families.qwen2_5_omni.token2wav.sizes import DEFAULTS, DitSizes
 from services.families.qwen2_5_omni.voices import FILE, VoicePreset, read_voices
 
-DTYPE = torch.float32  # what the reference computes in, whatever the checkpoint is stored in
+DTYPE = torch.float32  # the reference's, for any dtype of the checkpoint
 MEL_FRAMES_PER_SECOND = 100
-# `benchmarks/windows.py` measures what other sizes do to the sound. The first window must be longer than the sound that
-# BigVGAN holds back; the small second one then lets the third be there in time.
+# `benchmarks/windows.py` measures the sound of other sizes. The first window must be longer than BigVGAN's delay. The
+# second one is small, so that the third is there in time.
 WINDOWS = Windows(sizes=(24, 12, 24, 48, 96), past=24, future=12)
 _PARTS = {"token2wav.code2wav_dit_model.": "dit.", "token2wav.code2wav_bigvgan_model.": "vocoder."}
-_COMPUTED = (".filter", ".inv_freq")  # what some versions of the reference stored beside the parameters
+_COMPUTED = (".filter", ".inv_freq")  # stored by some versions of the reference
 
 
 def parameter_of(tensor: str) -> str | None:
@@ -52,7 +51,7 @@ class Token2WavStream:
     """A stream.
 
     Attributes:
-        codes: (n,) int64, on the decoder's device, from frame `first` of the stream.
+        codes: (n,) int64, on the decoder's device, from frame `first`.
         noise: (n x repeats, bins) float32, on the CPU, likewise.
         start: first frame of the next window.
     """
@@ -111,7 +110,7 @@ class Token2Wav(Decoder):
         if sizes.mel_bins != vocoder.mel_bins:
             raise ValueError(f"token2wav_config: mel_dim is {sizes.mel_bins} and, of BigVGAN, {vocoder.mel_bins}")
         if sizes.repeats * sizes.mel_bins % 16:
-            # torch draws normal numbers in sixteens: only whole ones make the same noise of one draw and of several.
+            # torch draws normal numbers in sixteens. Only multiples give the same noise in one draw as in several.
             name = "token2wav_config.dit_config: repeats x mel_dim"
             raise ValueError(f"{name}, {sizes.repeats} x {sizes.mel_bins}, must be a multiple of 16")
         samples = sizes.repeats * vocoder.samples_per_mel
@@ -216,7 +215,6 @@ class Token2Wav(Decoder):
         return self._decode(batch, last=True)
 
     def captured_step(self, capturer: Capturer, states: DecoderStates, max_frames: int) -> StepFunction:
-        """Captures the steps of the flow for numbers of blocks."""
         windows = self.spec.windows
         if windows is not None and windows.sizes:
             block = self.sizes.block_codes

@@ -15,13 +15,10 @@ from services.thinker.plugin.rows import hidden_states
 class PromptSpec:
     """Ids and sizes of a checkpoint's prompts.
 
-    Args:
-        config: config.json.
-        voice_ids: text id of each voice.
-
     Attributes:
         states: `Rows.name` of the states after the thinker's last norm.
-        media_ids: text ids of encoder positions, which have a state only.
+        media_ids: text ids of encoder positions, which have only a state.
+        voice_ids: text id of each voice.
     """
 
     def __init__(self, config: dict[str, Any], voice_ids: Mapping[str, int]) -> None:
@@ -45,7 +42,7 @@ class AnswerInput(AnswerRows):
         self._spec, self._voice_id = spec, spec.voice_ids[speaker]
         self._prompt_states: list[torch.Tensor] = []
         self._answer_states: list[torch.Tensor] = []
-        self._said = False  # whether there was any state of the answer
+        self._has_answer = False  # whether the answer has had a state
 
     def _add_states(self, first: int, expected: int, rows: torch.Tensor, prompt_positions: int) -> None:
         if first != expected:
@@ -56,10 +53,10 @@ class AnswerInput(AnswerRows):
         self._prompt_states += [rows[:of_prompt]] if of_prompt else []
         of_answer = rows[of_prompt:]
         if len(of_answer):
-            if not of_answer.isfinite().all():  # in the talker's cache, they would spoil what follows
+            if not of_answer.isfinite().all():  # they would spoil the talker's cache
                 raise InvalidInput(self._spec.states, "must be finite numbers")
-            self._answer_states += of_answer.clone().unbind()  # the thinker may use its memory again
-            self._said = True
+            self._answer_states += of_answer.clone().unbind()  # the thinker may reuse its memory
+            self._has_answer = True
 
     @property
     def ready(self) -> bool:
@@ -69,7 +66,7 @@ class AnswerInput(AnswerRows):
     @property
     def is_empty(self) -> bool:
         """Whether the prompt is complete and its answer has no states."""
-        return self.has_prompt_ids and not self._said
+        return self.has_prompt_ids and not self._has_answer
 
     def take_prompt(self) -> Prompt:
         """The rows of the thinker's prompt, the voice and the answer's first token, once `ready`."""

@@ -47,7 +47,7 @@ class RecordingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         thinker_config = vllm_config.model_config.hf_config.thinker_config
-        # vLLM reads what transformers' text config has by default, transformers what the thinker's says.
+        # vLLM reads the text config's default, transformers the thinker's value.
         thinker_config.text_config.tie_word_embeddings = thinker_config.tie_word_embeddings
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         settings = settings_of(vllm_config)
@@ -74,11 +74,7 @@ class RecordingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     def embed_input_ids(
         self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Puts frames and sound at their own tokens.
-
-        vLLM does so only where they alternate. A step may have a piece of a prompt that begins with a video's sound and
-        continues with frames.
-        """
+        """Puts frames and sound at their own tokens. vLLM does not if a step has a video's sound before its frames."""
         if multimodal_embeddings and is_multimodal is not None:
             with gpu_sync_allowed():
                 ids = input_ids.cpu()

@@ -1,4 +1,4 @@
-"""The voices of a checkpoint, from its file spk_dict.pt. The talker and token2wav each need a part."""
+"""The voices of a checkpoint, from its file spk_dict.pt."""
 
 import pickle
 from dataclasses import dataclass
@@ -27,9 +27,7 @@ class VoicePreset:
 
 
 def read_voices(folder: Path) -> dict[str, VoicePreset]:
-    """The voices of the checkpoint in `folder` by name, the default first.
-
-    The file is a pickle. Only tensors, numbers and names are loaded, and none of its code runs.
+    """The voices of a checkpoint by name, the default first. Only tensors, numbers and names of the pickle are loaded.
 
     Raises:
         ValueError: there is no such file, it holds anything else, or a voice lacks a part.

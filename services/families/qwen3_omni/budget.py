@@ -12,8 +12,7 @@ def sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]]) -> Size
     return omni_sizes(config, talker, tensors, {stage: f"{stage}." for stage in STAGES})
 
 
-# Qwen3-Omni-30B-A3B-Instruct in bfloat16: sums over its architecture at its config's sizes; 31.7, 3.3 and 0.2 billion
-# parameters.
+# Qwen3-Omni-30B-A3B-Instruct in bfloat16, summed over its architecture: 31.7, 3.3 and 0.2 billion parameters.
 PUBLISHED = Sizes(
     weights={"thinker": 63_438_410_976, "talker": 6_649_192_960, "code2wav": 432_033_154},
     unsplit=1_295_854_336,

@@ -13,8 +13,7 @@ from services.code2wav.family import DecoderSpec
 from services.code2wav.wave import WaveDecoder, WaveSizes, read_sizes
 from services.families import has_speech
 
-# Codec frames a second (Qwen3-Omni Technical Report, arXiv:2509.17765). The published config.json states neither this
-# nor a sample rate.
+# Codec frames a second (arXiv:2509.17765). The published config.json has neither this nor a sample rate.
 FRAMES_PER_SECOND = 12.5
 _PREFIX = "code2wav."
 
@@ -32,8 +31,10 @@ def new_decoder(config: dict[str, Any]) -> "Qwen3OmniDecoder":
 
 
 class Qwen3OmniDecoder(WaveDecoder):
-    """Args:
-    stated_sample_rate_hz: the checkpoint's; None: the frame rate gives it.
+    """A decoder that averages the embeddings of a frame's codes.
+
+    Args:
+        stated_sample_rate_hz: the checkpoint's; None: the frame rate gives it.
     """
 
     def __init__(self, sizes: WaveSizes, stated_sample_rate_hz: int | None = None) -> None:

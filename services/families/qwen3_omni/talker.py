@@ -13,10 +13,10 @@ from services.families.qwen3_omni.talker_text import TextTurn
 from services.talker import family
 from services.talker.text import TextTokenizer
 
-# The reference never samples the last 1,024 ids of the codec vocabulary (but its end-of-speech): they are control ids.
+# The last ids of the codec vocabulary are control ids. The reference samples none of them but its end of speech.
 # Source: transformers' Qwen3OmniMoeForConditionalGeneration.generate.
 CONTROL_IDS = 1024
-# Its default, used where a request names no voice and the checkpoint has this one.
+# The reference's default, if the checkpoint has it.
 DEFAULT_VOICE = "ethan"
 
 WEIGHTS = family.WeightNames(
@@ -102,7 +102,7 @@ def _transformer(config: Any) -> family.TransformerSpec:
 def _sampling_defaults(folder: Path) -> family.SamplingDefaults:
     """The checkpoint's `talker_*` generation values, else the defaults of the reference's `generate`.
 
-    The predictor's values are those of `Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`.
+    Source of the predictor's: `Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`.
     """
     path = folder / "generation_config.json"
     values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}

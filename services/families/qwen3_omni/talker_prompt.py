@@ -11,17 +11,14 @@ from services.common.rpc.errors import InvalidInput
 from services.talker.answer import AnswerRows, id_list
 from services.talker.inputs import Prompt, States, Text
 
-# Rows of the assistant part, and how many of them carry tts_pad. Source: the reference's `_get_talker_assistant_parts`.
+# Rows of the assistant's part. Source: the reference's `_get_talker_assistant_parts`.
 ASSISTANT_HEADER = 3  # <|im_start|>, assistant, newline
 _TTS_PADS = 4
 _ASSISTANT_ROWS = ASSISTANT_HEADER + _TTS_PADS + 2  # and tts_bos, and the first text token
 
 
 class PromptSpec:
-    """Ids and sizes of a checkpoint's prompts. `codec_*` and speakers are codes, other ids are text.
-
-    Args:
-        config: a Qwen3OmniMoeConfig.
+    """Ids and sizes of a Qwen3OmniMoeConfig. `codec_*` and speakers are codes, other ids are text.
 
     Attributes:
         states: `Rows.name` of the media's rows: states of the thinker's layer `state_layer`.
@@ -55,8 +52,7 @@ class ThinkerPrompt:
 
     Attributes:
         token_ids: (positions,) int64.
-        media_states: states of `state_layer` at the media positions, in order: pieces of (media, state_width). They may
-            be the thinker's memory.
+        media_states: pieces of (media, state_width), in order. They may be the thinker's memory.
         rope_positions: the thinker's (positions, 3), or None without images and videos.
     """
 
@@ -95,9 +91,9 @@ def answer_head(token_ids: torch.Tensor, spec: PromptSpec) -> list[int]:
 def rope_positions(prompt: ThinkerPrompt, spec: PromptSpec) -> torch.Tensor:
     """Rope positions of the talker's rows: (rows, 3) int64.
 
-    The reference computes them anew (`get_rope_index`) for the kept ids. Only text is dropped, so each kept stretch has
-    the thinker's positions, shifted to begin after the largest before it. As in the reference, a video with sound
-    counts as text unless an image or a plain video follows.
+    The reference computes them anew (`get_rope_index`) for the kept ids. Only text is dropped, so a kept stretch has
+    the thinker's positions, shifted to follow the one before. As in the reference, a video with sound counts as text
+    unless an image or plain video follows.
     """
     kept = user_positions(prompt.token_ids, spec)
     ids = id_list(prompt.token_ids[kept])

@@ -6,23 +6,19 @@ from services.families.qwen3_omni.talker_prompt import PromptSpec, ThinkerPrompt
 from services.talker.inputs import Delivery, Prompt
 from services.talker.text import GrowingText, TextTokenizer
 
-# What a user has said where a request has no instructions: the talker has always learnt with a user's turn before it.
+# Default of the user's turn, as the talker was trained with a user's turn before the answer.
 DEFAULT_INSTRUCTIONS = "Read this text aloud."
 
 
 class TextTurn(GrowingText):
-    """A `services.talker.inputs.TextInput`: the prompt ends with an assistant's turn that speaks the text.
-
-    Args:
-        delivery: its instructions are the user's turn before; default: DEFAULT_INSTRUCTIONS.
-    """
+    """A `services.talker.inputs.TextInput`: the assistant's turn after the user's instructions."""
 
     def __init__(self, spec: PromptSpec, tokenizer: TextTokenizer, delivery: Delivery) -> None:
         super().__init__(tokenizer)
         self._spec, self._delivery = spec, delivery
         newline = tokenizer.encode("\n")
-        asked = tokenizer.encode(delivery.instructions.strip() or DEFAULT_INSTRUCTIONS)
-        user = [spec.im_start_id, spec.user_id, *newline, *asked, spec.im_end_id, *newline]
+        instructions = tokenizer.encode(delivery.instructions.strip() or DEFAULT_INSTRUCTIONS)
+        user = [spec.im_start_id, spec.user_id, *newline, *instructions, spec.im_end_id, *newline]
         self._prompt = [*user, spec.im_start_id, spec.assistant_id, *newline]
 
     @property

@@ -29,8 +29,8 @@ class Qwen3OmniThinker(ThinkerCheckpoint):
     def sound_ids(self, sounds: Sequence[np.ndarray]) -> list[str]:
         """See `ThinkerCheckpoint.sound_ids`.
 
-        Feature extractor and encoder pad the sounds of a request to the longest, which changes a sound's end. It does
-        not depend on samples beyond a window or chunk, nor on padding after silence and a whole hop.
+        Sounds are padded to the request's longest, which changes their ends. Samples beyond a window or chunk do not
+        matter, nor does padding after silence and a whole hop.
         """
         extractor = self.processor.feature_extractor
         chunk = self.audio_chunk_frames * extractor.hop_length

@@ -22,9 +22,8 @@ class ExactAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
     """Extracts transformers' audio features.
 
     vLLM pads each sound to whole hops, to cache sounds one by one. This changes the last frame and, for one length in
-    eight, the number of tokens. Here the feature extractor gets all unpadded sounds of a request, and its mask gives
-    their lengths. The features depend on the request's longest sound, so the caller must give vLLM's caches distinct
-    ids (`multi_modal_uuids`) and process without a cache.
+    eight, the number of tokens. Here the feature extractor gets all sounds of a request unpadded. Its features depend
+    on the longest one, so the caller must give distinct `multi_modal_uuids` and process without a cache.
     """
 
     _get_hf_mm_inputs: Any = Qwen2_5OmniThinkerMultiModalProcessor._get_hf_mm_inputs
@@ -35,14 +34,11 @@ class ExactAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
     ExactAudioProcessor, info=Qwen3OmniMoeThinkerProcessingInfo, dummy_inputs=Qwen3OmniMoeThinkerDummyInputsBuilder
 )
 class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
-    """Records auxiliary hidden states and all M-RoPE positions.
-
-    Without our connector in the config it equals its base class.
-    """
+    """Records auxiliary hidden states and M-RoPE positions. Without our connector it equals its base class."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         text_config = vllm_config.model_config.hf_config.thinker_config.text_config
-        if not hasattr(text_config, "tie_word_embeddings"):  # transformers 5 gives it no default, vLLM reads it
+        if not hasattr(text_config, "tie_word_embeddings"):  # vLLM reads it; transformers 5 has no default
             text_config.tie_word_embeddings = False
         with experts_of_cpus(vllm_config):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -70,12 +66,12 @@ class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         """Encodes each sound as transformers does with all sounds of its request.
 
         The encoder pads chunks to the longest in the batch, which changes the end of shorter ones. vLLM batches sounds
-        of several requests and leaves out cached ones. So sounds are grouped by the padding of their own request. A
-        silent chunk replaces the longest one where it is not in the group.
+        of several requests and leaves out cached ones. So sounds are grouped by their own request's padding. A silent
+        chunk replaces a missing longest one.
 
         Args:
-            audio_input: vLLM's: all spectrograms joined (mel bins, sum of lengths), lengths in frames (n,), and a mask
-                for each sound, as long as the longest of its request.
+            audio_input: vLLM's: spectrograms joined (mel bins, sum of lengths), lengths (n,), and for each sound a mask
+                as long as its request's longest.
 
         Returns:
             Embeddings of each sound, (tokens, hidden size).

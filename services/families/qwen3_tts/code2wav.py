@@ -1,7 +1,4 @@
-"""Qwen3-TTS's codec decoder: a sum of residual vectors, a transformer and causal convolutions.
-
-It lies in a folder of the checkpoint, beside the codec's encoder, with the parameter names of its file.
-"""
+"""Qwen3-TTS's codec decoder: a sum of residual vectors, a transformer and causal convolutions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,9 +15,9 @@ from services.code2wav.wave import WaveDecoder, WaveSizes, read_sizes
 FOLDER = "speech_tokenizer"
 MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
 _PREFIX = "decoder."
-# Of the codec's training: a decoder looks codes up and never makes any.
+# Only the codec's training uses them.
 _UNUSED = ("quantizer.rvq_first.input_proj.weight", "quantizer.rvq_rest.input_proj.weight")
-# A code that was hardly used in training: what its sum of vectors is divided by at least.
+# Least divisor of a rare code's sum of vectors.
 _LEAST_USAGE = 1e-5
 
 

@@ -18,7 +18,7 @@ class CodecEncoder(nn.Module):
         super().__init__()
         whole: Any = mimi
         seanet = getattr(whole.encoder, "encoder_seanet", None)
-        half: Any = whole if seanet is None else whole.encoder  # from 5.21 on, encoder and decoder are models in Mimi
+        half: Any = whole if seanet is None else whole.encoder  # transformers 5.21 and later
         self.encoder = whole.encoder if seanet is None else seanet
         self.encoder_transformer, self.downsample = half.encoder_transformer, half.downsample
         self.quantizer = whole.quantizer

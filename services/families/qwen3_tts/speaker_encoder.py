@@ -8,8 +8,8 @@ from transformers.audio_utils import mel_filter_bank
 
 from services.common.engine.ecapa import SpeakerEncoder
 
-WINDOW, HOP = 1024, 256  # samples of a mel frame, and between two
-# What a checkpoint's config leaves out.
+WINDOW, HOP = 1024, 256  # samples
+# Defaults of a checkpoint's config.
 _DEFAULTS: dict[str, Any] = {
     "mel_dim": 128,
     "enc_channels": [512, 512, 512, 512, 1536],

@@ -15,12 +15,8 @@ from services.talker.text import GrowingText, TextTokenizer
 class PromptSpec:
     """Ids of a checkpoint's prompts. `im_*` and `tts_*` are text; `codec_*` and the mappings have codes.
 
-    Args:
-        config: config.json.
-
     Attributes:
         languages: without dialects.
-        language_ids: with dialects.
         whole_text_first: whether the prompt has the whole text by default.
     """
 
@@ -63,16 +59,16 @@ class SpokenText(GrowingText):
     def __init__(self, spec: PromptSpec, tokenizer: TextTokenizer, delivery: Delivery) -> None:
         super().__init__(tokenizer)
         self._spec, self._delivery, self._frames = spec, delivery, delivery.frames_before
-        asked = tokenizer.encode(f"user\n{delivery.instructions}")
-        instructions = [spec.im_start_id, *asked, spec.im_end_id, *tokenizer.encode("\n")]
+        user = tokenizer.encode(f"user\n{delivery.instructions}")
+        instructions = [spec.im_start_id, *user, spec.im_end_id, *tokenizer.encode("\n")]
         self._instructions = instructions if delivery.instructions.strip() else []
         self._header = [spec.im_start_id, *tokenizer.encode("assistant\n")]
         self._whole = spec.whole_text_first if delivery.whole_text_first is None else delivery.whole_text_first
         sample = GrowingText(tokenizer)
-        said = delivery.sample_text if self._frames is not None else ""
-        sample.add(said)
+        sample_text = delivery.sample_text if self._frames is not None else ""
+        sample.add(sample_text)
         sample.finish()
-        self.ids = sample.ids  # the text goes on from that of the sample
+        self.ids = sample.ids  # the text continues the sample's
 
     @property
     def ready(self) -> bool:

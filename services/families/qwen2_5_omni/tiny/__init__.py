@@ -34,7 +34,7 @@ class Sizes:
     codebook: int
 
 
-# "tiny" and "small" share no dimension: a test with both finds what is hard-coded.
+# "tiny" and "small" share no dimension, so that a test with both finds hard-coded ones.
 SIZES = {
     "tiny": Sizes(
         merges=256,
@@ -56,11 +56,8 @@ SIZES = {
 
 
 def write_checkpoint(out: Path, size: str) -> None:
-    """Writes a checkpoint into `out`, with weights from torch's global generator.
-
-    Args:
-        out: files of the same names are replaced.
-        size: a key of `SIZES`. Tokenizer and config depend on it only.
+    """Writes a checkpoint into `out`, with weights from torch's global generator. Tokenizer and config depend on `size`
+    only.
 
     Raises:
         KeyError: no such size.

@@ -1,4 +1,4 @@
-"""Config with the published keys, and random weights. Defaults of transformers' config classes are left out."""
+"""Config with the published keys, and random weights. Defaults of config classes are left out."""
 
 import json
 from dataclasses import asdict
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from services.families.qwen2_5_omni.tiny import Sizes
 
 CONTEXT_TOKENS = 16_384
-# Ids of text beyond the tokenizer's: offsets from its length.
+# Text ids after the tokenizer's: offsets from its length.
 SPEECH_IDS = {"tts_text_pad_token_id": 0, "tts_text_start_token_id": 1, "tts_text_end_token_id": 2}
 VOICE_IDS = {"Chelsie": 5, "Ethan": 3}
 SPEECH_ID_COUNT = 8
-# Talker vocabulary: the codebook, then as many ids, of which these offsets are used.
+# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. These are used offsets.
 CODEC_SPECIAL_IDS = 256
 CODEC_IDS = {
     "tts_codec_pad_token_id": 100,
@@ -122,10 +122,10 @@ def _randomize(model: Any, sizes: "Sizes", tokenizer: transformers.PreTrainedTok
     for part in (model.thinker, model.talker):
         tiny_parts.randomize(part)
     tiny_parts.prefer_text(model.thinker.lm_head.weight, tokenizer, SPECIAL_TOKENS)
-    # No code that token2wav has no embedding for: the reference does not suppress them, and crashes.
+    # The reference does not suppress codes without an embedding in token2wav, and crashes.
     codes, talker = model.talker.codec_head.weight, model.config.talker_config
     end = codes[talker.tts_codec_end_token_id].clone()
-    # The padding ends speech too, and the penalty has always seen it: one below 1 would end speech at once.
+    # The padding ends speech, too. A penalty below 1 on it, as a code of the prompt, would end speech at once.
     codes[sizes.codebook :] = 0
     codes[talker.tts_codec_end_token_id] = end
     randomize(model.token2wav)

@@ -1,8 +1,4 @@
-"""BigVGAN (arXiv:2206.04658), stateful: mel frames in, all final samples out.
-
-A sample depends on mel frames before and after it, so samples lag behind: see `BigVganSizes.delay_frames`. The
-parameter names are the published ones.
-"""
+"""BigVGAN (arXiv:2206.04658), stateful: mel frames in, all final samples out. Parameter names are published."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -26,7 +22,7 @@ from services.families.qwen2_5_omni.token2wav.filters import (
 )
 
 _OUTER_KERNEL = 7  # of the first convolution and the last
-# What a checkpoint's config leaves out.
+# Defaults of a checkpoint's config.
 _DEFAULTS: dict[str, Any] = {
     "mel_dim": 80,
     "upsample_initial_channel": 1536,
@@ -73,7 +69,7 @@ class BigVganSizes:
         """Reads the sizes from `config`. Errors call it `name`.
 
         Raises:
-            ValueError: the numbers of rates and kernels, or of kernels and dilations, differ.
+            ValueError: sizes of unequal number.
         """
         stated = {**_DEFAULTS, **config}
         for key, other in _EQUALLY_LONG:
@@ -90,7 +86,7 @@ class BigVganSizes:
 
 
 class ResidualBlock(nn.Module):
-    """Pairs of a dilated and a plain convolution, each after an activation, with a residual around every pair."""
+    """Residual pairs of a dilated and a plain convolution, each after an activation."""
 
     def __init__(self, channels: int, kernel: int, dilations: Sequence[int], layers: Layers) -> None:
         super().__init__()
@@ -146,7 +142,7 @@ class BigVgan(nn.Module):
         """Approximate size of a stream's state, at most."""
         convs = [m for m in self.modules() if isinstance(m, CenteredConv | CenteredTransposedConv)]
         reach = sum(m.in_channels * (m.kernel_size[0] - 1) * m.dilation[0] for m in convs)
-        # As long again are the delays around a block; an activation keeps 5 inputs and 11 at twice the rate.
+        # The delays around a block are as long again. An activation keeps 5 inputs, and 11 at twice the rate.
         smooth = sum(16 * len(m.act.alpha) for m in self.modules() if isinstance(m, SmoothActivation))
         return 4 * (2 * reach + smooth)
 
@@ -154,8 +150,8 @@ class BigVgan(nn.Module):
         """The next final samples of some streams, (n,) each, -1 to 1.
 
         Args:
-            parts: of each stream its state, which is updated, its next mel frames (frames, bins), which may be none,
-                and whether they are the last.
+            parts: each stream's state, which is updated, its next mel frames (frames, bins), or none, and whether they
+                are the last.
         """
         groups: dict[Any, list[int]] = defaultdict(list)
         for i, (sound, mel, last) in enumerate(parts):
@@ -168,7 +164,7 @@ class BigVgan(nn.Module):
             samples = self._step(torch.stack([parts[i][1] for i in members]).transpose(1, 2), carry)
             for row, (i, sound) in enumerate(zip(members, sounds, strict=True)):
                 outputs[i] = samples[row]
-                # A copy: a view would keep the tails of all streams of the pass.
+                # A view would keep the tails of all streams of the pass.
                 sound.tails = [None if tail is None else tail[row].clone() for tail in carry.tails]
         return outputs
 
@@ -189,6 +185,6 @@ def _stacked(tails: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 def _decibels(mel: torch.Tensor) -> torch.Tensor:
-    """Converts natural logarithms of amplitudes to decibels, scaled to -1 (quietest) to 1 (loudest)."""
+    """Converts log amplitudes to decibels, scaled to -1 to 1."""
     decibels = 20 * torch.log10(mel.exp().clamp(min=exp(_LEAST_DB / 20 * log(10)))) - _REFERENCE_DB
     return (2 * (decibels - _LEAST_DB) / -_LEAST_DB - 1).clamp(-1, 1)

@@ -1,4 +1,4 @@
-"""Batches of windows as blocks of mel frames, with each block's neighbours and mask."""
+"""Batches of windows as blocks of mel frames."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from services.families.qwen2_5_omni.token2wav.sizes import DitSizes
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a batch of windows: (blocks,) or (blocks, block) tensors on one device.
+    """The blocks of a batch of windows, (blocks,) tensors.
 
     Attributes:
-        before, after: index of the block before and after; any index without one.
+        before, after: index of the neighbour; any index without one.
         has_before, has_after: bool.
-        lengths: mel frames of a block. The last one of a window may have fewer.
-        positions: of each frame in its window.
+        lengths: mel frames of a block. A window's last one may have fewer.
+        positions: (blocks, block), of each frame in its window.
     """
 
     before: torch.Tensor
@@ -27,8 +27,7 @@ class Blocks:
 
     @classmethod
     def of(cls, frames: list[int], block: int, rows: int = 0) -> "Blocks":
-        """Blocks, on the CPU, of windows with these numbers of mel frames, then windows of one block up to `rows`
-        blocks."""
+        """Blocks, on the CPU, of windows of these numbers of mel frames, padded to `rows` blocks."""
         counts = [-(-n // block) for n in frames]
         padding = max(0, rows - sum(counts))
         counts, frames = counts + [1] * padding, frames + [block] * padding
@@ -70,11 +69,11 @@ class Neighbours:
         exponents = torch.arange(0, sizes.head_dim, 2, device=device, dtype=torch.float) / sizes.head_dim
         angles = blocks.positions[..., None].float() * (1.0 / sizes.rope_theta**exponents)
         angles = torch.cat([angles, angles], dim=-1)
-        # (2 x blocks, block, head_dim): without the condition the same blocks come again.
+        # (2 x blocks, block, head_dim): with and without the condition.
         self.cos, self.sin = (each.to(dtype).repeat(2, 1, 1) for each in (angles.cos(), angles.sin()))
 
     def mask(self, kinds: tuple[str, ...]) -> torch.Tensor:
-        """Which keys in blocks of these kinds each block sees: (2 x blocks, 1, 1, keys) bool."""
+        """Which keys of these kinds of blocks each block sees: (2 x blocks, 1, 1, keys) bool."""
         if kinds not in self._masks:
             self._masks[kinds] = torch.cat([self._seen[kind] for kind in kinds], dim=1).repeat(2, 1)[:, None, None]
         return self._masks[kinds]

@@ -1,8 +1,7 @@
 """The transformer that gives the flow of a noisy mel spectrogram, from codes and voice.
 
-Frames attend to their own block of mel frames, in some layers also to the block before or after it. Blocks of windows
-of any lengths and streams are rows of one batch. Every evaluation runs twice, with and without the condition. The
-parameter names are the published ones.
+Frames attend to their own block of mel frames, in some layers also to a neighbour. Blocks of any windows and streams
+are rows of one batch. Every evaluation runs twice, with and without the condition. Parameter names are published.
 """
 
 from math import log
@@ -35,8 +34,7 @@ class BlockAttention(nn.Module):
         self._kinds = (*back, "own", *ahead)
 
     def precompute(self) -> None:
-        """Joins three products into one, and puts the first head's rotated pairs in two halves. Call it once the
-        parameters are loaded."""
+        """Joins three products into one, with the first head's rotated pairs in two halves."""
         order = torch.arange(len(self.to_q.weight))
         order[: self._head_dim] = torch.cat([order[: self._head_dim : 2], order[1 : self._head_dim : 2]])
         parts = [self.to_q, self.to_k, self.to_v]
@@ -134,10 +132,10 @@ class _TimeEmbedding(nn.Module):
 
 
 class Dit(nn.Module):
-    """The model.
+    """Embeddings, layers and projection.
 
     Args:
-        times: all times of evaluation, (times,) float32. What depends on them is computed once.
+        times: of all evaluations, (times,) float32. Their part is computed once.
     """
 
     def __init__(self, sizes: DitSizes, speaker: SpeakerEncoder, times: torch.Tensor) -> None:
@@ -151,8 +149,7 @@ class Dit(nn.Module):
         self.proj_out = nn.Linear(sizes.hidden, sizes.mel_bins)
 
     def precompute(self, dtype: torch.dtype) -> None:
-        """Computes, in float32, what does not depend on a stream, drops its parameters and converts the layers to
-        `dtype`. Call it once the parameters are loaded."""
+        """Computes, in float32, all results that depend on no stream, and drops their parameters. Casts the layers."""
         layers: Any = self.transformer_blocks
         times = self.time_embed(self._at.to(self.proj_out.weight.device))
         self._modulations = torch.stack([layer.attn_norm.of(times) for layer in layers], dim=1).to(dtype)
@@ -177,8 +174,8 @@ class Dit(nn.Module):
             reference: mel frames of the voice, (frames, bins).
         """
         speaker = self.input_embed.spk_encoder(torch.stack([reference, torch.zeros_like(reference)]).transpose(1, 2))
-        told = torch.stack([vector, torch.zeros_like(vector)])
-        rows = F.linear(speaker, self._from_speaker) + F.linear(told, self._from_voice)
+        voice = torch.stack([vector, torch.zeros_like(vector)])
+        rows = F.linear(speaker, self._from_speaker) + F.linear(voice, self._from_voice)
         return rows + self.input_embed.proj.bias
 
     def condition(self, codes: torch.Tensor, voice_rows: torch.Tensor) -> torch.Tensor:
@@ -193,8 +190,8 @@ class Dit(nn.Module):
 
         Args:
             x: (blocks, block, bins) float32.
-            condition: (2, blocks, block, hidden) float32; see `condition`.
-            time: index of one of the model's times, (1,) int64.
+            condition: (2, blocks, block, hidden) float32.
+            time: index of a time, (1,) int64.
         """
         modulation, last = self._modulations[time][0], self._out[time][0]
         hidden = (condition + F.linear(x, self._from_mel)).flatten(0, 1).to(modulation.dtype)

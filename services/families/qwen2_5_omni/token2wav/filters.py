@@ -1,8 +1,8 @@
-"""Stateful layers that see both sides of a sample. Each keeps the last inputs that it still needs.
+"""Stateful layers that see both sides of a sample.
 
-The output does not depend on how the signal is split, and equals the layer's on the whole signal with the reference's
-padding at both ends. A layer gives an output once all its inputs are there, so layers in sequence lag further and
-further. Signals are (streams, channels, samples), of any length, 0 too.
+The output equals the layer's on the whole signal with the reference's padding at both ends, however the signal is
+split. A layer gives an output once all its inputs are there, so layers in sequence lag more and more. Signals are
+(streams, channels, samples), of any length.
 """
 
 import math
@@ -13,17 +13,17 @@ from torch import nn
 from torch.nn import functional as F
 
 SMOOTH_REACH = 5
-"""Samples on either side that an activation's output depends on."""
-_TAPS = 12  # of the filters around an activation
-_UP_PAST = 5  # inputs that an upsampled sample reaches back and ahead together
+"""Samples on either side of an activation's output that it depends on."""
+_TAPS = 12  # of each low pass
+_UP_PAST = 5  # past and future inputs of an upsampled sample
 
 
 class FilterCarry:
     """The layers' states before and after one pass.
 
     Args:
-        tails: the last inputs of each layer, None before its first.
-        last: whether the signal ends with this pass.
+        tails: each layer's last inputs, None before its first.
+        last: whether the signal ends here.
     """
 
     def __init__(self, tails: Sequence[torch.Tensor | None], last: bool) -> None:
@@ -40,10 +40,10 @@ class FilterCarry:
         cuts: tuple[int, int] = (0, 0),
         mode: str = "",
     ) -> torch.Tensor:
-        """`x` after the layer's tail. At each end of the signal `cuts` samples are dropped, then `pads` added.
+        """`x` after the layer's tail. At the signal's ends `cuts` samples are dropped, then `pads` added.
 
         Args:
-            mode: "replicate" pads with the end samples, otherwise with zeros.
+            mode: "replicate" pads with end samples, otherwise zeros.
         """
         tail = self.tails[layer]
         if tail is None and not x.shape[-1]:
@@ -91,7 +91,7 @@ class CenteredConv(nn.Conv1d):
 
 
 class CenteredTransposedConv(nn.ConvTranspose1d):
-    """A transposed convolution that makes `rate` samples of one, trimmed alike at both ends.
+    """A transposed convolution by `rate`, trimmed alike at both ends.
 
     Raises:
         ValueError: the kernel does not fit the rate.
@@ -159,10 +159,7 @@ class SnakeBeta(nn.Module):
 
 
 class SmoothActivation(nn.Module):
-    """An activation at twice the sample rate, between two low passes against aliasing. arXiv:2206.04658.
-
-    The signal before each low pass is padded with its end samples.
-    """
+    """An activation at twice the sample rate, between two low passes with replicated ends. arXiv:2206.04658."""
 
     def __init__(self, channels: int, layers: Layers) -> None:
         super().__init__()
@@ -180,7 +177,7 @@ class SmoothActivation(nn.Module):
             rows = x.flatten(0, 1)[:, None]
             wide = 2 * F.conv_transpose1d(rows, self._low_pass, stride=2)[..., 2 * _UP_PAST : 2 * x.shape[-1]]
             wide = self.act(wide.view(*x.shape[:-1], -1))
-        # Of the pairs that the first low pass makes, the first sample lies before the signal and the last one after it.
+        # The first and the last sample of the upsampled signal lie outside of it.
         wide = carry.extend(self._down, wide, (_TAPS // 2 - 1, _TAPS // 2), (1, 1), "replicate")
         ready = max(0, (wide.shape[-1] - _TAPS) // 2 + 1)
         carry.keep(self._down, wide, 2 * ready)
@@ -193,7 +190,7 @@ def low_pass() -> torch.Tensor:
     """The filter for half the sample rate: a sinc in a Kaiser window, (12,) float32, with sum 1."""
     half, transition = _TAPS // 2, 4 * 0.3
     attenuation_db = 2.285 * (half - 1) * math.pi * transition + 7.95
-    beta = 0.1102 * (attenuation_db - 8.7)  # Kaiser's formula for more than 50 dB: these are 51
+    beta = 0.1102 * (attenuation_db - 8.7)  # Kaiser's formula for more than 50 dB
     window = torch.kaiser_window(_TAPS, beta=beta, periodic=False, dtype=torch.float32)
     taps = 0.5 * window * torch.sinc(0.5 * (torch.arange(-half, half) + 0.5))
     return taps / taps.sum()

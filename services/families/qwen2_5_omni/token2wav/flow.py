@@ -9,10 +9,10 @@ from services.common.engine.device import CapturedRun, Capturer
 from services.families.qwen2_5_omni.token2wav.blocks import Blocks, Neighbours
 from services.families.qwen2_5_omni.token2wav.dit import Dit
 
-POINTS = 10  # in time, so that there is a step less
+POINTS = 10  # in time, with POINTS - 1 steps between them
 GUIDANCE = 0.5
 SWAY = -1.0
-STAGES = 4  # evaluations of a step
+STAGES = 4  # of a Runge-Kutta step
 
 
 def sway_times() -> torch.Tensor:
@@ -22,7 +22,7 @@ def sway_times() -> torch.Tensor:
 
 
 def evaluation_times() -> torch.Tensor:
-    """The times of all evaluations in order, (steps x STAGES,) float32."""
+    """The times of all evaluations, (steps x STAGES,) float32."""
     times = sway_times()
     start, length = times[:-1], times.diff()
     return torch.stack([start, start + length * (1 / 3), start + length * (2 / 3), times[1:]], dim=1).flatten()
@@ -30,11 +30,11 @@ def evaluation_times() -> torch.Tensor:
 
 @dataclass(frozen=True)
 class MelWindow:
-    """A stretch of a stream that is computed in one batch.
+    """A stretch of a stream, on the model's device.
 
     Attributes:
-        codes: (codes,) int64, on the model's device.
-        noise: (codes x repeats, bins) float32, on the model's device.
+        codes: (codes,) int64.
+        noise: (codes x repeats, bins) float32.
         voice_rows: see `Dit.voice_rows`.
     """
 
@@ -44,8 +44,6 @@ class MelWindow:
 
 
 class _Static:
-    """Memory of a captured step of `rows` blocks."""
-
     def __init__(self, dit: Dit, rows: int, device: torch.device) -> None:
         sizes = dit.sizes
         self.x = torch.zeros(rows, sizes.block, sizes.mel_bins, device=device)
@@ -71,7 +69,7 @@ class Flow:
 
     @torch.inference_mode()
     def capture(self, capturer: Capturer, most_blocks: int) -> None:
-        """Captures a step for several numbers of blocks, up to `most_blocks`. A batch is padded to the next."""
+        """Captures steps of some numbers of blocks, up to `most_blocks`. A batch is padded to the next."""
         sizes = {n for exponent in range(most_blocks.bit_length() + 1) for n in (2**exponent, 3 * 2**exponent // 2)}
         device = self._lengths.device
         for rows in sorted((n for n in sizes if n < 2 * most_blocks), reverse=True):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-# What a checkpoint's config leaves out, those of the speaker's encoder too.
+# Defaults of a checkpoint's config, with the speaker encoder's.
 DEFAULTS: dict[str, Any] = {
     "hidden_size": 1024,
     "num_hidden_layers": 22,
@@ -37,10 +37,10 @@ class DitSizes:
         repeats: mel frames of a code.
         block: mel frames of a block.
         codes: number of codes.
-        ahead, back: layers that also attend to the next block, and to the one before.
+        ahead, back: layers that also attend to the next or previous block.
         voice: width of a voice's conditioning.
         speaker: width of the speaker encoder's vector.
-        most_mel_frames: most frames of a window.
+        most_mel_frames: of a window.
     """
 
     hidden: int
@@ -69,7 +69,7 @@ class DitSizes:
         """Reads the sizes from `config`, which has all keys of `DEFAULTS`. Errors call it `name`.
 
         Raises:
-            ValueError: a size does not fit another.
+            ValueError: sizes do not fit.
         """
         rope: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if rope.get("rope_type", "default") != "default":

@@ -23,7 +23,7 @@ class Transformer:
 class Sizes:
     """A checkpoint's dimensions."""
 
-    merges: int  # of the byte-level BPE: the vocabulary is 256 bytes, these, and the special tokens
+    merges: int  # of the byte-level BPE, besides 256 bytes and the special tokens
     thinker: Transformer
     accept_hidden_layer: int  # above the number of deepstack levels, as in the published model
     encoder_width: int  # of the audio and vision encoders
@@ -35,11 +35,11 @@ class Sizes:
     code2wav: Transformer
     code2wav_window: int  # frames
     decoder_dim: int
-    upsample_rates: tuple[int, ...]  # with the two factors 2 before them: samples a codec frame
+    upsample_rates: tuple[int, ...]  # samples a codec frame, with two factors 2 before them
     speakers: tuple[str, ...]
 
 
-# "tiny" and "small" share no dimension: a test with both finds what is hard-coded.
+# "tiny" and "small" share no dimension, so that a test with both finds hard-coded ones.
 SIZES = {
     "tiny": Sizes(
         merges=256,
@@ -74,16 +74,15 @@ SIZES = {
         speakers=("ada", "bert"),
     ),
 }
-# Hidden states as wide as the published thinker's, for measuring what it takes to move them.
+# Hidden states as wide as the published thinker's, for measuring their transport.
 SIZES["wide"] = replace(SIZES["tiny"], thinker=replace(SIZES["tiny"].thinker, hidden_size=2048))
 
 
 def write_checkpoint(out: Path, size: str, thinks: bool = False) -> None:
-    """Writes a checkpoint into `out`, with weights from torch's global generator.
+    """Writes a checkpoint into `out`, with weights from torch's global generator. Tokenizer and config depend on `size`
+    and `thinks` only.
 
     Args:
-        out: files of the same names are replaced.
-        size: a key of `SIZES`. Tokenizer and config depend on it and on `thinks` only.
         thinks: the model reasons, and has neither talker nor code2wav.
 
     Raises:

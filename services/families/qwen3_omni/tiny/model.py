@@ -1,4 +1,4 @@
-"""Config with the published keys, and random weights. Defaults of transformers' config classes are left out."""
+"""Config with the published keys, and random weights. Defaults of config classes are left out."""
 
 import json
 import math
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 POSITIONS_PER_SECOND = 13
 CONTEXT_TOKENS = 16_384
 
-# Config keys of special ids, with their tokens. Media's start and end where the processor says bos and eos.
+# Config keys of special ids, with their tokens. The processor's bos and eos of media are start and end here.
 MEDIA_IDS = {f"{name.replace('bos', 'start').replace('eos', 'end')}_id": token for name, token in NAMED_TOKENS.items()}
 MODEL_IDS = {
     "im_start_token_id": "<|im_start|>",
@@ -31,7 +31,7 @@ MODEL_IDS = {
     "user_token_id": "user",
     "assistant_token_id": "assistant",
 }
-# Talker vocabulary: the codebook, then 1024 ids of which these offsets are used.
+# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. These are used offsets.
 CODEC_IDS = {
     "codec_pad_id": 100,
     "codec_bos_id": 101,
@@ -45,7 +45,7 @@ CODEC_SPECIAL_IDS = 1024
 
 SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
 CALIBRATION_FRAMES = 40
-THOUGHT_END_SCALE = 2  # a thought of the random model has some dozens of tokens
+THOUGHT_END_SCALE = 2  # gives thoughts of some dozens of tokens
 
 
 def write_model(
@@ -206,7 +206,6 @@ def _forget_speech(file: Path) -> None:
 
 @torch.no_grad()
 def _set_loudness(model: transformers.Qwen3OmniMoeForConditionalGeneration) -> None:
-    """Scales the last convolution so that random speech has `SPEECH_RMS`."""
     code2wav: Any = model.code2wav
     config = code2wav.config
     codes = torch.randint(config.codebook_size, (1, config.num_quantizers, CALIBRATION_FRAMES))

@@ -1,7 +1,4 @@
-"""The published tokenizer, chat template and media processors, in small.
-
-The tokenizer is a byte-level BPE with the published special tokens in their order.
-"""
+"""The published chat template and media processors, and a small byte-level BPE with the published special tokens."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from services.families import tiny_parts
 
-ROLES = ("system", "user", "assistant")  # single tokens, as the talker's prompt relies on
+ROLES = ("system", "user", "assistant")  # single tokens, which the talker's prompt needs
 # fmt: off
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
@@ -24,7 +21,7 @@ SPECIAL_TOKENS = (
     "<tts_text_bos_single>", "<|audio_pad|>",
 )
 # fmt: on
-# Text like any other for the detokenizer, though they are single tokens.
+# Single tokens that the detokenizer treats as plain text.
 PLAIN_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 NAMED_TOKENS = {
     "image_token": "<|image_pad|>",

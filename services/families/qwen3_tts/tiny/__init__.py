@@ -1,6 +1,6 @@
 """Random checkpoints with published config keys, weight names, tokenizer and codec.
 
-As published, the larger layout has a code predictor narrower than its talker, and takes instructions.
+As published, the larger layout has a code predictor narrower than its talker.
 """
 
 import json
@@ -55,7 +55,7 @@ SIZES = {
 }
 # The last voice of each speaks a dialect.
 DIALECT = "beijing_dialect"
-# Talker vocabulary: the codebook, then 1,024 ids of which these offsets are used, as published.
+# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. These are used offsets, as published.
 CODEC_IDS = {
     "codec_pad_id": 100,
     "codec_bos_id": 101,
@@ -69,11 +69,10 @@ CODEC_LANGUAGE, CODEC_VOICE, CODEC_SPECIAL_IDS = 2, 253, 1024
 
 
 def write_checkpoint(out: Path, size: str, kind: str) -> None:
-    """Writes a checkpoint into `out`, with weights from torch's global generator.
+    """Writes a checkpoint into `out`, with weights from torch's global generator. Tokenizer and config depend on `size`
+    and `kind` only.
 
     Args:
-        out: files of the same names are replaced.
-        size: a key of `SIZES`. Tokenizer and config depend on it and `kind` only.
         kind: `tts_model_type`: "custom_voice", "voice_design" or "base".
 
     Raises:

@@ -1,8 +1,4 @@
-"""Random codec and speaker encoder with published names.
-
-The weights preserve variance from layer to layer, so that every code and sample matters. The vectors of codebooks
-differ, so that the codes of a sound vary.
-"""
+"""Random codec and speaker encoder with published names. Every code and sample matters, and codes vary."""
 
 import json
 import math
@@ -21,7 +17,7 @@ from services.families.qwen3_tts.speaker_encoder import new_speaker_encoder
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_PER_FRAME = 1920
 CODE_GROUPS = 16
-ENCODED_GROUPS = 32  # that the encoder has; only the first CODE_GROUPS are used
+ENCODED_GROUPS = 32  # of the encoder; only the first CODE_GROUPS are used
 SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
 CALIBRATION_FRAMES = 40
 
@@ -50,7 +46,7 @@ class CodecSizes:
     speaker_inner: int
 
 
-# They share no dimension: a test with both finds what is hard-coded.
+# They share no dimension, so that a test with both finds hard-coded ones.
 SIZES = {
     "tiny": CodecSizes(
         codebook=256,
@@ -195,7 +191,7 @@ def _decoder_tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     _randomize(decoder)
     _set_loudness(decoder)
     tensors = _tensors(decoder)
-    for quantizer in ("rvq_first", "rvq_rest"):  # the decoder has no use for it, and the published file has it
+    for quantizer in ("rvq_first", "rvq_rest"):  # as published; the decoder ignores it
         projection = tensors[f"quantizer.{quantizer}.output_proj.weight"]
         tensors[f"quantizer.{quantizer}.input_proj.weight"] = projection.transpose(0, 1).contiguous()
     return tensors
@@ -215,12 +211,12 @@ def _encoder_tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def _set_spread(encoder: Any, projection: nn.Conv1d) -> None:
-    """Scales the input of the quantizer to the length of the codebooks' vectors, so that codes vary with the sound."""
-    made: list[Any] = []
-    hook = projection.register_forward_hook(lambda module, inputs, output: made.append(output))
+    """Scales the quantizer's input to the codebooks' vectors, so that codes vary."""
+    outputs: list[Any] = []
+    hook = projection.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     encoder.eval()(0.3 * torch.randn(1, 1, CALIBRATION_FRAMES * SAMPLES_PER_FRAME))
     hook.remove()
-    projection.weight.div_(made[0].std())
+    projection.weight.div_(outputs[0].std())
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -232,8 +228,8 @@ def _randomize(module: nn.Module) -> None:
     tensors = module.state_dict()
     for name, tensor in tensors.items():
         if name.endswith("cluster_usage"):
-            tensor.uniform_(0.5, 2.0)  # others than 1: sums are divided by it
-            tensor[0] = 1e-7  # a code that was hardly used
+            tensor.uniform_(0.5, 2.0)  # not 1, as sums are divided by it
+            tensor[0] = 1e-7  # a rare code
         elif name.endswith(("embedding_sum", "embed_sum")):
             usage = tensors[f"{name.rpartition('.')[0]}.cluster_usage"]  # comes before its sum
             tensor.normal_().mul_(usage.clamp(min=1e-5)[:, None])
@@ -251,7 +247,6 @@ def _randomize(module: nn.Module) -> None:
 
 @torch.no_grad()
 def _set_loudness(decoder: Qwen3TtsDecoder) -> None:
-    """Scales the last convolution so that random speech has `SPEECH_RMS`."""
     last: Any = decoder.decoder[-1]
     last.conv.bias.zero_()
     last.conv.weight.mul_(1e-3)  # far from clipping, so that the scale is linear
