@@ -7,6 +7,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.code2wav.windows import WindowSettings
 from services.common.rpc.settings import StageSettings
+from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 
 
 def _numbers(value: Any) -> Any:
@@ -20,7 +21,7 @@ class Code2WavSettings(StageSettings):
     model_config = SettingsConfigDict(env_prefix="QUARTET_CODE2WAV_")
 
     max_frames_per_step: int = Field(
-        default=16,
+        default=FRAMES_IN_FLIGHT // 8,
         ge=1,
         description="most frames of one stream decoded in one step: what a stream waits for while its listener still "
         "has sound to play; four times as many are taken in before a client reads their samples",
