@@ -151,7 +151,7 @@ class CausalDecoder(Decoder):
         return samples
 
     def captured_step(self, capturer: Capturer, states: DecoderStates, max_frames: int) -> StepFunction:
-        """As `Decoder.captured_step`, for powers of two of streams and of frames."""
+        """For powers of two of streams and of frames."""
         assert isinstance(states, CausalStates)
         return DecodeGraphs(capturer, self, states, max_frames).step
 
@@ -166,8 +166,8 @@ class _Captured:
 class DecodeGraphs:
     """Captured steps with their state handling: one launch instead of some hundred kernels.
 
-    A graph exists for each power of two of streams and of frames. Rows without a stream pad a batch. Frames cannot be
-    padded, as they would advance the state. For one thread.
+    A graph exists for each power of two of streams and of frames. Rows without a stream pad a batch. Padding frames
+    would advance the state. For one thread.
 
     Args:
         capturer: captures the largest steps first. No stream may be open.

@@ -185,7 +185,7 @@ class DecodeEngine(ThreadedEngine):
     def _to_flush(self, plan: StepPlan | float | None, now: float) -> list[Stream]:
         """The streams to flush before `plan`; none if one of the plan runs dry earlier.
 
-        With windows a flush takes as long as a step, so only as many streams as fit a step are flushed.
+        With windows a flush takes as long as a step, so their number is limited.
         """
         held_back = sorted((s for s in self._running if self._must_flush(s)), key=lambda stream: dry_since(stream, now))
         if not held_back or not self.spec.windows:

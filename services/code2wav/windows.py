@@ -75,11 +75,7 @@ class WindowSettings:
     future: int | None = None
 
     def over(self, default: Windows) -> Windows:
-        """Applies these settings to a decoder's `default`.
-
-        Raises:
-            ValueError: window sizes with `decoding` "whole". It names the setting.
-        """
+        """Applies these settings to a decoder's `default`. Raises ValueError if they contradict each other."""
         if self.decoding == "whole":
             if self != WindowSettings("whole"):
                 raise ValueError(

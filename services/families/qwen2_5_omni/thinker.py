@@ -17,10 +17,7 @@ SYSTEM_PROMPT = (
 
 
 def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> ThinkerCheckpoint:
-    """See `services.thinker.family.ThinkerFamily`.
-
-    The talker reads the states after the last norm, which transformers' `hidden_states` has at the number of layers.
-    """
+    """See `services.thinker.family.ThinkerFamily`. The talker reads the states after the last norm."""
     try:
         thinker = config["thinker_config"]
         text = thinker["text_config"]

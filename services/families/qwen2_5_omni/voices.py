@@ -27,7 +27,7 @@ class VoicePreset:
 
 
 def read_voices(folder: Path) -> dict[str, VoicePreset]:
-    """The voices of a checkpoint by name, the default first. Only tensors, numbers and names of the pickle are loaded.
+    """The voices of a checkpoint by name, the default first. Only tensors, numbers and names are unpickled.
 
     Raises:
         ValueError: there is no such file, it holds anything else, or a voice lacks a part.

@@ -40,7 +40,7 @@ def new_decoder(config: dict[str, Any]) -> "Qwen3TtsDecoder":
 
 
 class Codebook(nn.Module):
-    """Vectors of one code group, stored as sums and counts of a training's uses."""
+    """Vectors of a code group, as sums and counts."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()

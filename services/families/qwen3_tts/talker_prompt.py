@@ -106,7 +106,7 @@ class SpokenText(GrowingText):
         )
 
     def _whole_text(self) -> tuple[list[int], list[int], tuple[int, ...]]:
-        """Text ids and codes of the last rows, and the text of all steps: the whole text before the sample's frames."""
+        """Text ids and codes of the last rows, and the text of all steps: the text before the sample's frames."""
         spec, rows = self._spec, self._sample_rows
         text = [*self.ids, spec.tts_eos_id]
         self.ids = [spec.tts_pad_id]

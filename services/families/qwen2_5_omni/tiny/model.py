@@ -1,7 +1,5 @@
 """Config with the published keys, and random weights. Defaults of config classes are left out."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +11,10 @@ from services.families.qwen2_5_omni.tiny.processor import PATCH, SPECIAL_TOKENS
 from services.families.qwen2_5_omni.tiny.token2wav import randomize, token2wav_config, voices
 
 if TYPE_CHECKING:
-    from services.families.qwen2_5_omni.tiny import Sizes
+    from services.families.qwen2_5_omni.tiny import Qwen25OmniSizes
 
 CONTEXT_TOKENS = 16_384
+VISION = {"patch_size": PATCH, "fullatt_block_indexes": [1, 3], "tokens_per_second": 25}
 # Text ids after the tokenizer's: offsets from its length.
 SPEECH_IDS = {"tts_text_pad_token_id": 0, "tts_text_start_token_id": 1, "tts_text_end_token_id": 2}
 VOICE_IDS = {"Chelsie": 5, "Ethan": 3}
@@ -39,7 +38,7 @@ TOKEN_KEYS = {
 }
 
 
-def write_model(out: Path, sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+def write_model(out: Path, sizes: "Qwen25OmniSizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
     """Writes config, float32 weights and voices into `out`, with special ids of `tokenizer`."""
     config = _model_config(sizes, token2wav_config(sizes.codebook, sizes.encoder_width), tokenizer)
     model: Any = transformers.Qwen2_5OmniForConditionalGeneration(config)
@@ -48,31 +47,28 @@ def write_model(out: Path, sizes: "Sizes", tokenizer: transformers.PreTrainedTok
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     model.generation_config = transformers.GenerationConfig(**ids)
     model.save_pretrained(out)
-    file = out / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["Qwen2_5OmniModel"]}, indent=2))
+    tiny_parts.edit_json(out / "config.json", {"architectures": ["Qwen2_5OmniModel"]})
     bos_ids = {name: len(tokenizer) + offset for name, offset in VOICE_IDS.items()}
     torch.save(voices(bos_ids), out / "spk_dict.pt")
 
 
 def _model_config(
-    sizes: "Sizes", token2wav: dict[str, Any], tokenizer: transformers.PreTrainedTokenizerBase
+    sizes: "Qwen25OmniSizes", token2wav: dict[str, Any], tokenizer: transformers.PreTrainedTokenizerBase
 ) -> transformers.Qwen2_5OmniConfig:
-    media = {key: tokenizer.convert_tokens_to_ids(token) for key, token in TOKEN_KEYS.items()}
-    media |= {"position_id_per_seconds": 25, "seconds_per_chunk": 2}
+    media = tiny_parts.token_ids(tokenizer, TOKEN_KEYS) | {"position_id_per_seconds": 25, "seconds_per_chunk": 2}
     hidden = sizes.thinker.hidden_size
     head_dim = hidden // sizes.thinker.num_attention_heads
     text = {
         "vocab_size": tiny_parts.padded_vocabulary(len(tokenizer) + SPEECH_ID_COUNT),
         "tie_word_embeddings": False,
-        **asdict(sizes.thinker),
+        **sizes.thinker.config(),
         **_positions(head_dim),
     }
     talker = {
         "vocab_size": sizes.codebook + CODEC_SPECIAL_IDS,
         "embedding_size": hidden,
-        "head_dim": sizes.head_dim,
-        **asdict(sizes.talker),
-        **_positions(sizes.head_dim),
+        **sizes.talker.config(),
+        **_positions(sizes.talker.head_dim),
         **{key: len(tokenizer) + offset for key, offset in SPEECH_IDS.items()},
         **{key: sizes.codebook + offset for key, offset in CODEC_IDS.items()},
     }
@@ -81,7 +77,8 @@ def _model_config(
         dtype="float32",
         thinker_config={
             "text_config": text,
-            **_encoder_configs(sizes.encoder_width, hidden),
+            "audio_config": tiny_parts.audio_config(sizes.encoder_width, hidden),
+            "vision_config": tiny_parts.vision_config(sizes.encoder_width, hidden) | VISION,
             "user_token_id": tokenizer.convert_tokens_to_ids("user"),
             **media,
             **ends,
@@ -91,34 +88,13 @@ def _model_config(
     )
 
 
-def _encoder_configs(width: int, hidden: int) -> dict[str, Any]:
-    audio = {
-        "d_model": width,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "encoder_ffn_dim": 2 * width,
-        "output_dim": hidden,
-    }
-    vision = {
-        "depth": 4,
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
-        "num_heads": 2,
-        "out_hidden_size": hidden,
-        "patch_size": PATCH,
-        "fullatt_block_indexes": [1, 3],
-        "tokens_per_second": 25,
-    }
-    return {"audio_config": audio, "vision_config": vision}
-
-
 def _positions(head_dim: int) -> dict[str, Any]:
-    rope = {"rope_type": "default", "type": "default", "mrope_section": tiny_parts.mrope_sections(head_dim)}
+    rope = tiny_parts.rope_scaling(head_dim)
     return {"max_position_embeddings": CONTEXT_TOKENS, "rope_theta": 1_000_000.0, "rope_scaling": rope}
 
 
 @torch.no_grad()
-def _randomize(model: Any, sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+def _randomize(model: Any, sizes: "Qwen25OmniSizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
     for part in (model.thinker, model.talker):
         tiny_parts.randomize(part)
     tiny_parts.prefer_text(model.thinker.lm_head.weight, tokenizer, SPECIAL_TOKENS)

@@ -6,7 +6,7 @@ from typing import Any
 import transformers
 
 from services.families import tiny_parts
-from services.families.qwen3_omni.tiny.processor import AUDIO_S, PIXELS, make_tokenizer
+from services.families.qwen3_omni.tiny.processor import PIXELS, make_tokenizer
 
 # In their published order after the vocabulary.
 # fmt: off
@@ -36,14 +36,6 @@ def new_tokenizer(merges: int) -> transformers.Qwen2Tokenizer:
 
 def save_processor(out: Path, tokenizer: transformers.Qwen2Tokenizer) -> None:
     """Writes the files of `Qwen2_5OmniProcessor.from_pretrained(out)`."""
-    tiny_parts.name_tokens(tokenizer, NAMED_TOKENS)
-    tokenizer.chat_template = CHAT_TEMPLATE.read_text()
-    patch: dict[str, Any] = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2, "size": PIXELS}
-    processor: Any = transformers.Qwen2_5OmniProcessor(
-        image_processor=transformers.Qwen2VLImageProcessor(**patch),
-        video_processor=transformers.Qwen2VLVideoProcessor(**patch),
-        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=AUDIO_S),
-        tokenizer=tokenizer,
-        chat_template=tokenizer.chat_template,
-    )
-    tiny_parts.save_processor(out, processor, NAMED_TOKENS)
+    images = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2, "size": PIXELS}
+    processor: Any = transformers.Qwen2_5OmniProcessor
+    tiny_parts.save_processor(out, processor, tokenizer, NAMED_TOKENS, CHAT_TEMPLATE.read_text(), images)

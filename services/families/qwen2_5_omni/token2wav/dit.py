@@ -1,7 +1,7 @@
 """The transformer that gives the flow of a noisy mel spectrogram, from codes and voice.
 
 Frames attend to their own block of mel frames, in some layers also to a neighbour. Blocks of any windows and streams
-are rows of one batch. Every evaluation runs twice, with and without the condition. Parameter names are published.
+are rows of one batch. Every evaluation runs with and without the condition. Parameter names are published.
 """
 
 from math import log

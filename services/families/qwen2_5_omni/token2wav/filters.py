@@ -1,8 +1,8 @@
 """Stateful layers that see both sides of a sample.
 
-The output equals the layer's on the whole signal with the reference's padding at both ends, however the signal is
-split. A layer gives an output once all its inputs are there, so layers in sequence lag more and more. Signals are
-(streams, channels, samples), of any length.
+The output equals the layer's on the whole signal with the reference's padding, however the signal is split. A layer
+gives an output once all its inputs are there, so layers in sequence lag more and more. Signals are (streams, channels,
+samples), of any length.
 """
 
 import math

@@ -33,7 +33,6 @@ NAMED_TOKENS = {
     "audio_eos_token": "<|audio_end|>",
 }
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-AUDIO_S = 300
 PATCH = dict[str, Any](patch_size=16, merge_size=2, temporal_patch_size=2, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 PIXELS = {"shortest_edge": 3_136, "longest_edge": 12_845_056}
 
@@ -93,14 +92,7 @@ def save_processor(
         thinks: whether the chat template opens thoughts.
         pixels: fewest and most pixels of a scaled image.
     """
-    tiny_parts.name_tokens(tokenizer, NAMED_TOKENS)
-    template = ("{%- set thinks = true -%}\n" if thinks else "") + CHAT_TEMPLATE.read_text()
-    tokenizer.chat_template = template
-    processor: Any = transformers.Qwen3OmniMoeProcessor(
-        image_processor=transformers.Qwen2VLImageProcessor(size=dict(pixels), **PATCH),
-        video_processor=transformers.Qwen2VLVideoProcessor(size=dict(pixels), **PATCH),
-        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=AUDIO_S),
-        tokenizer=tokenizer,
-        chat_template=template,
-    )
-    tiny_parts.save_processor(out, processor, NAMED_TOKENS)
+    opening = "{%- set thinks = true -%}\n" if thinks else ""
+    template, images = opening + CHAT_TEMPLATE.read_text(), {"size": dict(pixels), **PATCH}
+    processor: Any = transformers.Qwen3OmniMoeProcessor
+    tiny_parts.save_processor(out, processor, tokenizer, NAMED_TOKENS, template, images)

@@ -1,7 +1,6 @@
 """Random codec and speaker encoder with published names. Every code and sample matters, and codes vary."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ from torch import nn
 from services.families.qwen3_tts.code2wav import FOLDER, MODEL_TYPE, Qwen3TtsDecoder, new_decoder
 from services.families.qwen3_tts.codec_encoder import new_codec_encoder
 from services.families.qwen3_tts.speaker_encoder import new_speaker_encoder
+from services.families.tiny_parts import CALIBRATION_FRAMES, fill, set_loudness
 
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_PER_FRAME = 1920
 CODE_GROUPS = 16
 ENCODED_GROUPS = 32  # of the encoder; only the first CODE_GROUPS are used
-SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
-CALIBRATION_FRAMES = 40
 
 
 @dataclass(frozen=True)
@@ -235,23 +233,14 @@ def _randomize(module: nn.Module) -> None:
             tensor.normal_().mul_(usage.clamp(min=1e-5)[:, None])
         elif name.endswith("initialized"):
             tensor.fill_(1.0)
-        elif tensor.ndim >= 2:
-            tensor.normal_(std=1 / math.sqrt(tensor[0].numel()))
-        elif name.endswith(("scale", "gamma")):
-            tensor.fill_(0.5)  # large enough for the branch to matter
-        elif name.endswith(("alpha", "beta", "bias")):
-            tensor.normal_(std=0.1)
-        else:  # norms
-            tensor.normal_(mean=1, std=0.1)
+        else:
+            fill(name, tensor)
 
 
-@torch.no_grad()
 def _set_loudness(decoder: Qwen3TtsDecoder) -> None:
     last: Any = decoder.decoder[-1]
-    last.conv.bias.zero_()
-    last.conv.weight.mul_(1e-3)  # far from clipping, so that the scale is linear
     decoder.precompute()
-    states = decoder.new_states(1)
     codes = torch.randint(decoder.spec.codebook_sizes[0], (1, CALIBRATION_FRAMES, CODE_GROUPS))
-    (sound,) = decoder.step(codes, states.batch([states.acquire() or 0]))
-    last.conv.weight.mul_(SPEECH_RMS / sound.square().mean().sqrt())
+    states = decoder.new_states(1)
+    batch = states.batch([states.acquire() or 0])
+    set_loudness(last.conv, lambda: decoder.step(codes, batch)[0])
