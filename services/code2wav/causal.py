@@ -157,7 +157,7 @@ class CausalDecoder(Decoder):
 
 
 @dataclass(frozen=True)
-class _Captured:
+class _CapturedStep:
     run: CapturedRun  # its output: (rows, samples), overwritten by every replay
     where: torch.Tensor  # (2, rows) int64: slots, and frames before the step
     codes: torch.Tensor  # (rows, frames, groups) int64
@@ -177,7 +177,7 @@ class DecodeGraphs:
     @torch.inference_mode()
     def __init__(self, capturer: Capturer, decoder: CausalDecoder, states: CausalStates, max_frames: int) -> None:
         self._decoder, self._states = decoder, states
-        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._captured: dict[tuple[int, int], _CapturedStep] = {}
         max_rows = power_of_two(states.slots)
         for frames in reversed([1 << n for n in range(max_frames.bit_length())]):
             for rows in reversed([1 << n for n in range(max_rows.bit_length())]):
@@ -198,7 +198,7 @@ class DecodeGraphs:
         self._decoder.frames_computed += rows * frames
         return self._decoder.cut(captured.run.output[:streams].clone(), batch)  # the next replay overwrites it
 
-    def _capture(self, capturer: Capturer, rows: int, frames: int) -> _Captured:
+    def _capture(self, capturer: Capturer, rows: int, frames: int) -> _CapturedStep:
         device, groups = self._states.memory.device, self._decoder.spec.num_code_groups
         where = torch.zeros(2, rows, dtype=torch.int64, device=device)
         where[0] = self._states.padding_slot
@@ -211,4 +211,4 @@ class DecodeGraphs:
             self._states.memory.index_copy_(0, slots, after)
             return wav
 
-        return _Captured(capturer.capture(run), where, codes)
+        return _CapturedStep(capturer.capture(run), where, codes)

@@ -43,7 +43,7 @@ class MelWindow:
     voice_rows: torch.Tensor
 
 
-class _Static:
+class _StaticMemory:
     def __init__(self, dit: Dit, rows: int, device: torch.device) -> None:
         sizes = dit.sizes
         self.x = torch.zeros(rows, sizes.block, sizes.mel_bins, device=device)
@@ -61,7 +61,7 @@ class Flow:
 
     def __init__(self, dit: Dit) -> None:
         self._dit = dit
-        self._captured: dict[int, tuple[CapturedRun, _Static]] = {}
+        self._captured: dict[int, tuple[CapturedRun, _StaticMemory]] = {}
         self.evaluations = 0
 
     def precompute(self, device: torch.device) -> None:
@@ -73,9 +73,9 @@ class Flow:
         sizes = {n for exponent in range(most_blocks.bit_length() + 1) for n in (2**exponent, 3 * 2**exponent // 2)}
         device = self._lengths.device
         for rows in sorted((n for n in sizes if n < 2 * most_blocks), reverse=True):
-            static = _Static(self._dit, rows, device)
+            static = _StaticMemory(self._dit, rows, device)
 
-            def run(static: _Static = static) -> torch.Tensor:
+            def run(static: _StaticMemory = static) -> torch.Tensor:
                 neighbours = Neighbours(static.blocks, self._dit.sizes, self._dtype)
                 static.x.copy_(self._step(static.x, static.condition, neighbours, static.step))
                 static.step.add_(1).remainder_(POINTS - 1)
@@ -120,7 +120,7 @@ class Flow:
         return x
 
     def _replayed(
-        self, run: CapturedRun, static: _Static, x: torch.Tensor, condition: torch.Tensor, blocks: Blocks
+        self, run: CapturedRun, static: _StaticMemory, x: torch.Tensor, condition: torch.Tensor, blocks: Blocks
     ) -> torch.Tensor:
         static.x.copy_(x)
         static.condition.copy_(condition)
