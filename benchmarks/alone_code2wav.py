@@ -4,7 +4,7 @@ import torch
 from alone import Stage, parameter_bytes
 from real_sizes import CODE2WAV
 
-from services.code2wav.causal import StepGraphs
+from services.code2wav.causal import DecodeGraphs
 from services.common.engine.device import CudaGraphs
 from services.families.qwen3_omni.code2wav import Qwen3OmniDecoder
 
@@ -18,7 +18,7 @@ def code2wav_stage(decoder: Qwen3OmniDecoder, batch: int, frames: int) -> Stage:
 
     decode = decoder.step
     if device.type == "cuda":
-        decode = StepGraphs(CudaGraphs(device), decoder, states, frames).step
+        decode = DecodeGraphs(CudaGraphs(device), decoder, states, frames).step
 
     def step() -> list[torch.Tensor]:
         return [piece.float().cpu() for piece in decode(codes, states.batch(slots))]

@@ -19,9 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import services.families.qwen2_5_omni.token2wav.flow as flow
 from services.code2wav.windows import Windows
 from services.common.engine.device import CudaGraphs, prepared_device
-from services.families.qwen2_5_omni.code2wav import WINDOWS, Speech, Token2Wav, new_decoder
-from services.families.qwen2_5_omni.token2wav.flow import Window
-from services.families.qwen2_5_omni.voices import Voice
+from services.families.qwen2_5_omni.code2wav import WINDOWS, Token2Wav, Token2WavStream, new_decoder
+from services.families.qwen2_5_omni.token2wav.flow import MelWindow
+from services.families.qwen2_5_omni.voices import VoicePreset
 
 FRAMES_PER_S = 50  # of one stream in real time
 WINDOW_EVALUATIONS = flow.STAGES * (flow.POINTS - 1)
@@ -49,7 +49,7 @@ class TimedFlow:
         self.counting = False
         inner = decoder.flow.mel
 
-        def mel(windows: Sequence[Window]) -> list[torch.Tensor]:
+        def mel(windows: Sequence[MelWindow]) -> list[torch.Tensor]:
             began_s = time.perf_counter()
             with FlopCounterMode(display=False) if self.counting else contextlib.nullcontext() as counted:
                 made = inner(windows)
@@ -65,7 +65,7 @@ def random_token2wav(device: torch.device, dtype: torch.dtype, window_frames: in
     """The published model, 0.4 billion parameters, with a voice; windows are of `window_frames`."""
     decoder = new_decoder({"token2wav_config": {}})
     windows = Windows((window_frames,), WINDOWS.past, WINDOWS.future)
-    decoder.use({"any": Voice(0, torch.randn(192), torch.randn(300, 80))}, windows)
+    decoder.use({"any": VoicePreset(0, torch.randn(192), torch.randn(300, 80))}, windows)
     fill(decoder)
     decoder.cast(dtype)
     decoder.to(device=device).requires_grad_(False).eval()
@@ -96,7 +96,7 @@ def measure_windows(options: argparse.Namespace) -> list[WindowTiming]:
     stream_flop = 0
     for batch in options.batch:
         slots = [slot for slot in (states.acquire() for _ in range(batch)) if slot is not None]
-        speeches: list[Speech] = states.batch(slots)
+        speeches: list[Token2WavStream] = states.batch(slots)
         # As far into an utterance as it takes for all context to be there; noise and codes cost what they do later.
         first = torch.randint(decoder.sizes.codes, (batch, WINDOWS.past + WINDOWS.future, 1), device=device)
         for speech, codes in zip(speeches, first, strict=True):

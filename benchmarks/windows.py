@@ -20,8 +20,8 @@ from rich.table import Table
 
 from services.code2wav.windows import Windows
 from services.families.qwen2_5_omni.code2wav import WINDOWS, Token2Wav, new_decoder
-from services.families.qwen2_5_omni.token2wav.flow import Window
-from services.families.qwen2_5_omni.voices import Voice
+from services.families.qwen2_5_omni.token2wav.flow import MelWindow
+from services.families.qwen2_5_omni.voices import VoicePreset
 
 SHARP = {"to_q.": 3.0, "to_k.": 3.0, "to_out.": 4.0}
 CODES = 1000
@@ -43,7 +43,7 @@ def random_decoder(layers: int, hidden: int, sharp: bool) -> Token2Wav:
         "bigvgan_config": {"upsample_initial_channel": 64},
     }
     decoder = new_decoder({"token2wav_config": part})
-    decoder.use({"any": Voice(0, torch.randn(192), torch.randn(30, 80))}, WINDOWS)
+    decoder.use({"any": VoicePreset(0, torch.randn(192), torch.randn(30, 80))}, WINDOWS)
     for name, parameter in decoder.named_parameters():
         if parameter.dim() < 2:
             parameter.data.normal_(std=0.2)
@@ -67,7 +67,7 @@ def mel_by(
         end, stop = (total, total) if end + windows.future > total else (end, end + windows.future)
         cuts.append((max(0, start - windows.past), start, end, stop))
         start = end
-    mels = decoder.flow.mel([Window(codes[a:d], noise[2 * a : 2 * d], voice) for a, _, _, d in cuts])
+    mels = decoder.flow.mel([MelWindow(codes[a:d], noise[2 * a : 2 * d], voice) for a, _, _, d in cuts])
     kept = [
         mel[2 * (start - first) : 2 * (end - first)] for mel, (first, start, end, _) in zip(mels, cuts, strict=True)
     ]

@@ -12,25 +12,26 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from services.demo_models import OMNI, resolve
 from services.families.qwen3_omni.talker_text import DEFAULT_INSTRUCTIONS
-from services.families.qwen3_omni.tiny import Sizes, Transformer
+from services.families.qwen3_omni.tiny import Qwen3OmniSizes
 from services.families.qwen3_omni.tiny.model import model_config
 from services.families.qwen3_omni.tiny.processor import ROLES, qwen_tokenizer
+from services.families.tiny_sizes import TransformerShape
 from training.about_pictures import seeing
 from training.units import VOICES
 from training.words import OUTSIDE, SMALL_TALK
 from training.world import draw_dialogue
 
-SIZES = Sizes(
+SIZES = Qwen3OmniSizes(
     merges=0,
-    thinker=Transformer(192, 5, 6, 2, 32, 160, num_experts=4, num_experts_per_tok=2),
+    thinker=TransformerShape(192, 5, 6, 2, 32, 160, num_experts=4, num_experts_per_tok=2),
     accept_hidden_layer=3,
     encoder_width=128,
     vision_grid=8,
-    talker=Transformer(192, 3, 6, 2, 32, 128, num_experts=4, num_experts_per_tok=2),
-    predictor=Transformer(192, 2, 4, 2, 48, 384),
+    talker=TransformerShape(192, 3, 6, 2, 32, 128, num_experts=4, num_experts_per_tok=2),
+    predictor=TransformerShape(192, 2, 4, 2, 48, 384),
     code_groups=16,
     codebook=128,
-    code2wav=Transformer(128, 3, 4, 4, 32, 384),
+    code2wav=TransformerShape(128, 3, 4, 4, 32, 384),
     code2wav_window=72,
     decoder_dim=144,
     upsample_rates=(8, 5, 4, 3),

@@ -1,1 +1,1 @@
-"""code2wav: codec frames in, sound out, sample-exact however the frames are split."""
+"""code2wav: codec frames in, sound out, sample-exact for any split of the frames."""

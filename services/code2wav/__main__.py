@@ -22,7 +22,6 @@ WARM_UP_TIMEOUT_S = 120.0
 
 
 async def serve(stage: Stage, settings: Code2WavSettings) -> None:
-    """Runs the stage until it is told to stop."""
     servicer = Code2WavServicer(stage.admission, stage.consumer)
     code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(servicer, stage.grpc)
 
@@ -37,7 +36,6 @@ async def serve(stage: Stage, settings: Code2WavSettings) -> None:
 
 
 def info_of(spec: DecoderSpec) -> server_info_pb2.Code2WavInfo:
-    """What ServerInfo says of a decoder."""
     info = server_info_pb2.Code2WavInfo(
         sample_rate_hz=spec.sample_rate_hz,
         samples_per_frame=spec.samples_per_frame,
@@ -56,12 +54,7 @@ def info_of(spec: DecoderSpec) -> server_info_pb2.Code2WavInfo:
 def start_engine(
     settings: Code2WavSettings, on_fatal: Callable[[BaseException], object] = lambda error: None
 ) -> DecodeEngine:
-    """The engine of this stage, loaded as `settings` say; not warmed up. Blocks until it is loaded.
-
-    Raises:
-        ValueError: no such device, no such checkpoint, no code2wav in it, or tensors that are missing, unknown or of
-            another shape.
-    """
+    """Loads the decoder and starts its engine, not warmed up. Blocks. Raises as `load_decoder`."""
     decoder = load_decoder(settings.model, settings.dtype, settings.device, settings.windows)
     execution = decide(settings.enforce_eager, Accelerator.of(decoder.device))
     log_choices(execution.choices)
@@ -77,11 +70,11 @@ def start_engine(
 
 
 def warm_up(engine: DecodeEngine, frames: int) -> None:
-    """Decodes `frames` frames, the first alone; blocks until that is done.
+    """Decodes `frames` frames, the first alone. Blocks.
 
     Raises:
-        Exception: what the engine failed with.
-        TimeoutError: it did not come back.
+        Exception: the engine's failure.
+        TimeoutError: a step took too long.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     stream = engine.open(events.put)

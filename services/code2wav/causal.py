@@ -1,10 +1,7 @@
-"""Decoders that look back and never ahead: any number of frames is a step, and every step gives all its samples.
+"""Decoders that look back and never ahead: a step takes any number of frames and gives all their samples.
 
-Every layer that looks back owns a piece of what a stream carries from one step to the next: the last inputs of a
-convolution, the window of keys and values of an attention layer. All is zero at the start of a stream, which is exactly
-the zero padding of a whole decode. A stream's pieces lie in one row of one tensor, its slot, so that a batch is
-gathered and put back by one indexing each, wherever its streams stand, and is a mere view where their slots follow on
-each other.
+Each layer keeps its last inputs, keys or values. This state is zero at the start of a stream, like the zero padding of
+a whole decode. A stream's state is a row of one tensor, its slot.
 """
 
 import math
@@ -14,31 +11,31 @@ from dataclasses import dataclass
 
 import torch
 
-from services.code2wav.family import Decoder, DecoderSpec, States, Step
+from services.code2wav.family import Decoder, DecoderSpec, DecoderStates, StepFunction
 from services.common.engine.device import CapturedRun, Capturer, power_of_two
 
 
 class StateLayout:
-    """Where in a slot each layer's piece lies. Filled while the layers are made."""
+    """Position of each layer's state in a slot. The constructors of the layers fill it."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
         self.sizes: list[int] = []
 
     def add(self, shape: tuple[int, ...]) -> int:
-        """Reserves a piece of a shape (without the stream dimension); returns its index."""
+        """Reserves a piece of a shape (without streams); returns its index."""
         self.shapes.append(shape)
         self.sizes.append(math.prod(shape))
         return len(self.shapes) - 1
 
     def of(self, rows: torch.Tensor) -> "Carry":
-        """The pieces of `rows`, (streams, values a slot)."""
+        """Splits `rows`, (streams, values a slot)."""
         pieces = rows.split(self.sizes, dim=1)
         return Carry([piece.unflatten(1, shape) for piece, shape in zip(pieces, self.shapes, strict=True)])
 
 
 class Carry:
-    """What the layers of one step take from the step before and leave for the next."""
+    """The layers' states before and after one step."""
 
     def __init__(self, pieces: list[torch.Tensor]) -> None:
         self._taken, self._kept = pieces, list(pieces)
@@ -48,7 +45,7 @@ class Carry:
         return self._taken[piece]
 
     def keep(self, piece: int, state: torch.Tensor) -> None:
-        """A layer's state after the step, (streams, ...)."""
+        """Sets a layer's state after the step, (streams, ...)."""
         self._kept[piece] = state
 
     def rows(self) -> torch.Tensor:
@@ -56,13 +53,8 @@ class Carry:
         return torch.cat([state.flatten(1) for state in self._kept], dim=1)
 
 
-class CausalStates(States):
-    """States of up to `slots` streams of a causal decoder.
-
-    Args:
-        layout: what a slot holds.
-        slots: streams that can be open at a time. One row more takes what padding of a batch writes.
-    """
+class CausalStates(DecoderStates):
+    """States of up to `slots` streams, and one more row for the padding of a batch."""
 
     def __init__(self, layout: StateLayout, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(slots)
@@ -72,37 +64,32 @@ class CausalStates(States):
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of one slot."""
         return self.memory[0].nbytes
 
     def open(self, slot: int, voice: str, seed: int) -> None:
-        """Forgets what the stream before left in `slot`."""
         self.frames[slot] = 0
         self.memory[slot].zero_()
 
     def batch(self, slots: Sequence[int]) -> "CausalBatch":
-        """The states of the streams in `slots` (all different), in that order."""
         return CausalBatch(self, slots)
 
 
 class CausalBatch:
-    """States of the streams that step together."""
+    """States of the streams of a step. `frames`: how many each stream has decoded."""
 
     def __init__(self, states: CausalStates, slots: Sequence[int]) -> None:
         self.states = states
         self.slots = list(slots)
         self.frames = [states.frames[slot] for slot in self.slots]
-        """Frames that each stream has decoded so far."""
 
     def load(self) -> torch.Tensor:
-        """The streams' states, (streams, values a slot); a view if their slots follow on each other."""
+        """The states, (streams, values a slot); a view if the slots are neighbours."""
         first, count = self.slots[0], len(self.slots)
         if self.slots == list(range(first, first + count)):
             return self.states.memory[first : first + count]
         return self.states.memory.index_select(0, torch.tensor(self.slots, device=self.states.memory.device))
 
     def store(self, rows: torch.Tensor) -> None:
-        """Replaces the streams' states."""
         self.states.memory.index_copy_(0, torch.tensor(self.slots, device=rows.device), rows)
 
     def advance(self, frames: int) -> None:
@@ -112,17 +99,13 @@ class CausalBatch:
 
 
 class CausalDecoder(Decoder):
-    """A decoder whose layers carry what they look back on, so that nothing is computed twice.
+    """A decoder whose layers keep their past, so that nothing is computed twice.
 
-    For any split of a stream's frames into steps, whichever streams share its batches, the samples of the steps put
-    together are those of one pass over all frames, up to rounding.
+    Up to rounding, samples do not depend on a stream's steps nor on the batch.
 
     Args:
-        spec: of the codec. It has no look-ahead.
+        spec: without look-ahead.
         window_frames: frames that a frame attends to, itself included.
-
-    Attributes:
-        layout: where in a slot each layer's state lies; the layers fill it when they are made.
     """
 
     def __init__(self, spec: DecoderSpec, window_frames: int) -> None:
@@ -134,26 +117,24 @@ class CausalDecoder(Decoder):
     def forward(
         self, codes: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, at_start: bool, settled: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step, without any knowledge of slots and without side effects.
+        """One step without side effects.
 
         Args:
             codes: (streams, frames, groups), an integer dtype.
-            positions: (streams,) int64, frames of each stream before this step.
-            rows: (streams, values a slot), their states.
-            at_start: whether positions x samples_per_frame may be below the trimmed samples for some stream.
-            settled: whether all positions are at least the attention window less one. It saves work, no more.
+            positions: (streams,) int64, frames of each stream before.
+            rows: (streams, values a slot), the states before.
+            at_start: whether a stream may be within its trimmed samples.
+            settled: whether every stream has a full window behind it. This only saves work.
 
         Returns:
-            Samples, (streams, frames x samples_per_frame), the trimmed ones included; and the states after the step.
+            Samples, (streams, frames x samples_per_frame), with trimmed ones; and the states after.
         """
 
     def new_states(self, slots: int) -> CausalStates:
-        """States of `slots` streams, on this module's device."""
         return CausalStates(self.layout, slots, self.dtype, self.device)
 
     @torch.inference_mode()
     def step(self, codes: torch.Tensor, batch: CausalBatch) -> list[torch.Tensor]:
-        """As `Decoder.step`: frames x samples_per_frame samples, less what is trimmed at the start of a stream."""
         positions = torch.tensor(batch.frames, device=codes.device)
         settled = min(batch.frames) >= self.window_frames - 1
         self.frames_computed += codes.shape[0] * codes.shape[1]
@@ -163,41 +144,40 @@ class CausalDecoder(Decoder):
         return self.cut(wav, batch)
 
     def cut(self, wav: torch.Tensor, batch: CausalBatch) -> list[torch.Tensor]:
-        """What a step gives each stream of `wav`, (streams, samples), which `forward` made; advances the batch."""
+        """Each stream's samples, from `forward`'s, without trimmed ones. Advances the batch."""
         size, trim = self.spec.samples_per_frame, self.spec.trimmed_samples
         samples = [row[max(0, trim - done * size) :] for row, done in zip(wav.cpu(), batch.frames, strict=True)]
         batch.advance(wav.shape[1] // size)
         return samples
 
-    def captured_step(self, capturer: Capturer, states: States, max_frames: int) -> Step:
-        """As `Decoder.captured_step`, for powers of two of streams and of frames."""
+    def captured_step(self, capturer: Capturer, states: DecoderStates, max_frames: int) -> StepFunction:
+        """For powers of two of streams and of frames."""
         assert isinstance(states, CausalStates)
-        return StepGraphs(capturer, self, states, max_frames).step
+        return DecodeGraphs(capturer, self, states, max_frames).step
 
 
 @dataclass(frozen=True)
-class _Captured:
+class _CapturedStep:
     run: CapturedRun  # its output: (rows, samples), overwritten by every replay
     where: torch.Tensor  # (2, rows) int64: slots, and frames before the step
     codes: torch.Tensor  # (rows, frames, groups) int64
 
 
-class StepGraphs:
-    """Steps of `decoder` on `states`, captured, state handling included: one launch for some hundred kernels.
+class DecodeGraphs:
+    """Captured steps with their state handling: one launch instead of some hundred kernels.
 
-    They are captured for powers of two of streams and of frames. A batch is filled up to the next power of two with
-    rows that belong to no stream. Frames cannot be filled up, as they would advance the state: other numbers of them
-    run uncaptured. For one thread.
+    A graph exists for each power of two of streams and of frames. Rows without a stream pad a batch. Padding frames
+    would advance the state. For one thread.
 
     Args:
-        capturer: captures the steps, largest first. No stream may be open meanwhile.
+        capturer: captures the largest steps first. No stream may be open.
         max_frames: most frames of a stream in a captured step.
     """
 
     @torch.inference_mode()
     def __init__(self, capturer: Capturer, decoder: CausalDecoder, states: CausalStates, max_frames: int) -> None:
         self._decoder, self._states = decoder, states
-        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._captured: dict[tuple[int, int], _CapturedStep] = {}
         max_rows = power_of_two(states.slots)
         for frames in reversed([1 << n for n in range(max_frames.bit_length())]):
             for rows in reversed([1 << n for n in range(max_rows.bit_length())]):
@@ -205,7 +185,6 @@ class StepGraphs:
 
     @torch.inference_mode()
     def step(self, codes: torch.Tensor, batch: CausalBatch) -> list[torch.Tensor]:
-        """As `Decoder.step`."""
         streams, frames, _ = codes.shape
         rows = power_of_two(streams)
         captured = self._captured.get((rows, frames))
@@ -219,7 +198,7 @@ class StepGraphs:
         self._decoder.frames_computed += rows * frames
         return self._decoder.cut(captured.run.output[:streams].clone(), batch)  # the next replay overwrites it
 
-    def _capture(self, capturer: Capturer, rows: int, frames: int) -> _Captured:
+    def _capture(self, capturer: Capturer, rows: int, frames: int) -> _CapturedStep:
         device, groups = self._states.memory.device, self._decoder.spec.num_code_groups
         where = torch.zeros(2, rows, dtype=torch.int64, device=device)
         where[0] = self._states.padding_slot
@@ -232,4 +211,4 @@ class StepGraphs:
             self._states.memory.index_copy_(0, slots, after)
             return wav
 
-        return _Captured(capturer.capture(run), where, codes)
+        return _CapturedStep(capturer.capture(run), where, codes)

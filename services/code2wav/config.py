@@ -7,10 +7,11 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.code2wav.windows import WindowSettings
 from services.common.rpc.settings import StageSettings
+from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 
 
 def _numbers(value: Any) -> Any:
-    """The list that a flag or a variable has as numbers with commas between them."""
+    """Splits the value of a flag or variable at its commas."""
     return [number.strip() for number in value.split(",")] if isinstance(value, str) else value
 
 
@@ -20,7 +21,7 @@ class Code2WavSettings(StageSettings):
     model_config = SettingsConfigDict(env_prefix="QUARTET_CODE2WAV_")
 
     max_frames_per_step: int = Field(
-        default=16,
+        default=FRAMES_IN_FLIGHT // 8,
         ge=1,
         description="most frames of one stream decoded in one step: what a stream waits for while its listener still "
         "has sound to play; four times as many are taken in before a client reads their samples",
@@ -58,6 +59,5 @@ class Code2WavSettings(StageSettings):
 
     @property
     def windows(self) -> WindowSettings:
-        """The settings of windows."""
         frames = None if self.window_frames is None else tuple(self.window_frames)
         return WindowSettings(self.decoding, frames, self.window_past_frames, self.window_future_frames)

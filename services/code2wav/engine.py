@@ -1,4 +1,4 @@
-"""Decodes many streams in one thread of its own, batch after batch, as `ChunkPolicy` says."""
+"""Decodes batches of streams in a thread; `ChunkPolicy` chooses each batch."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from services.code2wav.family import Decoder
 from services.code2wav.policy import ChunkPolicy, StepPlan, dry_since
-from services.code2wav.stream import Event, Finished, Samples, Stream
+from services.code2wav.stream import DecodeEnd, Event, Samples, Stream
 from services.common.engine.device import Capturer
 from services.common.engine.thread import ThreadedEngine
 from services.common.errors import StageError
@@ -40,21 +40,18 @@ STEP_BATCH = metrics.STEP_BATCH.labels("code2wav", "decode")
 
 log = structlog.get_logger()
 
-# Frames of a step that keep its intermediate results in a core's cache: see the figures in `ChunkPolicy`.
+# Frames of a step whose intermediate results fit a core's cache: see the table in `ChunkPolicy`.
 CPU_BATCH_FRAMES = 16
 
 
 class DecodeEngine(ThreadedEngine):
-    """Decodes frames of up to `max_streams` streams at a time; streams beyond those wait for a slot in order.
-
-    A stream's first frames are decoded at once, the following in chunks as large as `ChunkPolicy` allows. Public
-    methods may be called from any thread.
+    """Decodes up to `max_streams` streams at a time; others wait in order. Thread-safe.
 
     Args:
         max_frames_per_step: most frames of a stream in one step.
         lead_margin_ms: see `ChunkPolicy.transport_s`.
-        threads: CPU threads of a step; 0 leaves torch's default.
-        capturer: captures the steps, before this returns; None: steps run kernel by kernel.
+        threads: CPU threads of a step; 0: torch's default.
+        capturer: captures the steps in the constructor; None: eager steps.
         on_fatal: see `ThreadedEngine`.
     """
 
@@ -86,7 +83,7 @@ class DecodeEngine(ThreadedEngine):
             decodable=self.spec.decodable,
             in_windows=windows is not None,
         )
-        # Then it may be any frame that completes the next step.
+        # With windows or granularity any frame may complete the next step.
         self._steps_are_given = windows is not None or self.spec.granularity_frames > 1
         self._threads = threads
         self._waiting: deque[Stream] = deque()  # for a slot
@@ -95,7 +92,6 @@ class DecodeEngine(ThreadedEngine):
 
     @property
     def free_slots(self) -> int:
-        """Streams that could start now."""
         with self.changed:
             return self._states.free_slots
 
@@ -107,14 +103,14 @@ class DecodeEngine(ThreadedEngine):
         voice: str = "",
         seed: int = 0,
     ) -> Stream:
-        """A new stream, in line for a slot.
+        """Creates a stream and queues it for a slot.
 
         Args:
-            emit: takes its events, Samples, then one Finished or an error; none once `cancel` has returned. Called from
-                whatever thread, under the engine's lock: must not block.
-            on_started: called likewise when the stream gets its slot.
+            emit: takes Samples, then one DecodeEnd or an error, until `cancel`. It runs on any thread under the
+                engine's lock and must not block.
+            on_started: likewise, when the stream gets its slot.
             pcm16: samples are round(x * 32768), clipped, int16.
-            voice, seed: see `States.open`.
+            voice, seed: see `DecoderStates.open`.
 
         Raises:
             Unavailable: the engine failed or is stopped.
@@ -128,32 +124,30 @@ class DecodeEngine(ThreadedEngine):
         return stream
 
     def begin(self, stream: Stream, prompt_frames: int) -> None:
-        """Says, before its first frame is put, that the stream's first `prompt_frames` frames are not to be heard: they
-        are decoded, as what follows depends on them, and no samples of them are given out."""
+        """Marks the first `prompt_frames` frames as prompt, before any is put. Their samples are dropped."""
         with self.changed:
             stream.prompt_frames = prompt_frames
             stream.samples_to_drop = max(0, prompt_frames * self.spec.samples_per_frame - self.spec.trimmed_samples)
 
     def put(self, stream: Stream, codes: torch.Tensor) -> None:
-        """Appends frames that `check_codes` has returned: (frames, groups) int64."""
+        """Appends checked frames, (frames, groups) int64. See `check_codes`."""
         with self.changed:
             if not stream.ended and len(codes):
                 first = not stream.frames_ready
                 stream.add(codes)
                 FRAMES_QUEUED.inc(len(codes))
-                # Otherwise the engine's thread knows already until when this stream can wait.
+                # Otherwise the engine's thread already knows how long this stream can wait.
                 if first or self._steps_are_given or stream.frames_ready >= self.policy.max_frames:
                     self.changed.notify()
 
     def finish(self, stream: Stream) -> None:
-        """No more frames come."""
         with self.changed:
             stream.complete = True
             stream.update_wait()
             self.changed.notify()
 
     def cancel(self, stream: Stream) -> None:
-        """Drops the stream. Its slot is free at once, or after the step it is part of. Harmless after its end."""
+        """Drops the stream. Its slot is free after the running step. Harmless after its end."""
         with self.changed:
             self._end(stream)
             self.changed.notify()
@@ -168,8 +162,7 @@ class DecodeEngine(ThreadedEngine):
             self._step(*batch)
 
     def _next_batch(self) -> tuple[Sequence[Stream], torch.Tensor | None] | None:
-        """Waits for work: the streams of the next step and their codes, (streams, frames, groups), or no codes where
-        the streams are to be flushed. None to stop."""
+        """Waits for the next streams and their codes (streams, frames, groups), none for a flush. None to stop."""
         with self.changed:
             while not self._stopping:
                 self._admit()
@@ -190,8 +183,10 @@ class DecodeEngine(ThreadedEngine):
         return None
 
     def _to_flush(self, plan: StepPlan | float | None, now: float) -> list[Stream]:
-        """The streams to flush before `plan`, or none: no stream of the plan may run dry earlier. As many as share a
-        step: where the end of an utterance is a window, flushing takes as long as a step."""
+        """The streams to flush before `plan`; none if one of the plan runs dry earlier.
+
+        With windows a flush takes as long as a step, so their number is limited.
+        """
         held_back = sorted((s for s in self._running if self._must_flush(s)), key=lambda stream: dry_since(stream, now))
         if not held_back or not self.spec.windows:
             return held_back
@@ -201,12 +196,11 @@ class DecodeEngine(ThreadedEngine):
         return held_back[:most]
 
     def _must_flush(self, stream: Stream) -> bool:
-        """Whether all frames of `stream` are decoded but look-ahead holds back the samples of the last ones."""
+        """Whether all frames of `stream` are decoded but look-ahead holds its last samples back."""
         decoded_whole = stream.complete and not stream.frames_ready and stream.frames_decoded > 0
         return decoded_whole and not stream.flushed and self.spec.lookahead_frames > 0
 
     def _admit(self) -> None:
-        """Gives free slots to the streams that wait for one."""
         while self._waiting and self._states.free_slots:
             stream = self._waiting.popleft()
             stream.slot = self._states.acquire(stream.voice, stream.seed)
@@ -217,14 +211,12 @@ class DecodeEngine(ThreadedEngine):
             stream.update_wait()
 
     def _retire(self) -> None:
-        """Ends the streams that are decoded whole; admits others in their place."""
         for stream in [s for s in self._running if s.complete and not s.frames_ready and not self._must_flush(s)]:
-            stream.emit(Finished(stream.frames_given, stream.samples_emitted, stream.waiting.waited_ms))
+            stream.emit(DecodeEnd(stream.frames_given, stream.samples_emitted, stream.waiting.waited_ms))
             self._end(stream)
         self._admit()
 
     def _step(self, streams: Sequence[Stream], codes: torch.Tensor | None) -> None:
-        """Decodes `codes`, or flushes where there are none, and gives the streams their samples."""
         batch = self._states.batch([stream.slot for stream in streams if stream.slot is not None])
         frames = 0 if codes is None else codes.shape[1]
         computed, began = self.decoder.frames_computed, time.monotonic()
@@ -247,10 +239,9 @@ class DecodeEngine(ThreadedEngine):
                     self._give(stream, piece, frames, now)
 
     def _give(self, stream: Stream, piece: torch.Tensor, frames: int, now: float) -> None:
-        """Sends a stream the samples of its next `frames` frames."""
         given = stream.frames_given
         stream.frames_decoded += frames
-        piece = stream.heard(piece)
+        piece = stream.without_prompt(piece)
         first_sample = stream.samples_emitted
         stream.samples_emitted += len(piece)
         lead_s = stream.playback.sent(len(piece) / self.spec.sample_rate_hz, stream.frames_ready, now)
@@ -264,7 +255,7 @@ class DecodeEngine(ThreadedEngine):
                 UNDERRUN_SECONDS.inc(-lead_s)
 
     def _end(self, stream: Stream) -> None:
-        """Takes a stream out. A running step keeps the slots of its batch until it is done."""
+        """Removes a stream. A running step keeps the slots of its batch."""
         if stream.ended:
             return
         stream.ended = True

@@ -1,4 +1,4 @@
-"""Which path code2wav's steps take on this device, and why."""
+"""Chooses how code2wav's steps run on a device."""
 
 from dataclasses import dataclass
 
@@ -7,30 +7,24 @@ from services.common.engine.device import Accelerator, Choice
 
 
 @dataclass(frozen=True)
-class Execution:
-    """What was decided.
-
-    Attributes:
-        captured: steps are CUDA graphs.
-        choices: the same for people, with reasons.
-    """
+class DecodeExecution:
+    """How steps run. `choices`: the same in words, with reasons."""
 
     captured: bool
     choices: tuple[Choice, ...]
 
 
-def decide(enforce_eager: bool | None, accelerator: Accelerator | None) -> Execution:
-    """The paths on `accelerator`, None for a CPU. `enforce_eager` is the setting; None is its default."""
+def decide(enforce_eager: bool | None, accelerator: Accelerator | None) -> DecodeExecution:
+    """Chooses for `accelerator`; None is a CPU. `enforce_eager` is the setting."""
     if accelerator is None:
         step = Choice("step", "eager", "a CPU has no CUDA graphs")
-        return Execution(captured=False, choices=(step, Choice("attention", "torch's for CPUs", "there is one")))
+        return DecodeExecution(captured=False, choices=(step, Choice("attention", "torch's for CPUs", "there is one")))
     step = Choice("step", "CUDA graphs", "steps of 1, 2, 4, ... streams and frames are captured at start")
     if enforce_eager:
         step = Choice("step", "eager", "--enforce-eager")
     attention = Choice("attention", "memory-efficient", "cuDNN would make a plan for each new number of frames")
-    return Execution(captured=not enforce_eager, choices=(step, attention))
+    return DecodeExecution(captured=not enforce_eager, choices=(step, attention))
 
 
 def choices(settings: Code2WavSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:
-    """What `decide` decides for these settings in any dtype, for `quartet doctor`."""
     return decide(settings.enforce_eager, accelerator).choices

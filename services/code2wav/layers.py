@@ -1,4 +1,4 @@
-"""The convolutional layers of a codec, stateful: any split of the input gives what one pass over all of it gives.
+"""Stateful convolutional layers of a codec: the output does not depend on how the input is split.
 
 Tensors are (streams, channels, samples).
 """
@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from services.code2wav.causal import Carry, StateLayout
 
-# Inputs smaller than this take torch's own loops instead of oneDNN, which need 3 to 5 times the time of one matrix
-# product over the unfolded input; larger ones take oneDNN, which needs about half of it (measured on AVX-512).
+# torch runs smaller inputs in its own loops, which take 3 to 5 times as long as one matrix product over the unfolded
+# input. It runs larger ones by oneDNN, which takes half as long as the product (measured on AVX-512).
 _ONEDNN_FROM = 20480
 
 
@@ -22,7 +22,7 @@ def _product(weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor) -> torch
 
 
 class CausalConv(nn.Module):
-    """Convolution whose left padding is the end of what came before."""
+    """Convolution whose left padding is the end of the previous input."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, layout: StateLayout, dilation: int = 1, groups: int = 1
@@ -43,7 +43,7 @@ class CausalConv(nn.Module):
         return self.conv(x)
 
     def _pointwise(self, x: torch.Tensor) -> torch.Tensor:
-        """For x of any strides, which nothing has made contiguous."""
+        """Accepts x of any strides."""
         if x.device.type == "cpu":
             weight, bias = self.conv.weight[..., 0], self.conv.bias
             assert bias is not None
@@ -51,7 +51,7 @@ class CausalConv(nn.Module):
         return self.conv(x)
 
     def _unfolded(self, x: torch.Tensor) -> torch.Tensor:
-        """The same convolution of contiguous x, (streams, inputs, tail + n), as a matrix product or a weighted sum."""
+        """The same for contiguous x, (streams, inputs, tail + n), as a matrix product or a weighted sum."""
         streams, inputs, length = x.shape
         (dilation,), (kernel,), groups = self.conv.dilation, self.conv.kernel_size, self.conv.groups
         n, weight, bias = length - self._tail, self.conv.weight, self.conv.bias
@@ -64,11 +64,10 @@ class CausalConv(nn.Module):
 
 
 class CausalTransposedConv(nn.Module):
-    """Transposed convolution that gives out the samples which no later input changes.
+    """Transposed convolution that returns the samples which no later input changes.
 
-    Computed as the matrix product that it is, of each input and the ones before it: `stride` outputs an input, with
-    kernel / stride inputs behind each of them. The left trim of the reference's layer is not cut off here, so that
-    streams keep equal lengths: see `DecoderBlock`.
+    It is one matrix product, as every kernel is a multiple of its stride. It keeps the samples that the reference trims
+    on the left, so that streams keep equal lengths: see `DecoderBlock`.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, layout: StateLayout) -> None:
@@ -79,7 +78,6 @@ class CausalTransposedConv(nn.Module):
         self._piece = layout.add((inputs, self._taps - 1)) if self._taps > 1 else None
 
     def precompute(self) -> None:
-        """To be called once the parameters are loaded."""
         weight = self.conv.weight.unflatten(2, (self._taps, self._stride)).flip(2)  # the oldest input first
         self._weight = weight.permute(1, 3, 2, 0).flatten(0, 1).flatten(1).contiguous()
         assert self.conv.bias is not None
@@ -105,12 +103,11 @@ class SnakeBeta(nn.Module):
         self.beta = nn.Parameter(torch.zeros(channels))
 
     def precompute(self) -> None:
-        """To be called once the parameters are loaded."""
         self._frequency = self.alpha.exp()[:, None]
         self._height = 1.0 / (self.beta.exp() + 1e-9)[:, None]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Any shape (..., channels, samples), kept."""
+        """(..., channels, samples), kept."""
         return torch.addcmul(x, (x * self._frequency).sin_().square_(), self._height)
 
 
@@ -165,9 +162,8 @@ class DecoderBlock(nn.Module):
         """(streams, inputs, n) -> (streams, inputs // 2, n * rate).
 
         Args:
-            started: (streams, 1, m), m up to n * rate: of the first m samples, 0 for those that the reference trims off
-                on the left, else 1; None if there are none. What follows must see zeros in their place, as its left
-                padding.
+            started: (streams, 1, m), m <= n * rate: 0 for samples that the reference trims on the left, else 1. They
+                become zeros, like left padding.
         """
         activation, upsample, *units = self.block
         x = upsample(activation(x), carry)

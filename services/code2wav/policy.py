@@ -1,7 +1,4 @@
-"""Which streams decode how many frames next: large chunks while the listener has sound, small ones before it runs out.
-
-Pure Python; the clock is passed in, so that every decision can be tested.
-"""
+"""Chooses the streams and frames of the next step. Pure Python; the caller passes the time."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -10,20 +7,19 @@ from typing import Protocol
 
 
 @dataclass
-class Playback:
-    """What a real-time player at the other end has: it begins with the first samples, stalls when it runs dry and goes
-    on with the next ones. Times are seconds of one monotonic clock."""
+class PlaybackEstimate:
+    """State of a real-time player, which stalls when it runs dry. Times are seconds of one monotonic clock."""
 
     runs_dry_at: float | None = None
-    """When the samples sent so far will have been played; None before the first."""
+    """End of the sent samples' playback; None before the first."""
     waits_since: float | None = None
-    """When the oldest frame that is not decoded arrived; None if there is none."""
+    """Arrival of the oldest undecoded frame."""
     last_arrival: float | None = None
     arrival_interval_s: float | None = None
-    """Seconds between frames, averaged with weight 1/8 for the newest; None before the second."""
+    """Seconds between frames, a moving average; None before the second."""
 
     def arrived(self, frames: int, now: float, paced: bool = True) -> None:
-        """`frames` frames (at least 1) came in. `paced`: others will follow as these did."""
+        """Counts `frames` new frames (at least 1). `paced`: later frames will follow at this rate."""
         if paced and self.last_arrival is not None:
             interval_s = (now - self.last_arrival) / frames
             mean_s = interval_s if self.arrival_interval_s is None else self.arrival_interval_s
@@ -34,11 +30,10 @@ class Playback:
             self.waits_since = now
 
     def sent(self, audio_s: float, frames_left: int, now: float) -> float | None:
-        """Counts samples that leave now; `frames_left` frames are still to be decoded.
+        """Counts samples that leave now, with `frames_left` frames still to decode.
 
         Returns:
-            The lead over playback before them, in seconds; negative: for how long there was silence. None for the
-            first samples.
+            The lead over playback before them, in seconds; below 0: silence. None for the first samples.
         """
         lead_s = None if self.runs_dry_at is None else self.runs_dry_at - now
         if audio_s:
@@ -47,57 +42,52 @@ class Playback:
         return lead_s
 
 
-class Paced(Protocol):
-    """A stream, as the policy sees it."""
+class StreamView(Protocol):
+    """The policy's view of a stream."""
 
     frames_ready: int
     frames_decoded: int
-    """Frames of the steps that it was part of."""
     complete: bool
     """No more frames come."""
-    playback: Playback
+    playback: PlaybackEstimate
 
     @property
     def prompt_left(self) -> int:
-        """Of the next frames, how many nobody hears."""
+        """Frames of the prompt among the next ones."""
         ...
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The next step: `frames` frames of each of `streams` (indices into what was given)."""
+    """`frames` frames of each stream in `streams`, a list of indices."""
 
     frames: int
     streams: list[int]
 
 
-# RFC 6298, section 2: how TCP tracks a time that varies. Mean with gain 1/8, deviation with gain 1/4, bound mean + 4
-# deviations.
+# TCP's estimate of a varying time (RFC 6298, section 2): mean + 4 deviations.
 _MEAN_GAIN, _DEVIATION_GAIN, _DEVIATIONS = 1 / 8, 1 / 4, 4
 
 
 @dataclass
 class ChunkPolicy:
-    """Decides what a step decodes.
+    """Chooses large chunks while the listener has sound, and small ones before it runs out.
 
-    A stream is *due* at once with its first frame, with `max_frames` ready frames, and when its input is complete.
-    Otherwise it waits for more frames until its lead over playback is down to the margin, or until no further frame is
-    expected before that. The margin is what may pass before its samples reach the listener: a running step, the
-    decoding of everything that is ready (both as measured), and `transport_s`. So a stream whose talker is slower than
-    playback never has a lead, and its frames are decoded as they come. Of the due streams, those nearest to running
-    dry go first; a stream that has not begun counts as dry since its first frame came.
+    A stream is *due* with its first frame, with `max_frames` ready frames, and when its input is complete. Otherwise it
+    waits until its lead over playback falls to the margin, or until no frame is expected before that. The margin covers
+    a running step, the decoding of all ready frames (both measured), and `transport_s`. A stream whose talker is slower
+    than playback has no lead, so its frames are decoded on arrival. Windows fix the size of a step, which is due once
+    its frames are there.
 
-    Where a decoder cuts utterances into windows, the sizes of a stream's steps are given: each is due once it is there.
+    A stream's first chunk is one frame, or the decoder's granularity. Prompt frames come before it, as many as fit a
+    step.
 
-    A stream's first chunk is one frame, or the few that the decoder takes at a time. Before it come the frames of a
-    prompt, which nobody hears and no playback waits for: at once, and as many at a time as a step takes.
+    A step is a rectangle of frames x streams: the largest one that includes the due stream that runs dry first. A step
+    costs a fixed time plus a time per frame. A stream joins if the step takes at least half of its ready frames, as
+    small chunks cost messages.
 
-    A step is a rectangle of frames x streams: of those that the most urgent stream can be part of, the one with the
-    most frames, as a step costs a fixed time plus a time per frame. A stream joins if the step takes at least half of
-    what it has ready: being cut into crumbs would cost more messages than it saves.
-
-    Why chunks are large, and why on a CPU a step of more than 16 frames gains nothing and only lets others wait:
-    milliseconds per frame of audio, one core with AVX-512, float32, the checkpoint of `quartet tiny`, eager:
+    Milliseconds per frame of audio, one core with AVX-512, float32, the checkpoint of `quartet tiny`, eager. On a CPU a
+    step of more than 16 frames gains nothing and delays other streams:
 
         frames of each stream    1     2     4     8     16    25
         1 stream                 2.14  1.51  1.21  0.93  0.74  0.69
@@ -108,25 +98,23 @@ class ChunkPolicy:
     """
 
     max_frames: int
-    """Most frames of one stream in a step."""
+    """Of one stream in a step."""
     max_batch_frames: int
-    """Most frames of all streams in a step."""
+    """Of all streams in a step."""
     transport_s: float
-    """What to allow for the way of the samples from here to the listener's ear, beside the steps."""
+    """Time of the samples from here to the listener."""
     powers_of_two: bool = False
-    """Whether chunks are 1, 2, 4, 8... frames, for steps that are captured per size."""
+    """Whether chunks are 1, 2, 4, 8... frames, for captured steps."""
     decodable: Callable[[int, bool, int], int] = lambda frames, complete, taken: frames
-    """Of a stream's next frames, how many a step may take, given whether no more will follow and how many it has had:
-    see `DecoderSpec`."""
+    """See `DecoderSpec.decodable`."""
     in_windows: bool = False
-    """Whether the size of a stream's next step is given: it is due once its frames are there, as waiting would not make
-    it larger."""
+    """Whether windows fix the size of steps."""
     _step_s: float = field(default=0.0, init=False)
     _step_deviation_s: float = field(default=0.0, init=False)
     _step_frames: float = field(default=0.0, init=False)
 
     def stepped(self, seconds: float, frames: int) -> None:
-        """Learns from a step that decoded `frames` frames, of all streams together."""
+        """Records the duration of a step of `frames` frames in all."""
         if not self._step_frames:
             self._step_s, self._step_deviation_s, self._step_frames = seconds, seconds / 2, frames
             return
@@ -136,13 +124,13 @@ class ChunkPolicy:
         self._step_frames += (frames - self._step_frames) * _MEAN_GAIN
 
     def margin_s(self, frames_ready: int) -> float:
-        """The least lead to keep while `frames_ready` frames of all streams wait to be decoded."""
+        """The least lead while `frames_ready` frames of all streams wait."""
         longest_step_s = self._step_s + _DEVIATIONS * self._step_deviation_s
         frame_cost_s = self._step_s / self._step_frames if self._step_frames else 0.0
         return self.transport_s + longest_step_s + frames_ready * frame_cost_s
 
-    def due_at(self, stream: Paced, margin_s: float) -> float | None:
-        """When `stream` should be decoded, as it is now; in the past or 0 for at once. None: it cannot be."""
+    def due_at(self, stream: StreamView, margin_s: float) -> float | None:
+        """When `stream` is due in its present state; 0 or past: at once. None: it cannot be decoded."""
         if not self.decodable(stream.frames_ready, stream.complete, stream.frames_decoded):
             return None
         playback = stream.playback
@@ -153,8 +141,8 @@ class ChunkPolicy:
             return 0.0  # waiting would bring no frame
         return due
 
-    def choose(self, streams: Sequence[Paced], now: float) -> StepPlan | float | None:
-        """The next step; or the seconds until one is due if no frame comes; or None if only a frame can change that."""
+    def choose(self, streams: Sequence[StreamView], now: float) -> StepPlan | float | None:
+        """The next step; or the seconds until one is due without new frames; or None if none is."""
         margin_s = self.margin_s(sum(stream.frames_ready for stream in streams))
         times = {i: at for i, stream in enumerate(streams) if (at := self.due_at(stream, margin_s)) is not None}
         due = [i for i, at in times.items() if at <= now]
@@ -163,8 +151,8 @@ class ChunkPolicy:
         due.sort(key=lambda i: dry_since(streams[i], now))
         return self._rectangle(streams, due)
 
-    def _rectangle(self, streams: Sequence[Paced], due: list[int]) -> StepPlan:
-        """The largest step with the first of `due` in it; of equal ones the one with the most frames a stream."""
+    def _rectangle(self, streams: Sequence[StreamView], due: list[int]) -> StepPlan:
+        """The largest step that includes the first of `due`; of equal ones the longest."""
         ready = [self._takes(streams[i]) for i in due]
         best = StepPlan(0, [])
         for frames in sorted({min(ready[0], r) for r in ready}, reverse=True):
@@ -179,31 +167,29 @@ class ChunkPolicy:
                 best = StepPlan(frames, members)
         return best
 
-    def _takes(self, stream: Paced) -> int:
-        """Most frames of `stream` that may be decoded now."""
+    def _takes(self, stream: StreamView) -> int:
+        """Most frames of `stream` in a step now."""
         if stream.playback.runs_dry_at is None:
             prompt = self._in_step(stream, stream.prompt_left) if stream.prompt_left else 0
             return prompt or next(frames for frames in itertools.count(1) if self._may_take(stream, frames))
         return self._in_step(stream, stream.frames_ready)
 
-    def _in_step(self, stream: Paced, most: int) -> int:
-        """Frames of `stream`, up to `most` (at least 1), of the largest step; 0 if the decoder takes more at a time."""
+    def _in_step(self, stream: StreamView, most: int) -> int:
+        """Most frames of `stream`, up to `most`, in a step; 0 if the decoder needs more."""
         frames = min(most, stream.frames_ready, self.max_frames, self.max_batch_frames)
         if self.powers_of_two:
             frames = 1 << (frames.bit_length() - 1)
         return self._decodable(stream, frames)
 
-    def _may_take(self, stream: Paced, frames: int) -> bool:
-        """Whether a step may decode exactly that many frames of `stream`."""
+    def _may_take(self, stream: StreamView, frames: int) -> bool:
         return self._decodable(stream, frames) == frames
 
-    def _decodable(self, stream: Paced, frames: int) -> int:
-        """Of the next `frames` frames of `stream`, how many a step may take."""
+    def _decodable(self, stream: StreamView, frames: int) -> int:
         return self.decodable(frames, stream.complete and frames == stream.frames_ready, stream.frames_decoded)
 
 
-def dry_since(stream: Paced, now: float) -> float:
-    """When the listener of `stream` had, or will have, nothing left to play: the least goes first."""
+def dry_since(stream: StreamView, now: float) -> float:
+    """When the listener of `stream` runs out of sound. The least goes first."""
     playback = stream.playback
     if playback.runs_dry_at is not None:
         return playback.runs_dry_at

@@ -1,4 +1,4 @@
-"""gRPC side of code2wav: frames in, inline or from a talker, checked, no more than a window; samples out."""
+"""gRPC side of code2wav: checked frames in, inline or from a talker; samples out."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -13,31 +13,30 @@ from services.code2wav.family import DecoderSpec
 from services.code2wav.stream import Event, Samples, Stream
 from services.common.errors import InternalError, InvalidInput
 from services.common.rpc.call import Admission, serve_call
-from services.common.stream.consumer import StreamConsumer
+from services.common.stream.consumer import StreamConsumer, StreamMessage
 from services.common.stream.tensors import to_message, to_torch
 from services.common.text import match_case
 
 CODES = stream_pb2.RowSelection(name="codes")
-# The first frames come one by one: the listener has little sound yet. Then a short wait is one that nobody hears, and
-# of a talker that is faster than speech it brings several frames in a message.
+# The first frames come one by one, as the listener has little sound yet. A later short wait is inaudible, and a talker
+# that is faster than speech then sends several frames in a message.
 UNGATHERED_S = 0.64
 GATHERED_MS = 40
-# Steps of a call's frames that are taken in before their samples have left: one that is decoded, and what comes
-# meanwhile.
+# Steps of a call's frames in the engine: one that runs, and those that arrive meanwhile.
 WINDOW_STEPS = 4
 
 
 def check_codes(spec: DecoderSpec, codes: torch.Tensor, field: str) -> torch.Tensor:
-    """`codes` as the engine takes them: (frames, groups) int64.
+    """Converts `codes` to (frames, groups) int64.
 
     Raises:
-        InvalidInput: names `field`; another shape, a floating dtype, or a code that no codebook has.
+        InvalidInput: a wrong shape or dtype, or a code outside its codebook. It names `field`.
     """
     if codes.dtype.is_floating_point:
         raise InvalidInput(f"{field}.dtype", f"must be an integer type, not {codes.dtype}")
     if codes.dim() != 2 or codes.shape[1] != spec.num_code_groups:
         raise InvalidInput(f"{field}.shape", f"must be (frames, {spec.num_code_groups}), not {tuple(codes.shape)}")
-    codes = codes.to(torch.int64, copy=True)  # the talker may use its memory again: what was checked must stay so
+    codes = codes.to(torch.int64, copy=True)  # the talker may reuse its memory after the check
     wrong = ((codes < 0) | (codes >= torch.tensor(spec.codebook_sizes))).nonzero()
     if len(wrong):
         frame, group = wrong[0].tolist()
@@ -47,14 +46,14 @@ def check_codes(spec: DecoderSpec, codes: torch.Tensor, field: str) -> torch.Ten
 
 
 class FrameWindow:
-    """Counts the frames that may still be taken in."""
+    """Limits the frames of a call in the engine."""
 
     def __init__(self, frames: int) -> None:
         self._free = frames
         self._freed = asyncio.Event()
 
     async def acquire(self, most: int) -> int:
-        """Waits until there is room, takes room for up to `most` frames and returns for how many."""
+        """Waits for room, takes it for up to `most` frames and returns for how many."""
         while not self._free:
             self._freed.clear()
             await self._freed.wait()
@@ -63,7 +62,6 @@ class FrameWindow:
         return frames
 
     def release(self, frames: int) -> None:
-        """Gives room for `frames` back."""
         self._free += frames
         self._freed.set()
 
@@ -74,15 +72,15 @@ async def frames_of(
     request: code2wav_pb2.DecodeRequest,
     begin: Callable[[int], object],
 ) -> AsyncIterator[torch.Tensor]:
-    """The request's frames, checked, as (n, groups) int64 tensors: its own, or the rows "codes" of a talker's stream.
+    """The request's own frames, or a talker's, as (n, groups) int64 tensors.
 
     Args:
-        begin: told, before the first frame, how many are of a prompt.
+        begin: takes the number of prompt frames, before the first frame.
 
     Raises:
-        InvalidInput: no input, codes that are not frames, or a prompt that is longer than they are.
+        InvalidInput: no input, invalid codes, or a prompt longer than they are.
         InternalError: the producer skipped or repeated a frame.
-        StageError: whatever ended the producer's stream.
+        StageError: the producer's failure.
     """
     if request.WhichOneof("input") is None:
         raise InvalidInput("input", "is required: set source, or codes")
@@ -98,28 +96,35 @@ async def frames_of(
         return
     if request.prompt_frames:
         raise InvalidInput("prompt_frames", "must be 0 with a source, whose header has them")
-    due, prompt, rate = 0, 0, spec.frames_per_second
-    from_position = 0 if spec.decodes_whole else round(UNGATHERED_S * rate) + spec.lookahead_frames
+    from_position = 0 if spec.decodes_whole else round(UNGATHERED_S * spec.frames_per_second) + spec.lookahead_frames
     gathering = stream_pb2.Gathering(from_position=from_position, delay_ms=GATHERED_MS)
     subscribed = consumer.subscribe(request.source, request.request_id, [CODES], gathering, producer="talker")
     async with subscribed as messages:
-        async for message in messages:
-            if isinstance(message, stream_pb2.StreamHeader):
-                prompt = message.prompt_positions
-                if prompt < 0:
-                    raise InvalidInput("source.prompt_positions", f"{prompt} must be at least 0")
-                begin(prompt)
-            elif isinstance(message, stream_pb2.StreamEnd):
-                _expect(message.end_position, due, "the stream's end")
-                if prompt > due:
-                    raise InvalidInput("source.prompt_positions", f"{prompt} must be 0 to {due}, the stream's frames")
-            else:
-                for rows in message.rows:
-                    _expect(rows.first_position, due, "the next frame")
-                    codes = check_codes(spec, rows.tensor, "source.codes")
-                    due += len(codes)
-                    _check_length(spec, due, "source.codes")
-                    yield codes
+        async for codes in _frames_in(spec, messages, begin):
+            yield codes
+
+
+async def _frames_in(
+    spec: DecoderSpec, messages: AsyncIterator[StreamMessage], begin: Callable[[int], object]
+) -> AsyncIterator[torch.Tensor]:
+    due, prompt = 0, 0
+    async for message in messages:
+        if isinstance(message, stream_pb2.StreamHeader):
+            prompt = message.prompt_positions
+            if prompt < 0:
+                raise InvalidInput("source.prompt_positions", f"{prompt} must be at least 0")
+            begin(prompt)
+        elif isinstance(message, stream_pb2.StreamEnd):
+            _expect(message.end_position, due, "the stream's end")
+            if prompt > due:
+                raise InvalidInput("source.prompt_positions", f"{prompt} must be 0 to {due}, the stream's frames")
+        else:
+            for rows in message.rows:
+                _expect(rows.first_position, due, "the next frame")
+                codes = check_codes(spec, rows.tensor, "source.codes")
+                due += len(codes)
+                _check_length(spec, due, "source.codes")
+                yield codes
 
 
 def _check_length(spec: DecoderSpec, frames: int, field: str) -> None:
@@ -133,12 +138,7 @@ def _expect(position: int, due: int, what: str) -> None:
 
 
 class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
-    """`quartet.v1.Code2WavService` on `engine`, which is set once it is loaded, before `admission` opens.
-
-    Args:
-        admission: refuses calls while there is no engine, and those beyond the stage's limits.
-        consumer: reads talkers' streams.
-    """
+    """`quartet.v1.Code2WavService`. Set `engine` before `admission` opens."""
 
     def __init__(self, admission: Admission, consumer: StreamConsumer) -> None:
         self._admission, self._consumer = admission, consumer
@@ -151,7 +151,7 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
             engine = self.engine
             if request.sample_format not in code2wav_pb2.SampleFormat.values():
                 raise InvalidInput("sample_format", f"{request.sample_format} is not a SampleFormat")
-            # A client that does not read, or reads slowly, thereby slows the talker's stream instead of filling memory.
+            # A slow client slows the talker's stream and does not fill memory.
             window = FrameWindow(WINDOW_STEPS * engine.policy.max_frames)
             events: asyncio.Queue[Event] = asyncio.Queue()
             loop = asyncio.get_running_loop()
@@ -190,7 +190,7 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
     async def _feed(
         self, request: code2wav_pb2.DecodeRequest, stream: Stream, window: FrameWindow, events: asyncio.Queue[Event]
     ) -> None:
-        """Moves the request's frames into the engine as the window allows; an error goes the way of the events."""
+        """Moves the request's frames into the engine as `window` allows. An error becomes an event."""
         try:
             begin = partial(self.engine.begin, stream)
             async for codes in frames_of(self.engine.spec, self._consumer, request, begin):
@@ -203,14 +203,9 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
             events.put_nowait(error)
 
 
-def _voice(spec: DecoderSpec, asked: str) -> str:
-    """The voice to decode with.
-
-    Raises:
-        InvalidInput: there is no such voice.
-    """
-    found = match_case(asked, spec.voices) if asked else next(iter(spec.voices), "")
+def _voice(spec: DecoderSpec, name: str) -> str:
+    found = match_case(name, spec.voices) if name else next(iter(spec.voices), "")
     if found is None:
         there = f"is not one of {', '.join(spec.voices)}" if spec.voices else "cannot be chosen: the codes decide it"
-        raise InvalidInput("voice", f"'{asked}' {there}")
+        raise InvalidInput("voice", f"'{name}' {there}")
     return found

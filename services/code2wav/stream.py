@@ -1,4 +1,4 @@
-"""One request in the engine: the frames it waits with, and the callback its samples go to."""
+"""One request in the engine."""
 
 import time
 from collections.abc import Callable
@@ -6,16 +6,19 @@ from dataclasses import dataclass
 
 import torch
 
-from services.code2wav.policy import Playback
+from services.code2wav.policy import PlaybackEstimate
 from services.common.engine.thread import WaitClock
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The next samples of a stream: (n,), float32 or, where asked for, int16, on the CPU; n may be 0.
+    """The next samples of a stream.
 
-    `frames` and `first_sample` count from the end of the stream's prompt: frames decoded with these, samples given out
-    before. `taken`: frames of the step that this is of, those of the prompt too.
+    Attributes:
+        samples: (n,) on the CPU, float32 or int16; n may be 0.
+        first_sample: number of samples before.
+        frames: frames of these samples, without the prompt's.
+        taken: frames of the step, with the prompt's.
     """
 
     samples: torch.Tensor
@@ -25,21 +28,24 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """All frames are decoded; those of the prompt are not counted. `waited_ms`: how long the stream had a slot but no
-    frame to decode."""
+class DecodeEnd:
+    """All frames are decoded. The numbers leave out the prompt.
+
+    Attributes:
+        waited_ms: time with a slot but no frame.
+    """
 
     frames: int
     samples: int
     waited_ms: float
 
 
-Event = Samples | Finished | Exception
-"""What an engine tells of a stream; after an error no more comes."""
+Event = Samples | DecodeEnd | Exception
+"""The last one is a DecodeEnd or an exception."""
 
 
 class Stream:
-    """State of one request. Its fields belong to the engine and change under the engine's lock."""
+    """State of one request. It changes under the engine's lock."""
 
     def __init__(
         self, emit: Callable[[Event], object], on_started: Callable[[], object], pcm16: bool, voice: str, seed: int
@@ -50,18 +56,18 @@ class Stream:
         self.in_step = self.complete = self.flushed = self.ended = False
         self.frames_ready = self.frames_decoded = self.samples_emitted = 0
         self.prompt_frames = self.samples_to_drop = 0
-        self.playback = Playback()
+        self.playback = PlaybackEstimate()
         self.waiting = WaitClock()
-        self._codes = torch.empty(0)  # those that are ready, once there are any
+        self._codes = torch.empty(0)
 
     @property
     def prompt_left(self) -> int:
-        """Frames of the prompt that are still to be decoded."""
+        """Prompt frames still to decode."""
         return max(0, self.prompt_frames - self.frames_decoded)
 
     @property
     def frames_given(self) -> int:
-        """Frames decoded that are not of the prompt."""
+        """Frames decoded after the prompt."""
         return max(0, self.frames_decoded - self.prompt_frames)
 
     def add(self, codes: torch.Tensor) -> None:
@@ -71,8 +77,8 @@ class Stream:
         self.playback.arrived(len(codes), time.monotonic(), paced=not self.prompt_left)
         self.update_wait()
 
-    def heard(self, samples: torch.Tensor) -> torch.Tensor:
-        """`samples`, which follow on those before, without those of the prompt."""
+    def without_prompt(self, samples: torch.Tensor) -> torch.Tensor:
+        """Drops the prompt's samples from the next `samples`."""
         dropped = min(self.samples_to_drop, len(samples))
         self.samples_to_drop -= dropped
         return samples[dropped:]
@@ -84,5 +90,4 @@ class Stream:
         return taken
 
     def update_wait(self) -> None:
-        """Starts or stops the clock that measures waiting for frames: it had a slot but no frame to decode."""
         self.waiting.set(self.slot is not None and not self.frames_ready and not self.complete)

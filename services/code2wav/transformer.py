@@ -1,4 +1,4 @@
-"""A codec's transformer, stateful: attention over a sliding window whose keys and values are carried.
+"""A codec's transformer, stateful: attention over a sliding window that keeps its keys and values.
 
 Tensors are (streams, frames, hidden).
 """
@@ -15,7 +15,7 @@ from services.common.engine.activations import activation
 
 @dataclass(frozen=True)
 class TransformerSizes:
-    """Sizes of a transformer, in channels unless said otherwise; and what else its config says.
+    """Sizes in channels unless said otherwise.
 
     Attributes:
         window: positions that a frame attends to, itself included.
@@ -49,7 +49,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """Learnt factor per channel of a residual branch. arXiv:2103.17239."""
+    """Learned factor per channel of a residual branch. arXiv:2103.17239."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -60,13 +60,13 @@ class LayerScale(nn.Module):
         return self.scale * x
 
 
-class Step:
-    """What all layers share in one step: the rotary angles and the mask of its new frames.
+class StepContext:
+    """Rotary angles and mask of one step, for all layers.
 
     Args:
-        x: (streams, frames, hidden), whose dtype and device count.
-        positions: (streams,) int64, frames of each stream before this step.
-        settled: whether every stream has at least a window of frames behind it.
+        x: (streams, frames, hidden), for its shape, dtype and device.
+        positions: (streams,) int64, frames of each stream before.
+        settled: whether every stream has a full window behind it.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Step:
     ) -> None:
         self.carry = carry
         frames, past, dtype, device = x.shape[1], sizes.window - 1, x.dtype, x.device
-        # Key j of a stream at frame t stands for position t - past + j: before the start there is none.
+        # Key j of a stream at frame t has position t - past + j. Below 0 there is none.
         keys = torch.arange(past + frames, device=device)
         distance = torch.arange(past, past + frames, device=device)[:, None] - keys
         seen = ((distance >= 0) & (distance < sizes.window))[None, None]
@@ -82,7 +82,7 @@ class Step:
             seen = seen & (keys >= past - positions[:, None])[:, None, None]
         hidden = torch.full((), -torch.inf, dtype=dtype, device=device)
         self.mask = torch.where(seen, 0.0, hidden)  # (streams or 1, 1, frames, past + frames)
-        # The reference's own operations, in its order: at large positions another rounding is another angle.
+        # The reference's operations in its order: at large positions rounding changes the angle.
         exponents = torch.arange(0, sizes.head_dim, 2, device=device, dtype=torch.float) / sizes.head_dim
         queries = positions[:, None, None, None] + torch.arange(frames, device=device)[:, None]
         angles = queries.float() * (1.0 / sizes.rope_theta**exponents)
@@ -90,12 +90,12 @@ class Step:
         self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)  # (streams, 1, frames, head_dim)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotary positions for (streams, heads, frames, head_dim). arXiv:2104.09864."""
+        """Applies rotary positions to (streams, heads, frames, head_dim). arXiv:2104.09864."""
         first, second = x.chunk(2, dim=-1)
         return x * self.cos + torch.cat([-second, first], dim=-1) * self.sin
 
 
-class Attention(nn.Module):
+class SlidingWindowAttention(nn.Module):
     """Attention of each frame to the `window` frames that end with it."""
 
     def __init__(self, sizes: TransformerSizes, layout: StateLayout) -> None:
@@ -110,12 +110,12 @@ class Attention(nn.Module):
         self._piece = layout.add((2 * sizes.kv_heads, self._past, sizes.head_dim))
 
     def precompute(self) -> None:
-        """To be called once the parameters are loaded: one product instead of three."""
+        """Joins three products into one."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         self._weight = torch.cat([projection.weight for projection in projections])
         self._bias = None if self.q_proj.bias is None else torch.cat([projection.bias for projection in projections])
 
-    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """(streams, frames, hidden), kept."""
         heads, kv_heads = self._heads, self._kv_heads
         new = F.linear(x, self._weight, self._bias).unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
@@ -131,9 +131,7 @@ class Attention(nn.Module):
         return self.o_proj(y.transpose(1, 2).flatten(-2))
 
 
-class Mlp(nn.Module):
-    """Gated perceptron."""
-
+class GatedMlp(nn.Module):
     def __init__(self, sizes: TransformerSizes) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
@@ -147,28 +145,26 @@ class Mlp(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and perceptron, each normed before and scaled after."""
-
     def __init__(self, sizes: TransformerSizes, layout: StateLayout) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(sizes.hidden, sizes.norm_eps)
-        self.self_attn = Attention(sizes, layout)
+        self.self_attn = SlidingWindowAttention(sizes, layout)
         self.self_attn_layer_scale = LayerScale(sizes.hidden)
         self.post_attention_layernorm = RMSNorm(sizes.hidden, sizes.norm_eps)
-        self.mlp = Mlp(sizes)
+        self.mlp = GatedMlp(sizes)
         self.mlp_layer_scale = LayerScale(sizes.hidden)
 
-    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """(streams, frames, hidden), kept."""
         x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), step))
         return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
 
 
-class Transformer(nn.Module):
+class CodecTransformer(nn.Module):
     """All layers and the final norm.
 
     Args:
-        projected_from: width that a projection comes from before them, and goes back to after them; 0: there are none.
+        projected_from: width outside of the transformer, which projects to and from it; 0: no projections.
     """
 
     def __init__(self, sizes: TransformerSizes, layout: StateLayout, projected_from: int = 0) -> None:
@@ -180,9 +176,9 @@ class Transformer(nn.Module):
         self._sizes = sizes
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, carry: Carry, settled: bool) -> torch.Tensor:
-        """(streams, frames, hidden or `projected_from`), kept. For `positions` and `settled` see `Step`."""
+        """(streams, frames, hidden or `projected_from`), kept. See `StepContext`."""
         x = self.input_proj(x)
-        step = Step(x, positions, self._sizes, carry, settled)
+        step = StepContext(x, positions, self._sizes, carry, settled)
         for layer in self.layers:
             x = layer(x, step)
         return self.output_proj(self.norm(x))

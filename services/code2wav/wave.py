@@ -1,6 +1,6 @@
-"""What causal codecs have in common: a transformer over embedded frames, and convolutions up to the samples.
+"""Base of causal codecs: a transformer over embedded frames, then convolutions up to the samples.
 
-Its layers have the parameter names that published checkpoints use. How a frame's codes are embedded is the family's.
+Layers have the published parameter names. A family embeds the codes.
 """
 
 from abc import abstractmethod
@@ -15,18 +15,18 @@ from torch import nn
 from services.code2wav.causal import Carry, CausalDecoder
 from services.code2wav.family import DecoderSpec
 from services.code2wav.layers import CausalConv, CausalTransposedConv, ConvNeXtBlock, DecoderBlock, SnakeBeta
-from services.code2wav.transformer import Attention, Transformer, TransformerSizes
+from services.code2wav.transformer import CodecTransformer, SlidingWindowAttention, TransformerSizes
 
 
 @dataclass(frozen=True)
 class WaveSizes:
-    """The decoder of one checkpoint. Sizes are in channels unless said otherwise.
+    """The decoder of one checkpoint, in channels unless said otherwise.
 
     Attributes:
-        projected_from: width on both sides of the transformer, which projects it; 0: that of the transformer.
-        upsampling_ratios: frames that each of the first convolutions makes of one.
-        upsample_rates: samples that each block makes of one.
-        decoder_dim: of the first block's input.
+        upsampling_ratios: of the first convolutions.
+        upsample_rates: of the blocks.
+        decoder_dim: width of the first block's input.
+        projected_from: width around the transformer, if it differs.
     """
 
     codebook_size: int
@@ -39,7 +39,6 @@ class WaveSizes:
 
     @property
     def samples_per_frame(self) -> int:
-        """Samples that a frame stands for."""
         return prod(self.upsampling_ratios) * prod(self.upsample_rates)
 
     @property
@@ -49,19 +48,19 @@ class WaveSizes:
 
     @property
     def left_trims(self) -> tuple[int, ...]:
-        """For each block, how many samples before the first real one it makes, where the reference trims both sides.
+        """For each block, the samples before the first real one.
 
-        A transposed convolution of kernel 2r and stride r is trimmed by r on both sides. On the right that is what
-        later input would still change. On the left it delays the stream by r samples, which later blocks stretch.
+        The reference trims a transposed convolution of kernel 2r and stride r by r on both sides. On the left this
+        delays the stream by r samples, which later blocks stretch.
         """
         return tuple(accumulate(self.upsample_rates, lambda lead, rate: (lead + 1) * rate, initial=0))[1:]
 
 
 def read_sizes(part: dict[str, Any], name: str) -> WaveSizes:
-    """The decoder that `part` of a config.json describes, which is called `name` there.
+    """Reads the decoder's sizes from `part` of a config.json. Errors call it `name`.
 
     Raises:
-        ValueError: a key is missing, or of a kind that does not run here.
+        ValueError: a key is missing or not supported.
     """
     rope: dict[str, Any] = part.get("rope_parameters") or part.get("rope_scaling") or {}
     if rope.get("rope_type", "default") != "default":
@@ -95,10 +94,10 @@ def read_sizes(part: dict[str, Any], name: str) -> WaveSizes:
 
 
 class WaveDecoder(CausalDecoder):
-    """The decoder, but for the embedding of codes. See `CausalDecoder`.
+    """The decoder without the embedding of codes.
 
     Args:
-        spec: whose trimmed samples are 0, or the last of the sizes' `left_trims`.
+        spec: its trimmed samples are 0 or the last of the sizes' `left_trims`.
     """
 
     def __init__(self, spec: DecoderSpec, sizes: WaveSizes) -> None:
@@ -109,7 +108,7 @@ class WaveDecoder(CausalDecoder):
         self._rates = sizes.upsample_rates
         self._left_trims = sizes.left_trims if spec.trimmed_samples else (0,) * len(self._rates)
         latent = sizes.latent
-        self.pre_transformer = Transformer(sizes.transformer, self.layout, sizes.projected_from)
+        self.pre_transformer = CodecTransformer(sizes.transformer, self.layout, sizes.projected_from)
         self.upsample = nn.ModuleList(
             nn.ModuleList(
                 [
@@ -130,7 +129,7 @@ class WaveDecoder(CausalDecoder):
         )
 
     def table_rows(self, codes: torch.Tensor) -> torch.Tensor:
-        """Rows of codes (..., groups) in a table that has all codebooks, one after the other."""
+        """Rows of codes (..., groups) in a table of all codebooks in order."""
         return codes + self._code_offsets
 
     @abstractmethod
@@ -138,15 +137,13 @@ class WaveDecoder(CausalDecoder):
         """The transformer's input of codes (streams, frames, groups): (streams, frames, latent)."""
 
     def precompute(self) -> None:
-        """As `Decoder.precompute`."""
         for module in self.modules():
-            if isinstance(module, SnakeBeta | CausalTransposedConv | Attention):
+            if isinstance(module, SnakeBeta | CausalTransposedConv | SlidingWindowAttention):
                 module.precompute()
 
     def forward(
         self, codes: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, at_start: bool, settled: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `CausalDecoder.forward`."""
         frames = codes.shape[1]
         carry = self.layout.of(rows)
         x = self.pre_transformer(self.embed(codes, carry), positions, carry, settled).transpose(1, 2)
@@ -161,12 +158,11 @@ class WaveDecoder(CausalDecoder):
 
 
 def _started(x: torch.Tensor, rate: int, lead: int, positions: torch.Tensor, frames: int) -> torch.Tensor:
-    """Where a block's output has begun: (streams, 1, samples) of x's dtype, 0 up to `lead` samples from the stream's
-    start, else 1. As many samples as may be 0.
+    """Mask of a block's output, (streams, 1, samples): 0 for a stream's first `lead` samples, else 1.
 
     Args:
         x: the block's input, (streams, channels, n).
-        positions: frames that each stream had decoded before this step of `frames`.
+        positions: frames of each stream before this step.
     """
     per_frame = x.shape[-1] * rate // frames
     samples = torch.arange(min(lead, frames * per_frame), device=x.device)

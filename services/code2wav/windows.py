@@ -1,27 +1,23 @@
-"""How an utterance is cut into windows, for decoders that make sound of a stretch of frames at a time.
+"""Cuts of an utterance, for decoders that need frames ahead.
 
-The cuts depend on these settings and the position only, never on when frames arrive or what else is decoded: the same
-frames give the same sound.
+They depend on the settings and the position only: equal frames give equal sound.
 """
 
 from dataclasses import dataclass
 from itertools import accumulate
 
-# Frames that a stream hands over at a time where nothing is decoded before its end.
+# Frames of a step that decodes nothing, before the end of a stream without windows.
 _WHOLE_STEP = 64
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The cuts of every utterance.
-
-    A window is decoded with frames before and after it as context, as far as the utterance has them. One whose frames
-    after it the utterance lacks is the last one: it takes all that is left.
+    """The cuts of every utterance. A window without full context after it takes all remaining frames.
 
     Attributes:
-        sizes: frames of the first, second, ... window, the last for all that follow; none: the utterance is one window.
-        past: frames before a window that it is decoded with.
-        future: frames after it, likewise.
+        sizes: frames of the first, second, ... window, the last for all that follow; empty: one window.
+        past: context frames before a window.
+        future: context frames after it.
     """
 
     sizes: tuple[int, ...]
@@ -30,12 +26,12 @@ class Windows:
 
     @property
     def largest_step(self) -> int:
-        """Most frames that a step takes in."""
+        """Most frames of a step."""
         return max(self.sizes[0] + self.future, *self.sizes) if self.sizes else _WHOLE_STEP
 
     @property
     def most_decoded(self) -> int:
-        """Most frames that a window is decoded from, context included. 0: any number."""
+        """Most frames of a window with its context. 0: no limit."""
         return self.past + max(self.sizes) + self.future if self.sizes else 0
 
     def size_at(self, start: int) -> int:
@@ -46,19 +42,18 @@ class Windows:
         return self.sizes[-1]
 
     def step_frames(self, taken: int) -> int:
-        """Frames of the next step, of a stream that has handed over `taken`: those that its next window lacks."""
+        """Frames that complete the next window and its context, after `taken` frames."""
         if not self.sizes:
             return _WHOLE_STEP
         start = max(0, taken - self.future)
         return start + self.size_at(start) + self.future - taken
 
     def decodable(self, frames: int, complete: bool, taken: int) -> int:
-        """As `DecoderSpec.decodable`."""
         step = self.step_frames(taken)
         return step if frames >= step else frames if complete else 0
 
     def check(self, granularity: int) -> None:
-        """Raises ValueError, naming the setting, unless sizes and contexts are multiples of `granularity`."""
+        """Raises ValueError, naming the setting, unless all sizes are multiples of `granularity`."""
         for name, frames in {
             "--window-frames": self.sizes,
             "--window-past-frames": (self.past,),
@@ -72,7 +67,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class WindowSettings:
-    """What a user set; None is the decoder's own choice."""
+    """A user's settings; None leaves the decoder's own."""
 
     decoding: str | None = None
     frames: tuple[int, ...] | None = None
@@ -80,11 +75,7 @@ class WindowSettings:
     future: int | None = None
 
     def over(self, default: Windows) -> Windows:
-        """The cuts that these settings make of a decoder's own.
-
-        Raises:
-            ValueError: sizes of windows for a decoding without any; names the setting.
-        """
+        """Applies these settings to a decoder's `default`. Raises ValueError if they contradict each other."""
         if self.decoding == "whole":
             if self != WindowSettings("whole"):
                 raise ValueError(

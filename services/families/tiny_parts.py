@@ -1,55 +1,87 @@
-"""What the small random checkpoints of several families share.
+"""Shared parts of small random checkpoints.
 
-Under these weights a comparison with a reference means something. With the usual small standard deviation logits are
-nearly constant and greedy decoding compares rounding errors. These preserve variance from layer to layer, so that
-logits are spread and every input matters.
+The weights preserve variance, so that logits are spread and every input matters. With small weights greedy decoding
+would compare rounding errors.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
-_VOCABULARY_MULTIPLE = 64  # embeddings are padded to this, as the published ones are
+AUDIO_S = 300
+SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
+CALIBRATION_FRAMES = 40
+_VOCABULARY_MULTIPLE = 64  # of embeddings, as published
 
 
 def padded_vocabulary(tokens: int) -> int:
-    """Rows of the embeddings of so many tokens."""
     return -(-tokens // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
 
 
-def mrope_sections(head_dim: int) -> list[int]:
-    """Frequencies that turn with time, height and width."""
+def token_ids(tokenizer: Any, tokens: Mapping[str, str]) -> dict[str, Any]:
+    return {key: tokenizer.convert_tokens_to_ids(token) for key, token in tokens.items()}
+
+
+def rope_scaling(head_dim: int) -> dict[str, Any]:
+    """`rope_scaling` of a config, with the numbers of frequencies for time, height and width."""
     third = head_dim // 2 // 3
-    return [head_dim // 2 - 2 * third, third, third]
+    return {"rope_type": "default", "type": "default", "mrope_section": [head_dim // 2 - 2 * third, third, third]}
+
+
+def audio_config(width: int, output: int) -> dict[str, Any]:
+    return {
+        "d_model": width,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 2 * width,
+        "output_dim": output,
+    }
+
+
+def vision_config(width: int, output: int) -> dict[str, Any]:
+    return {"depth": 4, "hidden_size": width, "intermediate_size": 2 * width, "num_heads": 2, "out_hidden_size": output}
+
+
+def randomize(model: nn.Module) -> None:
+    """Draws all weights from torch's global generator, in the order of the parameters."""
+    for name, parameter in model.named_parameters():
+        fill(name, parameter)
 
 
 @torch.no_grad()
-def randomize(model: nn.Module) -> None:
-    """Draws the weights of `model` from torch's global generator, in the order of its parameters."""
-    for name, parameter in model.named_parameters():
-        if "embed" in name and parameter.ndim == 2:
-            parameter.normal_()
-        elif parameter.ndim >= 2:
-            # Stacked experts are (experts, out, in); linear and convolution weights (out, in, ...).
-            fan_in = parameter.shape[-1] if "experts" in name else parameter[0].numel()
-            parameter.normal_(std=1 / math.sqrt(fan_in))
-        elif "layer_scale" in name or name.endswith("gamma"):
-            parameter.fill_(0.5)  # large enough for the branch to matter
-        elif name.endswith(("alpha", "beta", "bias")):
-            parameter.normal_(std=0.1)
-        else:  # norms
-            parameter.normal_(mean=1, std=0.1)
+def fill(name: str, tensor: torch.Tensor) -> None:
+    """Draws the parameter `name` from torch's global generator."""
+    if "embed" in name and tensor.ndim == 2:
+        tensor.normal_()
+    elif tensor.ndim >= 2:
+        # Stacked experts are (experts, out, in); linear and convolution weights (out, in, ...).
+        fan_in = tensor.shape[-1] if "experts" in name else tensor[0].numel()
+        tensor.normal_(std=1 / math.sqrt(fan_in))
+    elif "layer_scale" in name or name.endswith("gamma"):
+        tensor.fill_(0.5)  # large enough for the branch to matter
+    elif name.endswith(("alpha", "beta", "bias")):
+        tensor.normal_(std=0.1)
+    else:  # norms
+        tensor.normal_(mean=1, std=0.1)
+
+
+@torch.no_grad()
+def set_loudness(last: Any, speech: Callable[[], torch.Tensor]) -> None:
+    """Scales the last convolution of a codec so that its random speech has `SPEECH_RMS`."""
+    last.bias.zero_()
+    last.weight.mul_(1e-3)  # far from clipping, so that the scale is linear
+    last.weight.mul_(SPEECH_RMS / speech().float().square().mean().sqrt())
 
 
 @torch.no_grad()
 def prefer_text(head: torch.Tensor, tokenizer: Any, special_tokens: Sequence[str]) -> None:
-    """Keeps a thinker with these weights (vocabulary, hidden) before its logits to tokens that are text by themselves,
-    and the end of the turn."""
+    """Zeroes the logits of a thinker's `head`, (vocabulary, hidden), except for printable text and the end of turn."""
     for token_id in range(head.shape[0]):
         text = str(tokenizer.decode([token_id]))
         is_text = token_id < len(tokenizer) and text not in special_tokens and text and text.isprintable()
@@ -57,20 +89,35 @@ def prefer_text(head: torch.Tensor, tokenizer: Any, special_tokens: Sequence[str
             head[token_id] = 0
 
 
-def name_tokens(tokenizer: Any, named_tokens: Mapping[str, str]) -> None:
-    """Gives a tokenizer the attributes `NAME` and `NAME_id` of each token, which a processor looks up in it."""
+def save_processor(
+    out: Path,
+    kind: Callable[..., Any],
+    tokenizer: Any,
+    named_tokens: Mapping[str, str],
+    template: str,
+    images: Mapping[str, Any],
+) -> None:
+    """Writes the files of `kind.from_pretrained(out)`.
+
+    Args:
+        named_tokens: the processor's names of its tokens, which `save_pretrained` leaves out.
+        images: settings of images and video frames.
+    """
     for name, token in named_tokens.items():
         setattr(tokenizer, name, token)
         setattr(tokenizer, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
-
-
-def save_processor(out: Path, processor: Any, named_tokens: Mapping[str, str]) -> None:
-    """Writes everything that `from_pretrained(out)` of the processor's class reads.
-
-    Args:
-        named_tokens: names under which the processor looks its tokens up, which `save_pretrained` leaves out.
-    """
+    tokenizer.chat_template = template
+    processor = kind(
+        image_processor=transformers.Qwen2VLImageProcessor(**images),
+        video_processor=transformers.Qwen2VLVideoProcessor(**images),
+        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=AUDIO_S),
+        tokenizer=tokenizer,
+        chat_template=template,
+    )
     processor.save_pretrained(out)
-    file = out / "tokenizer_config.json"
-    config = json.loads(file.read_text()) | named_tokens | {"extra_special_tokens": named_tokens}
-    file.write_text(json.dumps(config, indent=2))
+    edit_json(out / "tokenizer_config.json", {**named_tokens, "extra_special_tokens": named_tokens})
+
+
+def edit_json(file: Path, members: Mapping[str, Any], dropped: Iterable[str] = ()) -> None:
+    content = json.loads(file.read_text()) | members
+    file.write_text(json.dumps({key: value for key, value in content.items() if key not in dropped}, indent=2))

@@ -4,6 +4,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.common.rpc.settings import StageSettings
+from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 
 
 class TalkerSettings(StageSettings):
@@ -20,7 +21,7 @@ class TalkerSettings(StageSettings):
         default=512, ge=1, description="most prompt positions, of all waiting requests together, run between two frames"
     )
     max_frames_ahead: int = Field(
-        default=128,
+        default=FRAMES_IN_FLIGHT,
         ge=1,
         description="codec frames of a request that its consumer has not read, after which it stands still",
     )

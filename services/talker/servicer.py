@@ -12,6 +12,7 @@ from quartet.v1 import server_info_pb2, stream_pb2, talker_pb2, talker_pb2_grpc
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.requests import first_start
 from services.common.stream.consumer import StreamConsumer
+from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import CODES, Rows
@@ -22,7 +23,7 @@ from services.talker.session import Requests, SpeakSession
 from services.talker.voices import Voices
 
 # Frames that wait for the consumer's credit before the speech is read no further, and then made no further.
-MAX_PENDING_FRAMES = 64
+MAX_PENDING_FRAMES = FRAMES_IN_FLIGHT // 2
 
 _ENDS = {"stop": talker_pb2.SPEECH_END_STOP, "length": talker_pb2.SPEECH_END_LENGTH}
 

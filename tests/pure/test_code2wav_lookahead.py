@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from services.code2wav.engine import DecodeEngine
-from services.code2wav.family import Decoder, DecoderSpec, States
+from services.code2wav.family import Decoder, DecoderSpec, DecoderStates
 from services.code2wav.policy import ChunkPolicy, StepPlan
-from services.code2wav.stream import Event, Finished, Samples
+from services.code2wav.stream import DecodeEnd, Event, Samples
 from tests.pure.test_code2wav_policy import FakeStream, playing
 
 GUARD_S = 60.0
@@ -25,7 +25,7 @@ SPEC = DecoderSpec(
 )
 
 
-class ToyStates(States):
+class ToyStates(DecoderStates):
     """Of each slot the frames so far, how many of them have been given out, its voice and its seed."""
 
     def __init__(self, slots: int) -> None:
@@ -106,7 +106,7 @@ def test_a_complete_stream_gives_all_samples_whatever_the_arrival(seed):
         pieces = []
         while isinstance(event := events.get(timeout=GUARD_S), Samples):
             pieces.append(event.samples)
-        assert isinstance(event, Finished)
+        assert isinstance(event, DecodeEnd)
         assert (event.frames, event.samples) == (len(codes), len(codes) * SAMPLES)
         assert torch.equal(torch.cat([torch.zeros(0), *pieces]), whole(codes, voice, noise_seed))
     assert engine.free_slots == 2

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.code2wav.policy import ChunkPolicy, Playback, StepPlan
+from services.code2wav.policy import ChunkPolicy, PlaybackEstimate, StepPlan
 
 FRAME_S = 0.08
 TRANSPORT_S = 0.1
@@ -19,7 +19,7 @@ class FakeStream:
     frames_decoded: int = 0
     complete: bool = False
     prompt_left: int = 0
-    playback: Playback = field(default_factory=Playback)
+    playback: PlaybackEstimate = field(default_factory=PlaybackEstimate)
 
     def put(self, frames: int, now: float) -> None:
         self.frames_ready += frames
@@ -40,7 +40,7 @@ def playing(ready: int, lead_s: float, now: float, interval_s: float = 0.01) -> 
 
 
 def test_playback_stalls_when_dry_and_goes_on_with_the_next_samples():
-    playback = Playback()
+    playback = PlaybackEstimate()
     assert playback.sent(0.08, 0, now=1.0) is None
     assert playback.sent(0.16, 0, now=1.02) == pytest.approx(0.06)
     assert playback.runs_dry_at == pytest.approx(1.24)
@@ -49,7 +49,7 @@ def test_playback_stalls_when_dry_and_goes_on_with_the_next_samples():
 
 
 def test_a_step_without_samples_does_not_begin_playback():
-    playback = Playback()
+    playback = PlaybackEstimate()
     assert playback.sent(0.0, 0, now=1.0) is None
     assert playback.sent(0.08, 0, now=2.0) is None
     assert playback.runs_dry_at == pytest.approx(2.08)

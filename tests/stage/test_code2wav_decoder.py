@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from services.code2wav.causal import Carry, CausalDecoder, StateLayout
-from services.code2wav.family import Decoder, States, load_decoder
+from services.code2wav.family import Decoder, DecoderStates, load_decoder
 from services.code2wav.layers import CausalConv
 from tests.support.code2wav_reference import load_reference, whole_decode
 
@@ -28,7 +28,7 @@ def random_codes(decoder: Decoder, frames: int, seed: int) -> torch.Tensor:
     return torch.randint(spec.codebook_sizes[0], (frames, spec.num_code_groups), generator=generator)
 
 
-def decode(decoder: Decoder, states: States, slot: int, codes: torch.Tensor, split: list[int]) -> torch.Tensor:
+def decode(decoder: Decoder, states: DecoderStates, slot: int, codes: torch.Tensor, split: list[int]) -> torch.Tensor:
     pieces = [decoder.step(part[None], states.batch([slot]))[0] for part in codes.split(split)]
     return torch.cat(pieces)
 

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.servicer import check_codes
-from services.code2wav.stream import Event, Finished, Samples
+from services.code2wav.stream import DecodeEnd, Event, Samples
 from services.common.errors import InternalError, InvalidInput, Unavailable
 from tests.support.decode_engine import feed_in_pieces
 
@@ -66,7 +66,7 @@ def test_more_streams_than_slots_in_random_pieces_give_their_own_samples(decoder
     feed_in_pieces(engine, streams, codes, rng, 9)
     for part, events in zip(codes, queues, strict=True):
         pieces, end = collect(events)
-        assert isinstance(end, Finished)
+        assert isinstance(end, DecodeEnd)
         assert end.frames == len(part)
         if not len(part):
             assert (pieces, end.samples) == ([], 0)
@@ -94,7 +94,7 @@ def test_the_first_frame_is_decoded_at_once_and_waiting_is_measured(engine):
     assert len(first.samples) == engine.spec.samples_per_frame - engine.spec.trimmed_samples
     engine.finish(stream)
     _, end = collect(events)
-    assert isinstance(end, Finished)
+    assert isinstance(end, DecodeEnd)
     assert end.waited_ms >= 45
 
 
@@ -109,7 +109,7 @@ def test_a_long_stream_does_not_hold_up_a_short_one(engine):
     finished = []
     while len(finished) < 2:
         name, event = order.get(timeout=GUARD_S)
-        if isinstance(event, Finished):
+        if isinstance(event, DecodeEnd):
             finished.append(name)
     assert finished == ["short", "long"]
 

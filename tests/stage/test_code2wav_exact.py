@@ -17,7 +17,7 @@ import torch
 
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
-from services.code2wav.stream import Event, Finished, Samples
+from services.code2wav.stream import DecodeEnd, Event, Samples
 from services.common.engine.process import keep_freed_memory
 from tests.support.code2wav_reference import load_reference, whole_decode
 
@@ -80,7 +80,7 @@ def test_the_engine_with_random_arrivals(case: Case):
             while isinstance(event := events.get(timeout=GUARD_S), Samples):
                 pieces.append(event.samples)
                 frames.append(event.frames)
-            assert isinstance(event, Finished)
+            assert isinstance(event, DecodeEnd)
             assert frames[1] == 1  # the first chunk is one frame
             chunks.update(after - before for before, after in itertools.pairwise(frames))
             actual = torch.cat(pieces)

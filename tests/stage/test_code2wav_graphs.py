@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from services.code2wav import __main__ as code2wav_main
-from services.code2wav.causal import CausalDecoder, StepGraphs
+from services.code2wav.causal import CausalDecoder, DecodeGraphs
 from services.code2wav.config import Code2WavSettings
 from services.code2wav.engine import DecodeEngine
-from services.code2wav.family import Decoder, States, load_decoder
+from services.code2wav.family import Decoder, DecoderStates, load_decoder
 from services.common.engine.device import Capturer, CudaGraphs
 from services.talker import __main__ as talker_main
 from services.talker.config import TalkerSettings
@@ -26,7 +26,7 @@ def random_codes(decoder: Decoder, streams: int, frames: int) -> torch.Tensor:
     return torch.randint(decoder.spec.codebook_sizes[0], shape, generator=torch.Generator().manual_seed(1))
 
 
-def decode(decoder: Decoder, codes: torch.Tensor, split: list[int], step=None, states: States | None = None):
+def decode(decoder: Decoder, codes: torch.Tensor, split: list[int], step=None, states: DecoderStates | None = None):
     """All samples of each stream, in steps of `split` frames."""
     states = states or decoder.new_states(len(codes))
     slots = [slot for _ in codes if (slot := states.acquire()) is not None]
@@ -68,7 +68,7 @@ def test_captured_steps_give_what_eager_ones_give(tiny_checkpoint, device, dtype
     split = [1, 2, 4, 8, 3, 1, *[8] * 7, 4, 1]  # 3 is not captured
     assert isinstance(decoder, CausalDecoder)
     states = decoder.new_states(6)
-    graphs = StepGraphs(capturer_of(decoder), decoder, states, max_frames=8)
+    graphs = DecodeGraphs(capturer_of(decoder), decoder, states, max_frames=8)
     expected = decode(decoder, codes, split)
     for _ in range(2):  # the second time in used slots
         assert noise(decode(decoder, codes, split, graphs.step, states), expected) < tolerance

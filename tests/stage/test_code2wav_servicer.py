@@ -13,7 +13,7 @@ from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2, stream_pb2_g
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.servicer import Code2WavServicer, FrameWindow
-from services.code2wav.stream import Event, Finished, Samples
+from services.code2wav.stream import DecodeEnd, Event, Samples
 from services.common.errors import InvalidInput, QueueFull, RequestCancelled, Unavailable
 from services.common.rpc import channels
 from services.common.rpc.call import Admission
@@ -344,6 +344,6 @@ async def test_a_window_smaller_than_a_chunk_and_a_slow_client_come_to_an_end(de
             window.release(event.frames - frames)
             frames = event.frames
         await feeding
-    assert isinstance(event, Finished)
+    assert isinstance(event, DecodeEnd)
     assert event.frames == len(codes)
     engine.stop()

@@ -20,7 +20,7 @@ from services.code2wav.config import Code2WavSettings
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.servicer import check_codes, frames_of
-from services.code2wav.stream import Event, Finished, Samples
+from services.code2wav.stream import DecodeEnd, Event, Samples
 from services.code2wav.windows import WindowSettings
 from services.common.errors import InvalidInput
 from services.common.rpc.digest import config_digest
@@ -141,7 +141,7 @@ def test_bigvgan_by_carry_is_bigvgan_whole_for_any_split(reference, windowed, se
     rng = random.Random(seed)
     mels = [-4 + 2 * torch.randn(frames, 80) for frames in (1, 33, rng.randint(70, 120))]
     vocoder = windowed.vocoder
-    sounds, pieces = [vocoder.new_sound() for _ in mels], [[] for _ in mels]
+    sounds, pieces = [vocoder.new_state() for _ in mels], [[] for _ in mels]
     left = dict(enumerate(mels))
     with torch.inference_mode():
         while left:
@@ -164,7 +164,7 @@ def test_samples_lag_as_little_as_the_field_of_bigvgan_allows(windowed):
     frames, vocoder = 80, windowed.vocoder
     mel = torch.full((frames, 80), -4.0)
     with torch.inference_mode():
-        (samples,) = vocoder.sound([(vocoder.new_sound(), mel, False)])
+        (samples,) = vocoder.sound([(vocoder.new_state(), mel, False)])
     assert frames - 34 <= len(samples) / 240 < frames - 33
     assert windowed.spec.lookahead_frames == FUTURE + 17
 
@@ -174,7 +174,7 @@ def collect(events: "queue.Queue[Event]") -> torch.Tensor:
     pieces = [torch.zeros(0)]
     while isinstance(event := events.get(timeout=GUARD_S), Samples):
         pieces.append(event.samples)
-    assert isinstance(event, Finished), event
+    assert isinstance(event, DecodeEnd), event
     assert event.samples == sum(map(len, pieces)) == event.frames * SAMPLES
     return torch.cat(pieces)
 

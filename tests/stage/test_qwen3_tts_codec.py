@@ -18,7 +18,7 @@ from transformers import MimiConfig, MimiModel
 
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
-from services.code2wav.stream import Event, Finished, Samples
+from services.code2wav.stream import DecodeEnd, Event, Samples
 from services.families.qwen3_tts.codec_encoder import CodecEncoder
 from services.families.qwen3_tts.tiny.codec import SIZES as TINY_SIZES
 from services.families.qwen3_tts.tiny.codec import codec_config, speaker_encoder, write_codec
@@ -139,7 +139,7 @@ def _check(case: Case, codes: torch.Tensor, prompt: int, events: "queue.Queue[Ev
         assert event.first_sample == sum(len(piece) for piece in heard)
         heard.append(event.samples)
         assert sum(len(piece) for piece in heard) == event.frames * size
-    assert isinstance(event, Finished)
+    assert isinstance(event, DecodeEnd)
     assert (event.frames, event.samples) == (frames, frames * size)
     sound = [piece for piece in heard if len(piece)]
     if sound:

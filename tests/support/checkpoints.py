@@ -8,7 +8,7 @@ from cli.tiny import make_checkpoint
 from tests.support.kept import kept_folder
 
 _FAMILIES = Path(services.families.__file__).parent
-SOURCE = [Path(cli.tiny.__file__).parent, _FAMILIES / "tiny_parts.py", *sorted(_FAMILIES.glob("*/tiny"))]
+SOURCE = [Path(cli.tiny.__file__).parent, *sorted(_FAMILIES.glob("tiny_*.py")), *sorted(_FAMILIES.glob("*/tiny"))]
 
 
 def omni_checkpoint(size: str = "tiny", seed: int = 0, arch: str = "qwen3-omni") -> Path:

@@ -15,12 +15,13 @@ from services.common.rpc.call import outgoing_metadata
 from services.common.rpc.channels import Channels
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.chunk_reader import ChunkReader, CreditWriter, SubscribeCall
+from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 from services.common.stream.rows import Chunk
 from services.common.stream.shared_memory import host_facts
 from services.common.stream.ucx import UcxReceiver
 from services.common.stream.ucx_worker import UcxWorker
 
-CREDITS = 32
+CREDITS = FRAMES_IN_FLIGHT // 4  # chunks
 CONNECT_TIMEOUT_S = 5.0
 
 StreamMessage = stream_pb2.StreamHeader | Chunk | stream_pb2.StreamEnd

@@ -1,4 +1,4 @@
-"""What a checkpoint needs of a GPU."""
+"""GPU memory of a checkpoint."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,6 @@
-"""Qwen2.5-Omni's token2wav as a decoder of code2wav: windows of codes to mel frames, those to sound.
+"""Qwen2.5-Omni's token2wav as a decoder: windows of codes to mel frames, mel frames to sound.
 
-The mel frames of a window are by definition what the reference makes of its codes, those around it included, and of the
-utterance's noise there; the sound is that of all mel frames joined.
+Each window has the reference's mel frames for its codes, context and noise.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,27 +10,26 @@ from typing import Any
 
 import torch
 
-from services.code2wav.family import Decoder, DecoderSpec, States, Step
+from services.code2wav.family import Decoder, DecoderSpec, DecoderStates, StepFunction
 from services.code2wav.windows import Windows, WindowSettings
 from services.common.engine.device import Capturer
 from services.common.engine.ecapa import SpeakerEncoder
-from services.families.qwen2_5_omni.token2wav.bigvgan import BigVgan, BigVganSizes, Sound
+from services.families.qwen2_5_omni.token2wav.bigvgan import BigVgan, BigVganSizes, VocoderState
 from services.families.qwen2_5_omni.token2wav.dit import Dit
-from services.families.qwen2_5_omni.token2wav.flow import Flow, Window, evaluation_times
+from services.families.qwen2_5_omni.token2wav.flow import Flow, MelWindow, evaluation_times
 from services.families.qwen2_5_omni.token2wav.sizes import DEFAULTS, DitSizes
-from services.families.qwen2_5_omni.voices import FILE, Voice, read_voices
+from services.families.qwen2_5_omni.voices import FILE, VoicePreset, read_voices
 
-DTYPE = torch.float32  # what the reference computes in, whatever the checkpoint is stored in
+DTYPE = torch.float32  # the reference's, for any dtype of the checkpoint
 MEL_FRAMES_PER_SECOND = 100
-# `benchmarks/windows.py` measures what other sizes do to the sound. The first window must be longer than the sound that
-# BigVGAN holds back; the small second one then lets the third be there in time.
+# `benchmarks/windows.py` measures the sound of other sizes. The first window must be longer than BigVGAN's delay. The
+# second one is small, so that the third is there in time.
 WINDOWS = Windows(sizes=(24, 12, 24, 48, 96), past=24, future=12)
 _PARTS = {"token2wav.code2wav_dit_model.": "dit.", "token2wav.code2wav_bigvgan_model.": "vocoder."}
-_COMPUTED = (".filter", ".inv_freq")  # what some versions of the reference stored beside the parameters
+_COMPUTED = (".filter", ".inv_freq")  # stored by some versions of the reference
 
 
 def parameter_of(tensor: str) -> str | None:
-    """See `services.code2wav.family.DecoderFamily`."""
     for prefix, name in _PARTS.items():
         if tensor.startswith(prefix) and not tensor.endswith(_COMPUTED):
             return name + tensor.removeprefix(prefix)
@@ -39,7 +37,6 @@ def parameter_of(tensor: str) -> str | None:
 
 
 def new_decoder(config: dict[str, Any]) -> "Token2Wav":
-    """See `services.code2wav.family.DecoderFamily`."""
     part: dict[str, Any] | None = config.get("token2wav_config")
     if part is None or not config.get("enable_audio_output", True):
         raise ValueError(f"the checkpoint has no token2wav (model type {config.get('model_type')})")
@@ -50,18 +47,18 @@ def new_decoder(config: dict[str, Any]) -> "Token2Wav":
 
 
 @dataclass
-class Speech:
+class Token2WavStream:
     """A stream.
 
     Attributes:
-        codes: (n,) int64, on the decoder's device, from frame `first` of the stream.
+        codes: (n,) int64, on the decoder's device, from frame `first`.
         noise: (n x repeats, bins) float32, on the CPU, likewise.
         start: first frame of the next window.
     """
 
     voice: str
     generator: torch.Generator
-    sound: Sound
+    sound: VocoderState
     codes: torch.Tensor
     noise: torch.Tensor
     first: int = 0
@@ -73,57 +70,47 @@ class Speech:
         return self.first + len(self.codes)
 
     def add(self, codes: torch.Tensor, repeats: int) -> None:
-        """Appends (frames,), and as much noise."""
+        """Appends codes (frames,), and noise for them."""
         noise = torch.randn(len(codes) * repeats, self.noise.shape[1], generator=self.generator)
         self.codes, self.noise = torch.cat([self.codes, codes]), torch.cat([self.noise, noise])
 
     def forget(self, first: int, repeats: int) -> None:
-        """Drops what lies before frame `first`."""
+        """Drops the frames before `first`."""
         if first > self.first:
             self.codes = self.codes[first - self.first :].clone()
             self.noise = self.noise[(first - self.first) * repeats :].clone()
             self.first = first
 
 
-class Speeches(States):
-    """Streams of token2wav by slot."""
-
-    def __init__(self, slots: int, new: Callable[[str, int], Speech], slot_bytes: int) -> None:
+class Token2WavStates(DecoderStates):
+    def __init__(self, slots: int, new: Callable[[str, int], Token2WavStream], slot_bytes: int) -> None:
         super().__init__(slots)
         self._new, self._slot_bytes = new, slot_bytes
-        self._speeches: list[Speech | None] = [None] * slots
+        self._speeches: list[Token2WavStream | None] = [None] * slots
 
     @property
     def slot_bytes(self) -> int:
-        """As `States.slot_bytes`."""
         return self._slot_bytes
 
     def open(self, slot: int, voice: str, seed: int) -> None:
-        """As `States.open`."""
         self._speeches[slot] = self._new(voice, seed)
 
     def release(self, slot: int) -> None:
-        """As `States.release`."""
         self._speeches[slot] = None
         super().release(slot)
 
-    def batch(self, slots: Sequence[int]) -> list[Speech]:
-        """As `States.batch`."""
+    def batch(self, slots: Sequence[int]) -> list[Token2WavStream]:
         return [speech for slot in slots if (speech := self._speeches[slot]) is not None]
 
 
 class Token2Wav(Decoder):
-    """The decoder.
-
-    Raises:
-        ValueError: sizes that do not fit each other.
-    """
+    """Raises ValueError if the sizes do not fit each other."""
 
     def __init__(self, sizes: DitSizes, speaker: SpeakerEncoder, vocoder: BigVganSizes) -> None:
         if sizes.mel_bins != vocoder.mel_bins:
             raise ValueError(f"token2wav_config: mel_dim is {sizes.mel_bins} and, of BigVGAN, {vocoder.mel_bins}")
         if sizes.repeats * sizes.mel_bins % 16:
-            # torch draws normal numbers in sixteens: only whole ones make the same noise of one draw and of several.
+            # torch draws normal numbers in sixteens. Only multiples give the same noise in one draw as in several.
             name = "token2wav_config.dit_config: repeats x mel_dim"
             raise ValueError(f"{name}, {sizes.repeats} x {sizes.mel_bins}, must be a multiple of 16")
         samples = sizes.repeats * vocoder.samples_per_mel
@@ -134,19 +121,18 @@ class Token2Wav(Decoder):
         self._vocoder_lag = -(-vocoder.delay_frames // sizes.repeats)
         self.dit, self.vocoder = Dit(sizes, speaker, evaluation_times()), BigVgan(vocoder)
         self.flow = Flow(self.dit)
-        self._voices: dict[str, Voice] = {}
+        self._voices: dict[str, VoicePreset] = {}
         self._voice_rows: dict[str, torch.Tensor] = {}
         self._layers_dtype = DTYPE
 
     def prepare(self, folder: Path, settings: WindowSettings) -> None:
-        """As `Decoder.prepare`: reads the voices."""
         self.use(read_voices(folder), settings.over(self._default_windows()))
 
-    def use(self, voices: dict[str, Voice], windows: Windows) -> None:
-        """Speaks with `voices`, the default first, in `windows`.
+    def use(self, voices: dict[str, VoicePreset], windows: Windows) -> None:
+        """Sets voices, the default first, and windows.
 
         Raises:
-            ValueError: windows that are no blocks of the model, or voices of other widths than its own.
+            ValueError: windows that are no blocks of the model, or voices of other widths.
         """
         windows.check(self.sizes.block_codes)
         most = self.sizes.most_mel_frames // self.sizes.repeats
@@ -170,24 +156,23 @@ class Token2Wav(Decoder):
         )
 
     def _default_windows(self) -> Windows:
-        """`WINDOWS`, in the model's own blocks."""
+        """`WINDOWS`, scaled to the model's blocks."""
         block = self.sizes.block_codes
         scaled = [frames * block // 12 for frames in (*WINDOWS.sizes, WINDOWS.past, WINDOWS.future)]
         return Windows(tuple(scaled[:-2]), scaled[-2], scaled[-1])
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the transformer: all else is float32."""
+        """The transformer's; all else is float32."""
         return self._layers_dtype
 
     def cast(self, dtype: torch.dtype) -> None:
-        """As `Decoder.cast`: for the transformer, once what does not depend on streams is computed."""
+        """Sets the transformer's dtype; `precompute` applies it."""
         self.to(dtype=DTYPE)
         self._layers_dtype = dtype
 
     @torch.inference_mode()
     def precompute(self) -> None:
-        """As `Decoder.precompute`."""
         device = self.device
         self.dit.precompute(self._layers_dtype)
         self.flow.precompute(device)
@@ -196,26 +181,25 @@ class Token2Wav(Decoder):
             for name, voice in self._voices.items()
         }
 
-    def new_states(self, slots: int) -> Speeches:
-        """As `Decoder.new_states`."""
+    def new_states(self, slots: int) -> Token2WavStates:
         windows, device = self.spec.windows or WINDOWS, self.device
         bins = self.sizes.mel_bins
         held = windows.most_decoded or self.spec.max_frames
 
-        def new(voice: str, seed: int) -> Speech:
-            return Speech(
+        def new(voice: str, seed: int) -> Token2WavStream:
+            return Token2WavStream(
                 voice=voice or self.spec.voices[0],
                 generator=torch.Generator().manual_seed(seed),
-                sound=self.vocoder.new_sound(),
+                sound=self.vocoder.new_state(),
                 codes=torch.zeros(0, dtype=torch.int64, device=device),
                 noise=torch.zeros(0, bins),
             )
 
-        return Speeches(slots, new, self.vocoder.bytes_per_sound + held * (8 + 4 * bins * self.sizes.repeats))
+        return Token2WavStates(slots, new, self.vocoder.bytes_per_state + held * (8 + 4 * bins * self.sizes.repeats))
 
     @torch.inference_mode()
-    def step(self, codes: torch.Tensor, batch: list[Speech]) -> list[torch.Tensor]:
-        """As `Decoder.step`: each window that has its frames, and those after it, is decoded."""
+    def step(self, codes: torch.Tensor, batch: list[Token2WavStream]) -> list[torch.Tensor]:
+        """Decodes each window whose frames and context are complete."""
         for speech, new in zip(batch, codes, strict=True):
             speech.add(new[:, 0], self.sizes.repeats)
         pieces = [torch.zeros(0)] * len(batch)
@@ -226,33 +210,32 @@ class Token2Wav(Decoder):
         return pieces
 
     @torch.inference_mode()
-    def flush(self, batch: list[Speech]) -> list[torch.Tensor]:
-        """As `Decoder.flush`: the last windows, which take all that is left."""
+    def flush(self, batch: list[Token2WavStream]) -> list[torch.Tensor]:
+        """Decodes the last windows, which take all remaining frames."""
         return self._decode(batch, last=True)
 
-    def captured_step(self, capturer: Capturer, states: States, max_frames: int) -> Step:
-        """As `Decoder.captured_step`: steps of the flow are captured, by how many blocks they have in all."""
+    def captured_step(self, capturer: Capturer, states: DecoderStates, max_frames: int) -> StepFunction:
         windows = self.spec.windows
         if windows is not None and windows.sizes:
             block = self.sizes.block_codes
             self.flow.capture(capturer, -(-windows.most_decoded // block) * min(states.slots, 8))
         return self.step
 
-    def _is_ready(self, speech: Speech) -> bool:
+    def _is_ready(self, speech: Token2WavStream) -> bool:
         windows = self.spec.windows
         if windows is None or not windows.sizes:
             return False
         return speech.taken >= speech.start + windows.size_at(speech.start) + windows.future
 
-    def _decode(self, speeches: list[Speech], last: bool) -> list[torch.Tensor]:
-        """The samples of each stream's next window; of the last one all that is left."""
+    def _decode(self, speeches: list[Token2WavStream], last: bool) -> list[torch.Tensor]:
+        """The samples of each stream's next window; of the last one, all remaining samples."""
         windows, repeats = self.spec.windows or WINDOWS, self.sizes.repeats
         ends = [s.taken if last else s.start + windows.size_at(s.start) for s in speeches]
         stops = [s.taken if last else end + windows.future for s, end in zip(speeches, ends, strict=True)]
         cut = [self._window(*each) for each in zip(speeches, ends, stops, strict=True)]
         mels = self.flow.mel([window for window in cut if len(window.codes)])
         self.frames_computed += sum(len(window.codes) for window in cut)
-        parts: list[tuple[Sound, torch.Tensor, bool]] = []
+        parts: list[tuple[VocoderState, torch.Tensor, bool]] = []
         for speech, window, end in zip(speeches, cut, ends, strict=True):
             mel = mels.pop(0) if len(window.codes) else window.noise
             context = speech.start - speech.first
@@ -261,8 +244,8 @@ class Token2Wav(Decoder):
             speech.forget(max(0, end - windows.past), repeats)
         return [samples.cpu() for samples in self.vocoder.sound(parts)]
 
-    def _window(self, speech: Speech, end: int, stop: int) -> Window:
-        """What of `speech` decides the frames up to `end`: those up to `stop`. None, if there is nothing to decode."""
+    def _window(self, speech: Token2WavStream, end: int, stop: int) -> MelWindow:
+        """The window for the frames up to `end`, with context up to `stop`; empty without frames to decode."""
         count = stop - speech.first if end > speech.start else 0
         noise = speech.noise[: count * self.sizes.repeats].to(self.device)
-        return Window(speech.codes[:count], noise, self._voice_rows[speech.voice])
+        return MelWindow(speech.codes[:count], noise, self._voice_rows[speech.voice])

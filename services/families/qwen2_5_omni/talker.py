@@ -1,4 +1,4 @@
-"""The talker of Qwen2.5-Omni: a dense decoder of one codebook that reads every state of the thinker."""
+"""The talker of Qwen2.5-Omni: a dense decoder of one codebook that reads all states of the thinker."""
 
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,12 @@ WEIGHTS = family.WeightNames(
     },
     stored_dtype_of="talker.codec_head.weight",
 )
-# Of transformers' `Qwen2_5OmniForConditionalGeneration.generate`.
+# Source: transformers' `Qwen2_5OmniForConditionalGeneration.generate`.
 SAMPLING = family.SamplingDefaults(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, max_frames=4096)
 
 
 def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
-    """As `services.talker.family.TalkerModule`. Also reads spk_dict.pt."""
+    """See `services.talker.family.TalkerModule`. Also reads spk_dict.pt."""
     if not has_speech(config):
         raise ValueError(f"the checkpoint in {folder} has no talker (model type {config.get('model_type')})")
     voice_ids = {name: voice.bos_token_id for name, voice in read_voices(folder).items()}
@@ -42,7 +42,7 @@ def _talker_spec(config: dict[str, Any], voices: tuple[str, ...]) -> family.Talk
     talker = config["talker_config"]
     codec = {name: talker[f"tts_codec_{name}_token_id"] for name in ("start", "end", "pad", "mask")}
     ends = frozenset({codec["pad"], codec["end"]})
-    # Of the others code2wav has no embeddings. The reference suppresses the start alone, and fails at the rest.
+    # code2wav has no embeddings of the other codes. The reference suppresses only the start, and fails at the rest.
     known = config["token2wav_config"].get("dit_config", {}).get("num_embeds", DEFAULTS["num_embeds"]) + 1
     return family.TalkerSpec(
         talker=_transformer(talker),
@@ -53,7 +53,7 @@ def _talker_spec(config: dict[str, Any], voices: tuple[str, ...]) -> family.Talk
         after_text=(talker["tts_text_end_token_id"], talker["tts_text_pad_token_id"]),
         end_codes=ends,
         suppressed_codes=frozenset(range(known, talker["vocab_size"])) - ends,
-        # the reference's penalty sees the codes that it puts into the prompt
+        # The reference applies its penalty to the codes of the prompt.
         seen_codes=frozenset({codec["mask"], codec["pad"], codec["start"]}),
         text_projection=family.ProjectionSpec(talker["embedding_size"]),
         shares_projection=True,
@@ -63,7 +63,7 @@ def _talker_spec(config: dict[str, Any], voices: tuple[str, ...]) -> family.Talk
 
 
 def _transformer(config: dict[str, Any]) -> family.TransformerSpec:
-    # transformers 5 writes the first, the published config.json has the second
+    # transformers 5 writes rope_parameters; the published config.json has the other keys.
     rope: dict[str, Any] = config.get("rope_parameters") or {
         "rope_theta": config["rope_theta"],
         **(config.get("rope_scaling") or {}),

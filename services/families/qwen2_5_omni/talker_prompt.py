@@ -1,4 +1,4 @@
-"""What the talker reads of a thinker: at every position of prompt and answer the text, and the state behind it."""
+"""The talker's input from a thinker: the text and its state at every position of prompt and answer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +13,12 @@ from services.talker.inputs import Prompt, States, Text
 
 
 class PromptSpec:
-    """What prompts of a checkpoint are made of.
-
-    Args:
-        config: config.json.
-        voice_ids: text id that stands for each voice.
+    """Ids and sizes of a checkpoint's prompts.
 
     Attributes:
-        states: kind of the rows that are read, as in `Rows.name`: those after the thinker's last norm.
-        state_width: their width.
-        media_ids: text ids of positions that an encoder filled: they have a state only.
+        states: `Rows.name` of the states after the thinker's last norm.
+        media_ids: text ids of encoder positions, which have only a state.
+        voice_ids: text id of each voice.
     """
 
     def __init__(self, config: dict[str, Any], voice_ids: Mapping[str, int]) -> None:
@@ -36,13 +32,9 @@ class PromptSpec:
 
 
 class AnswerInput(AnswerRows):
-    """A `services.talker.inputs.ThinkerInput`: text is what has its state. The last token of an answer that was cut
-    by its length has none, and is not spoken, as in transformers' `generate`.
+    """A `services.talker.inputs.ThinkerInput`. It speaks the tokens that have a state.
 
-    Args:
-        spec: of the checkpoint.
-        text_vocab: ids of text.
-        speaker: the voice that says it.
+    As in transformers' `generate`, the last token of an answer cut by its length has none.
     """
 
     def __init__(self, spec: PromptSpec, text_vocab: int, speaker: str) -> None:
@@ -50,7 +42,7 @@ class AnswerInput(AnswerRows):
         self._spec, self._voice_id = spec, spec.voice_ids[speaker]
         self._prompt_states: list[torch.Tensor] = []
         self._answer_states: list[torch.Tensor] = []
-        self._said = False  # whether there was any state of the answer
+        self._has_answer = False  # whether the answer has had a state
 
     def _add_states(self, first: int, expected: int, rows: torch.Tensor, prompt_positions: int) -> None:
         if first != expected:
@@ -61,23 +53,23 @@ class AnswerInput(AnswerRows):
         self._prompt_states += [rows[:of_prompt]] if of_prompt else []
         of_answer = rows[of_prompt:]
         if len(of_answer):
-            if not of_answer.isfinite().all():  # in the talker's cache, they would spoil what follows
+            if not of_answer.isfinite().all():  # they would spoil the talker's cache
                 raise InvalidInput(self._spec.states, "must be finite numbers")
-            self._answer_states += of_answer.clone().unbind()  # the thinker may use its memory again
-            self._said = True
+            self._answer_states += of_answer.clone().unbind()  # the thinker may reuse its memory
+            self._has_answer = True
 
     @property
     def ready(self) -> bool:
-        """Whether speech can start: the whole prompt with all its states, and the first of the answer, are here."""
+        """Whether the whole prompt with its states, and the answer's first state, are here."""
         return self.has_prompt_ids and self.has_prompt_rope and bool(self._answer_states)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the prompt is complete and nothing that can be said was answered to it."""
-        return self.has_prompt_ids and not self._said
+        """Whether the prompt is complete and its answer has no states."""
+        return self.has_prompt_ids and not self._has_answer
 
     def take_prompt(self) -> Prompt:
-        """All rows of the thinker's prompt, then the voice's, then that of the answer's first token, once `ready`."""
+        """The rows of the thinker's prompt, the voice and the answer's first token, once `ready`."""
         pieces, self._prompt_states = [*self._prompt_states, self._answer_states[0][None]], []
         ids = torch.tensor(self.prompt)
         text = ids.masked_fill(torch.isin(ids, torch.tensor(self._spec.media_ids)), -1)
@@ -93,7 +85,7 @@ class AnswerInput(AnswerRows):
         )
 
     def take_text(self) -> Text:
-        """Tokens of the answer whose states came since the last call."""
+        """Tokens whose states came since the last call."""
         states, self._answer_states = self._answer_states, []
         ids, self.answer = self.answer[: len(states)], self.answer[len(states) :]
         return Text(ids, torch.stack(states) if states else None)

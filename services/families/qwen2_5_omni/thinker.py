@@ -10,7 +10,7 @@ from services.thinker.family import ThinkerCheckpoint
 _RECORDING = "services.families.qwen2_5_omni.thinker_model:RecordingThinker"
 # The published config.json has the first name, transformers writes the second.
 ARCHITECTURES = {"Qwen2_5OmniModel": _RECORDING, "Qwen2_5OmniForConditionalGeneration": _RECORDING}
-# With another one the published model's speech is worse (its model card).
+# The published model's speech is worse with another prompt (its model card).
 SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
     "visual inputs, as well as generating text and speech."
@@ -18,8 +18,7 @@ SYSTEM_PROMPT = (
 
 
 def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> ThinkerCheckpoint:
-    """See `services.thinker.family.ThinkerFamily`. The talker reads the states of the last layer, after the norm:
-    `accept_hidden_layer` is the number of layers, by which transformers' `hidden_states` has them."""
+    """See `services.thinker.family.ThinkerFamily`. The talker reads the states after the last norm."""
     try:
         thinker = config["thinker_config"]
         text = thinker["text_config"]

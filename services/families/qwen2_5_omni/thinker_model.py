@@ -1,5 +1,4 @@
-"""vLLM's Qwen2.5-Omni thinker, keeping the states that a talker reads, and placing the sound of a video as transformers
-does."""
+"""vLLM's Qwen2.5-Omni thinker. It records states for a talker, and places the sound of a video as transformers does."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,8 +23,7 @@ from services.thinker.plugin.rows import layers_of
 
 
 class TimedVideoProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
-    """Sorts the sound of a video between its frames by the frames' own times: vLLM takes them for a second apart, which
-    they are at two frames a second only."""
+    """Sorts a video's sound between its frames by the frames' times. vLLM assumes two frames a second."""
 
     def _get_prompt_updates(
         self, mm_items: MultiModalDataItems, hf_processor_mm_kwargs: Mapping[str, Any], out_mm_kwargs: Any
@@ -42,15 +40,14 @@ class TimedVideoProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
     dummy_inputs=Qwen2_5OmniThinkerDummyInputsBuilder,
 )
 class RecordingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
-    """Keeps the states after the last norm, those before the first layer where asked for, and the M-RoPE positions of
-    every token.
+    """Records the states after the last norm and before the first layer, and all M-RoPE positions.
 
-    Without our connector in the config it is its base class.
+    Without our connector in the config it equals its base class.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         thinker_config = vllm_config.model_config.hf_config.thinker_config
-        # vLLM reads what transformers' text config has by default, transformers what the thinker's says.
+        # vLLM reads the text config's default, transformers the thinker's value.
         thinker_config.text_config.tie_word_embeddings = thinker_config.tie_word_embeddings
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         settings = settings_of(vllm_config)
@@ -77,8 +74,7 @@ class RecordingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     def embed_input_ids(
         self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Puts frames and sound each at their own tokens. vLLM does so only where it sees them alternate: but a step
-        may have a piece of a prompt that begins with the sound of a video and goes on with frames."""
+        """Puts frames and sound at their own tokens. vLLM does not if a step has a video's sound before its frames."""
         if multimodal_embeddings and is_multimodal is not None:
             with gpu_sync_allowed():
                 ids = input_ids.cpu()
@@ -94,7 +90,7 @@ class RecordingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
         return super().embed_input_ids(input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
-        """Rope positions of a prompt, (3, tokens) int64, and what to add to the index of a later token for its own."""
+        """Rope positions of a prompt, (3, tokens) int64, and the offset of later tokens from their index."""
         media = [
             Medium(
                 offset,

@@ -1,7 +1,7 @@
-"""Where each token of a prompt is in time, height and width (TMRoPE).
+"""Positions of a prompt's tokens in time, height and width (TMRoPE).
 
-As transformers' `Qwen2_5OmniThinkerForConditionalGeneration.get_rope_index` has it, of which vLLM differs where the
-sound of a video is among its frames: the two tokens before them share a position, and so do the two after them.
+Source: transformers' `Qwen2_5OmniThinkerForConditionalGeneration.get_rope_index`. vLLM differs for a video with sound:
+the two tokens before it share a position, and the two after it.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ import torch
 
 @dataclass(frozen=True)
 class Medium:
-    """An image, a sound, or a video with or without its sound.
+    """An image, a sound, or a video with or without sound.
 
     Attributes:
-        begin: index of its first token; with frames and sound, of the token before them that begins the sound.
-        sound_frames: spectrogram frames of its sound; None: it has none.
-        grid: of its picture's tokens: time, height, width; None: it has none.
-        positions_per_frame: rope positions in time from one of the grid's frames to the next.
+        begin: index of its first token; of a video with sound, one less.
+        sound_frames: spectrogram frames.
+        grid: time, height and width in image tokens.
+        positions_per_frame: rope positions in time between frames of the grid.
     """
 
     begin: int
@@ -34,11 +34,11 @@ def rope_positions(
 
     Args:
         token_ids: with a placeholder for each token of a medium.
-        media: in the order of their places.
+        media: in order.
         video_token_id, audio_token_id: the placeholders.
     """
     ids, positions, following = torch.tensor(token_ids), torch.empty(3, len(token_ids), dtype=torch.int64), 0
-    end = 0  # of what has its positions; the next text begins at `following`
+    end = 0  # tokens before it have positions; the next text begins at `following`
     for medium in media:
         begin = medium.begin
         positions[:, end:begin] = torch.arange(following, following + begin - end)
@@ -48,16 +48,16 @@ def rope_positions(
             positions[:, begin:end] = torch.arange(following, following + end - begin)
             following += end - begin
         elif medium.sound_frames is None:
-            picture = _picture(medium) + following
-            end = begin + picture.shape[1]
-            positions[:, begin:end] = picture
-            following = int(picture.max()) + 1
+            image = _image(medium) + following
+            end = begin + image.shape[1]
+            positions[:, begin:end] = image
+            following = int(image.max()) + 1
         else:
             positions[:, begin] = following - 1
-            picture, sound = _picture(medium), torch.arange(_sound_tokens(medium.sound_frames))
-            end = begin + 1 + picture.shape[1] + len(sound)
+            image, sound = _image(medium), torch.arange(_sound_tokens(medium.sound_frames))
+            end = begin + 1 + image.shape[1] + len(sound)
             inside = ids[begin + 1 : end]
-            positions[:, begin + 1 : end][:, inside == video_token_id] = picture + following
+            positions[:, begin + 1 : end][:, inside == video_token_id] = image + following
             positions[:, begin + 1 : end][:, inside == audio_token_id] = sound + following
             last = int(torch.nonzero(inside != inside[-1]).max()) + 1  # of one kind from here on
             following = int(positions[:, begin + 1 + last : end].max()) + 1
@@ -68,11 +68,11 @@ def rope_positions(
 
 
 def _sound_tokens(frames: int) -> int:
-    """Tokens of a sound: two halvings, of the convolution and of the pooling."""
+    """Tokens of a sound: the convolution and the pooling each halve its frames."""
     return ((frames - 1) // 2 + 1 - 2) // 2 + 1
 
 
-def _picture(medium: Medium) -> torch.Tensor:
+def _image(medium: Medium) -> torch.Tensor:
     """Positions of the grid's tokens from 0 on, (3, tokens) int64."""
     assert medium.grid is not None
     times, height, width = medium.grid

@@ -1,4 +1,4 @@
-"""The voices of a checkpoint, of which the talker and token2wav each need a part: its file spk_dict.pt."""
+"""The voices of a checkpoint, from its file spk_dict.pt."""
 
 import pickle
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ DEFAULT = "Chelsie"
 
 
 @dataclass(frozen=True)
-class Voice:
-    """One voice.
+class VoicePreset:
+    """A voice.
 
     Attributes:
-        bos_token_id: text id that stands for it in the talker's prompt.
-        conditioning: vector that describes it, (width,) float32.
-        reference_mel: mel frames that it spoke, (frames, bins) float32.
+        bos_token_id: its text id in the talker's prompt.
+        conditioning: (width,) float32.
+        reference_mel: mel frames of a sample, (frames, bins) float32.
     """
 
     bos_token_id: int
@@ -26,10 +26,8 @@ class Voice:
     reference_mel: torch.Tensor
 
 
-def read_voices(folder: Path) -> dict[str, Voice]:
-    """The voices of the checkpoint in `folder` by name, the default first.
-
-    The file is a pickle: only tensors, numbers and names are loaded from it, and no code of it runs.
+def read_voices(folder: Path) -> dict[str, VoicePreset]:
+    """The voices of a checkpoint by name, the default first. Only tensors, numbers and names are unpickled.
 
     Raises:
         ValueError: there is no such file, it holds anything else, or a voice lacks a part.
@@ -49,7 +47,7 @@ def read_voices(folder: Path) -> dict[str, Voice]:
     return {str(name): _voice(voices[name], f"{path}: {name}") for name in names}
 
 
-def _voice(content: Any, name: str) -> Voice:
+def _voice(content: Any, name: str) -> VoicePreset:
     if not isinstance(content, dict):
         raise ValueError(f"{name} must be a dictionary with bos_token, cond and ref_mel")
     parts = cast("dict[Any, Any]", content)
@@ -58,7 +56,7 @@ def _voice(content: Any, name: str) -> Voice:
         bos = int(bos)
     if not isinstance(bos, int) or bos < 0:
         raise ValueError(f"{name}.bos_token must be a token id, not {bos!r}")
-    return Voice(bos, _tensor(parts, "cond", 2, name)[0], _tensor(parts, "ref_mel", 3, name)[0])
+    return VoicePreset(bos, _tensor(parts, "cond", 2, name)[0], _tensor(parts, "ref_mel", 3, name)[0])
 
 
 def _tensor(content: dict[Any, Any], key: str, dimensions: int, name: str) -> torch.Tensor:

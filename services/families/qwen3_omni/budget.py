@@ -1,4 +1,4 @@
-"""What a checkpoint needs of a GPU."""
+"""GPU memory of a checkpoint."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,13 +10,12 @@ UNSPLIT = "thinker.audio_tower."  # its 20 heads do not go into 8 parts
 
 
 def sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]]) -> Sizes:
-    """Those of a checkpoint with `config` and (name, bytes) of its tensors. Raises KeyError: a key is missing."""
+    """Sizes of a checkpoint from its config and (name, bytes) of its tensors. Raises KeyError: a key is missing."""
     talker = config["talker_config"]["text_config"] if has_speech(config) else None
     return omni_sizes(config, talker, tensors, {stage: f"{stage}." for stage in STAGES}, UNSPLIT)
 
 
-# Qwen3-Omni-30B-A3B-Instruct in bfloat16: sums over its architecture at its config's sizes; 31.7, 3.3 and 0.2 billion
-# parameters.
+# Qwen3-Omni-30B-A3B-Instruct in bfloat16, summed over its architecture: 31.7, 3.3 and 0.2 billion parameters.
 PUBLISHED = Sizes(
     weights={"thinker": 63_438_410_976, "talker": 6_649_192_960, "code2wav": 432_033_154},
     unsplit=1_295_854_336,

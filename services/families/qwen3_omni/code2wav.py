@@ -1,6 +1,6 @@
-"""Qwen3-Omni's codec decoder: a mean of code embeddings, a transformer and causal convolutions up to the samples.
+"""Qwen3-Omni's codec decoder: a mean of code embeddings, a transformer and causal convolutions.
 
-Its layers are counterparts of those of transformers' Qwen3OmniMoeCode2Wav, with the same parameter names.
+It has the layers and parameter names of transformers' Qwen3OmniMoeCode2Wav.
 """
 
 from typing import Any
@@ -13,19 +13,16 @@ from services.code2wav.family import DecoderSpec
 from services.code2wav.wave import WaveDecoder, WaveSizes, read_sizes
 from services.registry import has_speech
 
-# Codec frames a second (Qwen3-Omni Technical Report, arXiv:2509.17765). The published config.json states neither this
-# nor a sample rate.
+# Codec frames a second (arXiv:2509.17765). The published config.json has neither this nor a sample rate.
 FRAMES_PER_SECOND = 12.5
 _PREFIX = "code2wav."
 
 
 def parameter_of(tensor: str) -> str | None:
-    """See `services.code2wav.family.DecoderFamily`."""
     return tensor.removeprefix(_PREFIX) if tensor.startswith(_PREFIX) else None
 
 
 def new_decoder(config: dict[str, Any]) -> "Qwen3OmniDecoder":
-    """See `services.code2wav.family.DecoderFamily`."""
     part = config.get("code2wav_config")
     if part is None or not has_speech(config):
         raise ValueError(f"the checkpoint has no code2wav (model type {config.get('model_type')})")
@@ -34,10 +31,10 @@ def new_decoder(config: dict[str, Any]) -> "Qwen3OmniDecoder":
 
 
 class Qwen3OmniDecoder(WaveDecoder):
-    """The decoder. See `WaveDecoder`.
+    """A decoder that averages the embeddings of a frame's codes.
 
     Args:
-        stated_sample_rate_hz: that the checkpoint states; None: it states none, and the frame rate gives it.
+        stated_sample_rate_hz: the checkpoint's; None: the frame rate gives it.
     """
 
     def __init__(self, sizes: WaveSizes, stated_sample_rate_hz: int | None = None) -> None:
@@ -51,5 +48,4 @@ class Qwen3OmniDecoder(WaveDecoder):
         self.code_embedding = nn.Embedding(sizes.codebook_size * sizes.num_code_groups, sizes.latent)
 
     def embed(self, codes: torch.Tensor, carry: Carry) -> torch.Tensor:
-        """As `WaveDecoder.embed`."""
         return self.code_embedding(self.table_rows(codes)).mean(2)

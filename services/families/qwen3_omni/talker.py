@@ -1,4 +1,4 @@
-"""The talker of Qwen3-Omni: a mixture of experts that reads what the thinker was asked and says what it answers."""
+"""The talker of Qwen3-Omni: a mixture of experts that reads a thinker's prompt and speaks its answer."""
 
 import json
 from functools import partial
@@ -13,10 +13,10 @@ from services.registry import has_speech
 from services.talker import family
 from services.talker.text import TextTokenizer
 
-# The reference never samples the last 1,024 ids of the codec vocabulary (but its end-of-speech): they are control ids.
+# The last ids of the codec vocabulary are control ids. The reference samples none of them but its end of speech.
 # Source: transformers' Qwen3OmniMoeForConditionalGeneration.generate.
 CONTROL_IDS = 1024
-# Its default, used where a request names no voice and the checkpoint has this one.
+# The reference's default, if the checkpoint has it.
 DEFAULT_VOICE = "ethan"
 
 WEIGHTS = family.WeightNames(
@@ -30,7 +30,7 @@ WEIGHTS = family.WeightNames(
 
 
 def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
-    """As `services.talker.family.TalkerModule`. Also reads generation_config.json where there is one."""
+    """See `services.talker.family.TalkerModule`. Also reads generation_config.json if there is one."""
     if not has_speech(config):
         raise ValueError(f"the checkpoint in {folder} has no talker (model type {config.get('model_type')})")
     whole: Any = Qwen3OmniMoeConfig(**config)
@@ -100,10 +100,9 @@ def _transformer(config: Any) -> family.TransformerSpec:
 
 
 def _sampling_defaults(folder: Path) -> family.SamplingDefaults:
-    """The checkpoint's `talker_*` generation values; where absent, the defaults of the reference's `generate`.
+    """The checkpoint's `talker_*` generation values, else the defaults of the reference's `generate`.
 
-    The predictor's values are those that `Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`
-    passes to it.
+    Source of the predictor's: `Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`.
     """
     path = folder / "generation_config.json"
     values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}

@@ -1,5 +1,4 @@
-"""What the talker reads of a thinker: the rows of one answer as they come, and what it makes of them before its first
-frame: which of the thinker's prompt, as which rows, where in the rope."""
+"""The talker's input from a thinker: the rows of an answer, and the prompt before the first frame."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,23 +12,18 @@ from services.common.stream.rows import hidden_states
 from services.talker.answer import AnswerRows, id_list
 from services.talker.inputs import Prompt, States, Text
 
-# Rows of the assistant part, and how many of them carry tts_pad. Source: the reference's `_get_talker_assistant_parts`.
+# Rows of the assistant's part. Source: the reference's `_get_talker_assistant_parts`.
 ASSISTANT_HEADER = 3  # <|im_start|>, assistant, newline
 _TTS_PADS = 4
 _ASSISTANT_ROWS = ASSISTANT_HEADER + _TTS_PADS + 2  # and tts_bos, and the first text token
 
 
 class PromptSpec:
-    """What prompts of a checkpoint are made of. Ids named `codec_*` and those of speakers are codes, the others text.
-
-    Args:
-        config: a Qwen3OmniMoeConfig.
+    """Ids and sizes of a Qwen3OmniMoeConfig. `codec_*` and speakers are codes, other ids are text.
 
     Attributes:
-        states: kind of the rows that stand for media, as in `Rows.name`: those of layer `state_layer` of the thinker.
-        state_width: their width.
+        states: `Rows.name` of the media's rows: states of the thinker's layer `state_layer`.
         codec_prefix: codes before the speaker's.
-        speaker_ids: code of each voice.
     """
 
     def __init__(self, config: Any) -> None:
@@ -59,9 +53,8 @@ class ThinkerPrompt:
 
     Attributes:
         token_ids: (positions,) int64.
-        media_states: states of `state_layer` at the media positions, in order: pieces of (media, state_width), which
-            may be the thinker's memory.
-        rope_positions: the thinker's own (positions, 3), or None where the prompt has no image or video.
+        media_states: pieces of (media, state_width), in order. They may be the thinker's memory.
+        rope_positions: the thinker's (positions, 3), or None without images and videos.
     """
 
     token_ids: torch.Tensor
@@ -75,14 +68,14 @@ def is_media(token_ids: torch.Tensor, spec: PromptSpec) -> torch.Tensor:
 
 
 def user_positions(token_ids: torch.Tensor, spec: PromptSpec) -> torch.Tensor:
-    """Positions of all user turns, ascending: (kept,) int64. Each turn runs from its `<|im_start|>` to the next one."""
+    """Positions of all user turns, ascending: (kept,) int64. A turn ends at the next `<|im_start|>`."""
     starts = torch.where(token_ids == spec.im_start_id, torch.arange(len(token_ids)), -1)
     roles = (starts.cummax(dim=0).values.clamp_min(0) + 1).clamp_max(len(token_ids) - 1)
     return torch.nonzero(token_ids[roles] == spec.user_id).flatten()
 
 
 def answer_head(token_ids: torch.Tensor, spec: PromptSpec) -> list[int]:
-    """Text that the prompt puts at the beginning of the answer, after the header of the assistant's turn.
+    """Text of the prompt after the header of the assistant's turn.
 
     Raises:
         InvalidInput: the prompt does not end in an assistant turn.
@@ -99,10 +92,9 @@ def answer_head(token_ids: torch.Tensor, spec: PromptSpec) -> list[int]:
 def rope_positions(prompt: ThinkerPrompt, spec: PromptSpec) -> torch.Tensor:
     """Rope positions of the talker's rows: (rows, 3) int64.
 
-    The reference computes them anew (`get_rope_index`) on the ids that are kept. What is dropped is text, so each kept
-    stretch has the thinker's own positions, moved to begin one past the largest before it. One exception, as in the
-    reference, whose talker is not told that the sound of a video is part of it: such a video counts as text unless
-    an image or a plain video is still to come.
+    The reference computes them anew (`get_rope_index`) for the kept ids. Only text is dropped, so a kept stretch has
+    the thinker's positions, shifted to follow the one before. As in the reference, a video with sound counts as text
+    unless an image or plain video follows.
     """
     kept = user_positions(prompt.token_ids, spec)
     ids = id_list(prompt.token_ids[kept])
@@ -123,7 +115,7 @@ def rope_positions(prompt: ThinkerPrompt, spec: PromptSpec) -> torch.Tensor:
 
 
 def _stretches(kept: list[int], ids: list[int], spec: PromptSpec) -> list[tuple[int, int, bool]]:
-    """Cuts the kept rows into (begin, end, linear) where a turn was dropped between them, or rope rules change."""
+    """Cuts the kept rows into (begin, end, linear) at dropped turns and changes of rope rules."""
     openings = [i for i in range(len(ids) - 1) if ids[i] == spec.vision_start_id]
     vision_left = sum(ids[i + 1] in spec.vision_ids for i in openings)
     cuts = {0: False, **{i: False for i in range(1, len(kept)) if kept[i] != kept[i - 1] + 1}}
@@ -140,13 +132,7 @@ def _stretches(kept: list[int], ids: list[int], spec: PromptSpec) -> list[tuple[
 
 
 def talker_prompt(prompt: ThinkerPrompt, first_text_id: int, speaker: str, spec: PromptSpec) -> Prompt:
-    """All user turns, then the head of the assistant's turn up to the first text token.
-
-    Args:
-        prompt: of the thinker.
-        first_text_id: first token of the answer.
-        speaker: a voice of the checkpoint.
-        spec: of the checkpoint.
+    """All user turns, then the assistant's turn up to the first text token.
 
     Raises:
         InvalidInput: the rows of the prompt do not fit together.
@@ -172,13 +158,7 @@ def talker_prompt(prompt: ThinkerPrompt, first_text_id: int, speaker: str, spec:
 
 
 class AnswerInput(AnswerRows):
-    """A `services.talker.inputs.ThinkerInput`. Of the states it keeps those of media.
-
-    Args:
-        spec: of the checkpoint.
-        text_vocab: ids of text.
-        speaker: the voice that says it.
-    """
+    """A `services.talker.inputs.ThinkerInput`. It keeps only the states of media."""
 
     def __init__(self, spec: PromptSpec, text_vocab: int, speaker: str) -> None:
         super().__init__(spec.states, spec.state_width, stream_pb2.POSITIONS_PROMPT_MULTIMODAL, text_vocab)
@@ -187,7 +167,7 @@ class AnswerInput(AnswerRows):
         self._media: list[torch.Tensor] = []
 
     def _add_states(self, first: int, expected: int, rows: torch.Tensor, prompt_positions: int) -> None:
-        """Keeps the rows of media positions of the prompt; a producer may send others between them."""
+        """Keeps the rows of the prompt's media positions, and drops rows between them."""
         if first >= prompt_positions:
             return
         if len(self.prompt) < first + len(rows):
@@ -197,7 +177,7 @@ class AnswerInput(AnswerRows):
 
     @property
     def ready(self) -> bool:
-        """Whether speech can start: the whole prompt, its media states and the first text token are here."""
+        """Whether the whole prompt, its media states and the first text token are here."""
         if not self.has_prompt_ids or not self.answer:
             return False
         if sum(map(len, self._media)) < int(is_media(torch.tensor(self.prompt), self._spec).sum()):
@@ -208,7 +188,7 @@ class AnswerInput(AnswerRows):
         return not self._spec.vision_ids.isdisjoint(self.prompt)
 
     def take_prompt(self) -> Prompt:
-        """The prompt, once `ready`. Its states are kept here no longer: they may be the thinker's memory.
+        """The prompt, once `ready`. It drops its states, which may be the thinker's memory.
 
         Raises:
             InvalidInput: the rows do not fit together.
@@ -220,7 +200,7 @@ class AnswerInput(AnswerRows):
         return talker_prompt(prompt, [*self._head, *self.answer][0], self._speaker, self._spec)
 
     def take_text(self) -> Text:
-        """Text of the answer that came since the last call; at first also what the prompt puts at its beginning."""
+        """Text since the last call; at first with the prompt's beginning of the answer."""
         text = [*self._head, *self.answer]
         self._head, self.answer = [], []
         return Text(text)

@@ -1,5 +1,4 @@
-"""What the talker reads of a text that no thinker wrote: the prompt that a thinker would have been given, and the ids
-of the text as its words come."""
+"""The talker's input from a text without a thinker."""
 
 import torch
 
@@ -7,33 +6,26 @@ from services.families.qwen3_omni.talker_prompt import PromptSpec, ThinkerPrompt
 from services.talker.inputs import Delivery, Prompt
 from services.talker.text import GrowingText, TextTokenizer
 
-# What a user has said where a request has no instructions: the talker has always learnt with a user's turn before it.
+# Default of the user's turn, as the talker was trained with a user's turn before the answer.
 DEFAULT_INSTRUCTIONS = "Read this text aloud."
 
 
 class TextTurn(GrowingText):
-    """A `services.talker.inputs.TextInput`: the prompt ends with an assistant's turn that says the text.
-
-    Args:
-        spec: of the checkpoint.
-        tokenizer: of the checkpoint.
-        delivery: its instructions are what a user has said before; none: DEFAULT_INSTRUCTIONS.
-    """
+    """A `services.talker.inputs.TextInput`: the assistant's turn after the user's instructions."""
 
     def __init__(self, spec: PromptSpec, tokenizer: TextTokenizer, delivery: Delivery) -> None:
         super().__init__(tokenizer)
         self._spec, self._delivery = spec, delivery
         newline = tokenizer.encode("\n")
-        asked = tokenizer.encode(delivery.instructions.strip() or DEFAULT_INSTRUCTIONS)
-        user = [spec.im_start_id, spec.user_id, *newline, *asked, spec.im_end_id, *newline]
+        instructions = tokenizer.encode(delivery.instructions.strip() or DEFAULT_INSTRUCTIONS)
+        user = [spec.im_start_id, spec.user_id, *newline, *instructions, spec.im_end_id, *newline]
         self._prompt = [*user, spec.im_start_id, spec.assistant_id, *newline]
 
     @property
     def ready(self) -> bool:
-        """Whether the first id is known, or all of them where they are to be."""
+        """Whether the needed ids are known: the first, or all of them."""
         return bool(self.ids) and (self.finished or not self._delivery.whole_text_first)
 
     def take_prompt(self) -> Prompt:
-        """A user's turn and the head of the assistant's, once `ready`."""
         prompt = ThinkerPrompt(torch.tensor(self._prompt), (), None)
         return talker_prompt(prompt, self.ids[0], self._delivery.speaker, self._spec)

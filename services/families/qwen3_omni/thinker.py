@@ -22,15 +22,17 @@ class Qwen3OmniThinker(ThinkerCheckpoint):
     """A checkpoint.
 
     Attributes:
-        audio_chunk_frames: spectrogram frames that the audio encoder takes at a time.
+        audio_chunk_frames: spectrogram frames of a chunk of the audio encoder.
     """
 
     audio_chunk_frames: int
 
     def sound_ids(self, sounds: Sequence[np.ndarray]) -> list[str]:
-        """See `ThinkerCheckpoint.sound_ids`. Feature extractor and encoder fill all sounds of a request up to the
-        longest, so a sound's end depends on that: but not on what is beyond a window or a chunk, nor on whether it is
-        filled where it ends in silence and with a whole hop."""
+        """See `ThinkerCheckpoint.sound_ids`.
+
+        Sounds are padded to the request's longest, which changes their ends. Samples beyond a window or chunk do not
+        matter, nor does padding after silence and a whole hop.
+        """
         extractor = self.processor.feature_extractor
         chunk = self.audio_chunk_frames * extractor.hop_length
         longest = max(len(samples) for samples in sounds)
@@ -43,13 +45,11 @@ class Qwen3OmniThinker(ThinkerCheckpoint):
         return ids
 
     def engine_args(self, on_cpu: bool) -> dict[str, Any]:
-        """See `ThinkerCheckpoint.engine_args`. Compiled M-RoPE changes what the model hears, so vLLM's own kernel is
-        used (as vLLM-Omni does)."""
+        """Uses vLLM's own M-RoPE kernel, as vLLM-Omni does: the compiled one changes the result for sounds."""
         return {"compilation_config": {} if on_cpu else {"custom_ops": ["+rotary_embedding"]}}
 
 
 def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> Qwen3OmniThinker:
-    """See `services.thinker.family.ThinkerFamily`."""
     try:
         thinker = config["thinker_config"]
         text = thinker["text_config"]
@@ -74,7 +74,8 @@ def _accept_hidden_layer(config: dict[str, Any]) -> int | None:
 
 
 def _reasoning(processor: Any) -> ReasoningMarkers | None:
-    """Every checkpoint's vocabulary has the tokens. Of the published ones those with a talker do not think."""
+    """Reasoning markers of a checkpoint without a talker. All vocabularies have them, but published talkers' thinkers
+    do not reason."""
     vocabulary = processor.tokenizer.get_vocab()
     opening, closing = _THOUGHT
     if opening not in vocabulary or closing not in vocabulary:

@@ -1,4 +1,4 @@
-"""vLLM's Qwen3-Omni thinker, keeping the states that a talker reads, and hearing what transformers hears."""
+"""vLLM's Qwen3-Omni thinker. It records states for a talker, and encodes sounds as transformers does."""
 
 from typing import Any
 
@@ -19,12 +19,11 @@ from services.thinker.plugin.rows import layers_of
 
 
 class ExactAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
-    """Hears what transformers hears.
+    """Extracts transformers' audio features.
 
-    vLLM pads each sound to whole hops of the spectrogram so that sounds can be cached one by one; that changes the last
-    frame and, for one length in eight, the number of tokens. Here the feature extractor gets all sounds of a request as
-    they are, and its own mask says how long they are. Such features depend on the longest sound of the request, so the
-    caller must tell vLLM's caches apart what differs in that (`multi_modal_uuids`) and process without a cache.
+    vLLM pads each sound to whole hops, to cache sounds one by one. This changes the last frame and, for one length in
+    eight, the number of tokens. Here the feature extractor gets all sounds of a request unpadded. Its features depend
+    on the longest one, so the caller must give distinct `multi_modal_uuids` and process without a cache.
     """
 
     _get_hf_mm_inputs: Any = Qwen2_5OmniThinkerMultiModalProcessor._get_hf_mm_inputs
@@ -35,14 +34,11 @@ class ExactAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
     ExactAudioProcessor, info=Qwen3OmniMoeThinkerProcessingInfo, dummy_inputs=Qwen3OmniMoeThinkerDummyInputsBuilder
 )
 class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
-    """Keeps auxiliary hidden states and the M-RoPE positions of every token.
-
-    Without our connector in the config it is its base class.
-    """
+    """Records auxiliary hidden states and M-RoPE positions. Without our connector it equals its base class."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         text_config = vllm_config.model_config.hf_config.thinker_config.text_config
-        if not hasattr(text_config, "tie_word_embeddings"):  # transformers 5 gives it no default, vLLM reads it
+        if not hasattr(text_config, "tie_word_embeddings"):  # vLLM reads it; transformers 5 has no default
             text_config.tie_word_embeddings = False
         with experts_of_cpus(vllm_config):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -67,19 +63,18 @@ class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         return hidden
 
     def _process_audio_input(self, audio_input: Any) -> tuple[torch.Tensor, ...]:
-        """Encodes each sound as transformers does with all sounds of its request, and no others.
+        """Encodes each sound as transformers does with all sounds of its request.
 
-        The encoder pads its chunks to the longest chunk in the batch, which changes the end of shorter ones: the
-        convolutions see the padding. vLLM batches the sounds of several requests, and leaves out those it has cached;
-        so sounds are grouped here by the padding that they get in their own request, and a chunk of silence stands in
-        for the one that brought it where that is not in the group.
+        The encoder pads chunks to the longest in the batch, which changes the end of shorter ones. vLLM batches sounds
+        of several requests and leaves out cached ones. So sounds are grouped by their own request's padding. A silent
+        chunk replaces a missing longest one.
 
         Args:
-            audio_input: vLLM's: the spectrograms one after the other (mel bins, sum of lengths), frames of each sound
-                (n,), and for each sound a mask as long as the longest sound of its request.
+            audio_input: vLLM's: spectrograms joined (mel bins, sum of lengths), lengths (n,), and for each sound a mask
+                as long as its request's longest.
 
         Returns:
-            for each sound (its embeddings, hidden size).
+            Embeddings of each sound, (tokens, hidden size).
         """
         tower: Any = self.audio_tower
         features, lengths = audio_input["input_features"], audio_input["audio_feature_lengths"].flatten().tolist()

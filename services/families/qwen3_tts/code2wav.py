@@ -1,7 +1,4 @@
-"""Qwen3-TTS's codec decoder: a sum of residual vectors, a transformer and causal convolutions up to the samples.
-
-It lies in a folder of the checkpoint, beside the codec's encoder. Its layers have the parameter names found there.
-"""
+"""Qwen3-TTS's codec decoder: a sum of residual vectors, a transformer and causal convolutions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,20 +15,18 @@ from services.code2wav.wave import WaveDecoder, WaveSizes, read_sizes
 FOLDER = "speech_tokenizer"
 MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
 _PREFIX = "decoder."
-# Of the codec's training: a decoder looks codes up and never makes any.
+# Only the codec's training uses them.
 _UNUSED = ("quantizer.rvq_first.input_proj.weight", "quantizer.rvq_rest.input_proj.weight")
-# A code that was hardly used in training: what its sum of vectors is divided by at least.
+# Least divisor of a rare code's sum of vectors.
 _LEAST_USAGE = 1e-5
 
 
 def parameter_of(tensor: str) -> str | None:
-    """See `services.code2wav.family.DecoderFamily`."""
     name = tensor.removeprefix(_PREFIX)
     return None if name == tensor or name in _UNUSED else name
 
 
 def new_decoder(config: dict[str, Any]) -> "Qwen3TtsDecoder":
-    """See `services.code2wav.family.DecoderFamily`."""
     if config.get("model_type") != MODEL_TYPE:
         raise ValueError(f"{FOLDER}/config.json: model_type {config.get('model_type')!r} is not {MODEL_TYPE}")
     part: dict[str, Any] = config.get("decoder_config") or {}
@@ -45,7 +40,7 @@ def new_decoder(config: dict[str, Any]) -> "Qwen3TtsDecoder":
 
 
 class Codebook(nn.Module):
-    """Vectors of one code group, as sums over a training's last uses and how many those were."""
+    """Vectors of a code group, as sums and counts."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
@@ -59,7 +54,7 @@ class Codebook(nn.Module):
 
 
 class ResidualQuantizer(nn.Module):
-    """Code groups whose vectors are summed and projected together."""
+    """Code groups with summed vectors and one projection."""
 
     def __init__(self, groups: int, size: int, width: int, outputs: int) -> None:
         super().__init__()
@@ -68,7 +63,7 @@ class ResidualQuantizer(nn.Module):
         self.output_proj = nn.Conv1d(width, outputs, 1, bias=False)
 
     def tables(self) -> Iterator[torch.Tensor]:
-        """For each group its vectors, projected: (size, outputs)."""
+        """The projected vectors of each group: (size, outputs)."""
         layers: Any = self.vq["layers"]
         for layer in layers:
             vectors: torch.Tensor = layer["_codebook"].vectors()
@@ -76,7 +71,7 @@ class ResidualQuantizer(nn.Module):
 
 
 class SplitQuantizer(nn.Module):
-    """The semantic group and the acoustic ones, each projected by itself."""
+    """The semantic group and the acoustic ones, with a projection each."""
 
     def __init__(self, groups: int, size: int, outputs: int) -> None:
         super().__init__()
@@ -85,7 +80,7 @@ class SplitQuantizer(nn.Module):
 
 
 class Qwen3TtsDecoder(WaveDecoder):
-    """The decoder. See `WaveDecoder`. Its transposed convolutions are trimmed on the right only.
+    """A decoder whose transposed convolutions are trimmed on the right only.
 
     Args:
         codebook_dim: width of a frame's vector.
@@ -98,12 +93,11 @@ class Qwen3TtsDecoder(WaveDecoder):
         self.pre_conv = CausalConv(codebook_dim, sizes.latent, 3, self.layout)
 
     def precompute(self) -> None:
-        """As `Decoder.precompute`; a frame's vector is then a sum of table rows."""
+        """Joins all codebooks, so that a frame's vector is a sum of table rows."""
         super().precompute()
         tables = [*self.quantizer.rvq_first.tables(), *self.quantizer.rvq_rest.tables()]
         self._table = torch.cat(tables).to(self.dtype)  # (groups x codebook size, codebook_dim)
 
     def embed(self, codes: torch.Tensor, carry: Carry) -> torch.Tensor:
-        """As `WaveDecoder.embed`."""
         vectors = F.embedding(self.table_rows(codes), self._table).sum(2)
         return self.pre_conv(vectors.transpose(1, 2), carry).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Who speaks, as a vector: what Qwen3-TTS's encoder of speakers hears of a sound, and its sizes."""
+"""Qwen3-TTS's speaker encoder: its mel spectrogram and its sizes."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from transformers.audio_utils import mel_filter_bank
 
 from services.common.engine.ecapa import SpeakerEncoder
 
-WINDOW, HOP = 1024, 256  # samples of a mel frame, and between two
-# What a checkpoint's config leaves out.
+WINDOW, HOP = 1024, 256  # samples
+# Defaults of a checkpoint's config.
 _DEFAULTS: dict[str, Any] = {
     "mel_dim": 128,
     "enc_channels": [512, 512, 512, 512, 1536],
@@ -36,9 +36,9 @@ def mel_spectrogram(samples: torch.Tensor, sample_rate_hz: int, bins: int) -> to
 
 
 def new_speaker_encoder(config: dict[str, Any]) -> SpeakerEncoder:
-    """The one that a checkpoint's `speaker_encoder_config` describes, with no parameters loaded yet.
+    """The encoder of a checkpoint's `speaker_encoder_config`, without parameters.
 
     Raises:
-        ValueError: it states no width of the vector, or widths that do not fit each other.
+        ValueError: the vector's width is missing, or widths do not fit each other.
     """
     return SpeakerEncoder.of({**_DEFAULTS, **config}, "speaker_encoder_config")

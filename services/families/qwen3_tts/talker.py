@@ -1,5 +1,4 @@
-"""The talker of Qwen3-TTS: a dense decoder that says a text, with a voice of its own, one that instructions describe,
-or one that it hears in a sample, by the checkpoint's kind."""
+"""The talker of Qwen3-TTS: a dense decoder that speaks a text, with its own, designed or cloned voices."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from services.talker import family
 from services.talker.inputs import SampleReader
 from services.talker.text import TextTokenizer
 
-# The reference never samples the last 1,024 ids of the codec vocabulary (but its end-of-speech): they are control ids.
+# The last ids of the codec vocabulary are control ids. The reference samples none of them but its end of speech.
 # Source: `Qwen3TTSForConditionalGeneration.generate` of qwen-tts, as for `min_new_tokens`.
 CONTROL_IDS = 1024
 MIN_FRAMES = 2
@@ -29,7 +28,7 @@ WEIGHTS = family.WeightNames(
 
 
 def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
-    """As `services.talker.family.TalkerModule`. Also reads generation_config.json where there is one."""
+    """See `services.talker.family.TalkerModule`. Also reads generation_config.json, if any."""
     if config.get("tokenizer_type", CODEC) != CODEC:
         raise ValueError(f"tokenizer_type {config['tokenizer_type']!r} is not supported, only {CODEC}")
     try:
@@ -96,7 +95,7 @@ def _transformer(field: str, config: Mapping[str, Any]) -> family.TransformerSpe
 
 
 def _sampling_defaults(folder: Path) -> family.SamplingDefaults:
-    """The checkpoint's generation values; where absent, those of qwen-tts' `_merge_generate_kwargs`."""
+    """The checkpoint's generation values, else the defaults of qwen-tts' `_merge_generate_kwargs`."""
     path = folder / "generation_config.json"
     values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     talker_draws, predictor_draws = values.get("do_sample", True), values.get("subtalker_dosample", True)

@@ -1,4 +1,4 @@
-"""What Qwen3-TTS's talker reads before its first frame, and the ids of text that follow.
+"""The prompt of Qwen3-TTS's talker, and the text ids that follow.
 
 Source: `Qwen3TTSForConditionalGeneration.generate` and `generate_icl_prompt` of the package qwen-tts 0.1.1.
 """
@@ -13,18 +13,11 @@ from services.talker.text import GrowingText, TextTokenizer
 
 
 class PromptSpec:
-    """What prompts of a checkpoint are made of. Ids named `im_*` and `tts_*` are text; those named `codec_*` and the
-    values of the mappings are codes.
-
-    Args:
-        config: its config.json.
+    """Ids of a checkpoint's prompts. `im_*` and `tts_*` are text; `codec_*` and the mappings have codes.
 
     Attributes:
-        languages: what a text can be said to have.
-        language_ids: of languages and dialects.
-        speaker_ids: of voices.
-        dialect_of: the dialect of each voice that has one.
-        whole_text_first: whether the prompt has all of the text, where a request does not say.
+        languages: without dialects.
+        whole_text_first: whether the prompt has the whole text by default.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -48,7 +41,7 @@ class PromptSpec:
         self.whole_text_first = config.get("tts_model_type") != "base"
 
     def language_codes(self, delivery: Delivery) -> list[int]:
-        """Codes that say the language, or that it is not said. A voice with a dialect speaks that for Chinese."""
+        """Codes of the language, or of none. A voice with a dialect speaks it for Chinese."""
         language: str | None = delivery.language or None
         if language in (None, "chinese"):
             language = self.dialect_of.get(delivery.speaker, language)
@@ -58,32 +51,28 @@ class PromptSpec:
 
 
 class SpokenText(GrowingText):
-    """A `services.talker.inputs.TextInput`: instructions, how to speak, then the text, over the frames of a voice
-    sample where the speech goes on from one.
+    """A `services.talker.inputs.TextInput`: instructions, then the text.
 
-    Args:
-        spec: of the checkpoint.
-        tokenizer: of the checkpoint.
-        delivery: how to say it.
+    The speech may continue a voice sample. The text then runs over the sample's frames.
     """
 
     def __init__(self, spec: PromptSpec, tokenizer: TextTokenizer, delivery: Delivery) -> None:
         super().__init__(tokenizer)
         self._spec, self._delivery, self._frames = spec, delivery, delivery.frames_before
-        asked = tokenizer.encode(f"user\n{delivery.instructions}")
-        instructions = [spec.im_start_id, *asked, spec.im_end_id, *tokenizer.encode("\n")]
+        user = tokenizer.encode(f"user\n{delivery.instructions}")
+        instructions = [spec.im_start_id, *user, spec.im_end_id, *tokenizer.encode("\n")]
         self._instructions = instructions if delivery.instructions.strip() else []
         self._header = [spec.im_start_id, *tokenizer.encode("assistant\n")]
         self._whole = spec.whole_text_first if delivery.whole_text_first is None else delivery.whole_text_first
         sample = GrowingText(tokenizer)
-        said = delivery.sample_text if self._frames is not None else ""
-        sample.add(said)
+        sample_text = delivery.sample_text if self._frames is not None else ""
+        sample.add(sample_text)
         sample.finish()
-        self.ids = sample.ids  # the text goes on from that of the sample
+        self.ids = sample.ids  # the text continues the sample's
 
     @property
     def ready(self) -> bool:
-        """Whether the prompt's last row has its text: each frame of a voice sample takes an id, as those of speech."""
+        """Whether the prompt's last row has its text. Each frame of a voice sample takes an id."""
         if self.finished:
             return not self.is_empty
         return not self._whole and self.tokens > 0 and len(self.ids) >= self._sample_rows
@@ -94,7 +83,7 @@ class SpokenText(GrowingText):
         return 1 + (0 if self._frames is None else len(self._frames))
 
     def take_prompt(self) -> Prompt:
-        """The prompt, once `ready`. What it has of the text, `take_text` has no more, but for its last row's."""
+        """The prompt, once `ready`. Its text is gone for `take_text`, except the last row's."""
         spec, voice = self._spec, self._delivery.voice
         codes = spec.language_codes(self._delivery)
         speaker_at = len(self._instructions) + len(self._header) + len(codes)
@@ -117,7 +106,7 @@ class SpokenText(GrowingText):
         )
 
     def _whole_text(self) -> tuple[list[int], list[int], tuple[int, ...]]:
-        """Text ids and codes of the last rows, and the text of all steps: first the text, then the sample's frames."""
+        """Text ids and codes of the last rows, and the text of all steps: the text before the sample's frames."""
         spec, rows = self._spec, self._sample_rows
         text = [*self.ids, spec.tts_eos_id]
         self.ids = [spec.tts_pad_id]
@@ -125,7 +114,7 @@ class SpokenText(GrowingText):
         return [*text, *[spec.tts_pad_id] * rows], codes, (spec.tts_pad_id,)
 
     def _streamed_text(self) -> tuple[list[int], list[int], tuple[int, ...]]:
-        """The same, where the text goes along with the sample's frames and then with those of speech."""
+        """The same, with the text beside the sample's frames and then beside the speech."""
         spec, rows = self._spec, self._sample_rows
         codes, pad = [spec.codec_bos_id, *[-1] * (rows - 1)], spec.tts_pad_id
         if len(self.ids) >= rows:

@@ -1,4 +1,4 @@
-"""What Qwen3-TTS hears in a voice sample: who speaks, as a vector, and the sound itself, as codec frames."""
+"""Reads a voice sample for Qwen3-TTS: the speaker's vector and the codec frames."""
 
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,13 @@ _CODEC_PREFIX = "encoder."
 def load_sample_reader(
     config: dict[str, Any], folder: Path, device: torch.device, dtype: torch.dtype
 ) -> "VoiceSampleReader":
-    """Loads what hears voices, as `services.talker.inputs.SampleReader`.
+    """Loads the encoders of a `services.talker.inputs.SampleReader`.
 
     Args:
-        config: config.json of the checkpoint.
-        folder: of the checkpoint. Of one on the hub it is the commit in the cache, and what it lacks is fetched.
+        folder: of the checkpoint. For a hub id it is the commit in the cache, and missing files are fetched.
 
     Raises:
-        ValueError: the checkpoint has none, or tensors are missing, unknown or of another shape.
+        ValueError: there are none, or missing, unknown or misshaped tensors.
     """
     codec_config = read_config(folder / FOLDER)
     speaker_config: dict[str, Any] = config.get("speaker_encoder_config") or {}
@@ -55,13 +54,6 @@ def _load(module: nn.Module, folder: Path, prefix: str, subfolder: str) -> None:
 
 
 class VoiceSampleReader:
-    """As `services.talker.inputs.SampleReader`.
-
-    Args:
-        codec: the codec's encoder.
-        codec_config: config.json of the codec.
-    """
-
     def __init__(self, speaker: SpeakerEncoder, codec: CodecEncoder, codec_config: dict[str, Any]) -> None:
         self._speaker, self._codec = speaker, codec
         self._groups: int = codec_config["encoder_valid_num_quantizers"]
@@ -70,16 +62,15 @@ class VoiceSampleReader:
 
     @property
     def sample_rate_hz(self) -> int:
-        """Of the samples."""
         return self._sample_rate_hz
 
     @torch.inference_mode()
     def read(self, samples: torch.Tensor) -> Voice:
-        """The voice of a mono sample (samples,) float32 in -1 to 1 on the CPU. Blocks while it computes."""
+        """The voice of a mono sample (samples,) float32 in -1 to 1 on the CPU. Blocks."""
         parameter = next(self._speaker.parameters())
         sound = samples.to(parameter.device)
         mels = mel_spectrogram(sound, self._sample_rate_hz, self._speaker.mel_bins)
         vector = self._speaker(mels.to(parameter.dtype)[None])[0]
         codes = self._codec(sound.to(parameter.dtype)[None, None], self._groups)
-        frames = -(-len(samples) // self._samples_per_frame)  # the encoder fills the last frame up
+        frames = -(-len(samples) // self._samples_per_frame)  # the encoder pads the last frame
         return Voice(vector, codes[0, :, :frames].T.to("cpu", torch.int64).contiguous())

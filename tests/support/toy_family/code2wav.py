@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.code2wav.family import Decoder, DecoderSpec, States
+from services.code2wav.family import Decoder, DecoderSpec, DecoderStates
 
 SAMPLE_RATE_HZ = 24_000
 
@@ -21,7 +21,7 @@ def new_decoder(config: dict[str, Any]) -> Decoder:
     return ToyDecoder(config["sounds"], SAMPLE_RATE_HZ // config["frame_rate"])
 
 
-class ToyStates(States):
+class ToyStates(DecoderStates):
     """A frame's samples depend on no other frame: there is nothing to carry."""
 
     @property

@@ -1,69 +1,49 @@
-"""Random checkpoints with the real architecture: config keys, weight names, tokenizer, template, processors, voices.
-
-The loading code that serves the published checkpoints serves these; only sizes and weights differ.
-"""
+"""Random checkpoints with published config keys, weight names, tokenizer, template, processors and voices."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Transformer:
-    """A dense decoder with grouped-query attention, by the keys of its config."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    intermediate_size: int
+from services.families.tiny_sizes import TransformerShape
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """One checkpoint's dimensions.
+class Qwen25OmniSizes:
+    """A checkpoint's dimensions.
 
     Attributes:
-        merges: of the byte-level BPE: the vocabulary is 256 bytes, these, the special tokens, and ids of speech.
+        merges: of the byte-level BPE, besides 256 bytes and special tokens.
         encoder_width: of the audio and vision encoders.
-        head_dim: of the talker, whose config states it.
-        codebook: codes that stand for sound.
     """
 
     merges: int
-    thinker: Transformer
+    thinker: TransformerShape
     encoder_width: int
-    talker: Transformer
-    head_dim: int
+    talker: TransformerShape
     codebook: int
 
 
-# "tiny" and "small" share no dimension: a test with both finds what is hard-coded.
+# "tiny" and "small" share no dimension, so that a test with both finds hard-coded ones.
 SIZES = {
-    "tiny": Sizes(
+    "tiny": Qwen25OmniSizes(
         merges=256,
-        thinker=Transformer(128, 6, 4, 2, 256),
+        thinker=TransformerShape(128, 6, 4, 2, 0, 256),
         encoder_width=64,
-        talker=Transformer(48, 3, 4, 2, 96),
-        head_dim=32,
+        talker=TransformerShape(48, 3, 4, 2, 32, 96),
         codebook=160,
     ),
-    "small": Sizes(
+    "small": Qwen25OmniSizes(
         merges=384,
-        thinker=Transformer(192, 4, 3, 1, 160),
+        thinker=TransformerShape(192, 4, 3, 1, 0, 160),
         encoder_width=96,
-        talker=Transformer(80, 4, 6, 3, 112),
-        head_dim=16,
+        talker=TransformerShape(80, 4, 6, 3, 16, 112),
         codebook=224,
     ),
 }
 
 
 def write_checkpoint(out: Path, size: str) -> None:
-    """Writes a checkpoint into the directory `out`; weights are drawn from torch's global generator.
-
-    Args:
-        out: files of the same names are replaced.
-        size: a key of `SIZES`. Tokenizer and config depend on it only.
+    """Writes a checkpoint into `out`, with weights from torch's global generator. Tokenizer and config depend on `size`
+    only.
 
     Raises:
         KeyError: no such size.

@@ -1,10 +1,5 @@
-"""The model: its config with the keys of the published checkpoints, and random weights.
+"""Config with the published keys, and random weights. Defaults of config classes are left out."""
 
-What transformers' config classes have as their defaults is not said again here.
-"""
-
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +11,15 @@ from services.families.qwen2_5_omni.tiny.processor import PATCH, SPECIAL_TOKENS
 from services.families.qwen2_5_omni.tiny.token2wav import randomize, token2wav_config, voices
 
 if TYPE_CHECKING:
-    from services.families.qwen2_5_omni.tiny import Sizes
+    from services.families.qwen2_5_omni.tiny import Qwen25OmniSizes
 
 CONTEXT_TOKENS = 16_384
-# Ids of text beyond the tokenizer's: offsets from its length.
+VISION = {"patch_size": PATCH, "fullatt_block_indexes": [1, 3], "tokens_per_second": 25}
+# Text ids after the tokenizer's: offsets from its length.
 SPEECH_IDS = {"tts_text_pad_token_id": 0, "tts_text_start_token_id": 1, "tts_text_end_token_id": 2}
 VOICE_IDS = {"Chelsie": 5, "Ethan": 3}
 SPEECH_ID_COUNT = 8
-# Talker vocabulary: the codebook, then as many ids, of which these offsets are used.
+# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. These are used offsets.
 CODEC_SPECIAL_IDS = 256
 CODEC_IDS = {
     "tts_codec_pad_token_id": 100,
@@ -42,9 +38,8 @@ TOKEN_KEYS = {
 }
 
 
-def write_model(out: Path, sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
-    """Writes config, weights and voices, in float32 and from torch's global generator, into the directory `out`.
-    Special ids are those of `tokenizer`."""
+def write_model(out: Path, sizes: "Qwen25OmniSizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+    """Writes config, float32 weights and voices into `out`, with special ids of `tokenizer`."""
     config = _model_config(sizes, token2wav_config(sizes.codebook, sizes.encoder_width), tokenizer)
     model: Any = transformers.Qwen2_5OmniForConditionalGeneration(config)
     model.float().eval()
@@ -52,31 +47,28 @@ def write_model(out: Path, sizes: "Sizes", tokenizer: transformers.PreTrainedTok
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     model.generation_config = transformers.GenerationConfig(**ids)
     model.save_pretrained(out)
-    file = out / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["Qwen2_5OmniModel"]}, indent=2))
+    tiny_parts.edit_json(out / "config.json", {"architectures": ["Qwen2_5OmniModel"]})
     bos_ids = {name: len(tokenizer) + offset for name, offset in VOICE_IDS.items()}
     torch.save(voices(bos_ids), out / "spk_dict.pt")
 
 
 def _model_config(
-    sizes: "Sizes", token2wav: dict[str, Any], tokenizer: transformers.PreTrainedTokenizerBase
+    sizes: "Qwen25OmniSizes", token2wav: dict[str, Any], tokenizer: transformers.PreTrainedTokenizerBase
 ) -> transformers.Qwen2_5OmniConfig:
-    media = {key: tokenizer.convert_tokens_to_ids(token) for key, token in TOKEN_KEYS.items()}
-    media |= {"position_id_per_seconds": 25, "seconds_per_chunk": 2}
+    media = tiny_parts.token_ids(tokenizer, TOKEN_KEYS) | {"position_id_per_seconds": 25, "seconds_per_chunk": 2}
     hidden = sizes.thinker.hidden_size
     head_dim = hidden // sizes.thinker.num_attention_heads
     text = {
         "vocab_size": tiny_parts.padded_vocabulary(len(tokenizer) + SPEECH_ID_COUNT),
         "tie_word_embeddings": False,
-        **asdict(sizes.thinker),
+        **sizes.thinker.config(),
         **_positions(head_dim),
     }
     talker = {
         "vocab_size": sizes.codebook + CODEC_SPECIAL_IDS,
         "embedding_size": hidden,
-        "head_dim": sizes.head_dim,
-        **asdict(sizes.talker),
-        **_positions(sizes.head_dim),
+        **sizes.talker.config(),
+        **_positions(sizes.talker.head_dim),
         **{key: len(tokenizer) + offset for key, offset in SPEECH_IDS.items()},
         **{key: sizes.codebook + offset for key, offset in CODEC_IDS.items()},
     }
@@ -85,7 +77,8 @@ def _model_config(
         dtype="float32",
         thinker_config={
             "text_config": text,
-            **_encoder_configs(sizes.encoder_width, hidden),
+            "audio_config": tiny_parts.audio_config(sizes.encoder_width, hidden),
+            "vision_config": tiny_parts.vision_config(sizes.encoder_width, hidden) | VISION,
             "user_token_id": tokenizer.convert_tokens_to_ids("user"),
             **media,
             **ends,
@@ -95,41 +88,20 @@ def _model_config(
     )
 
 
-def _encoder_configs(width: int, hidden: int) -> dict[str, Any]:
-    audio = {
-        "d_model": width,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "encoder_ffn_dim": 2 * width,
-        "output_dim": hidden,
-    }
-    vision = {
-        "depth": 4,
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
-        "num_heads": 2,
-        "out_hidden_size": hidden,
-        "patch_size": PATCH,
-        "fullatt_block_indexes": [1, 3],
-        "tokens_per_second": 25,
-    }
-    return {"audio_config": audio, "vision_config": vision}
-
-
 def _positions(head_dim: int) -> dict[str, Any]:
-    rope = {"rope_type": "default", "type": "default", "mrope_section": tiny_parts.mrope_sections(head_dim)}
+    rope = tiny_parts.rope_scaling(head_dim)
     return {"max_position_embeddings": CONTEXT_TOKENS, "rope_theta": 1_000_000.0, "rope_scaling": rope}
 
 
 @torch.no_grad()
-def _randomize(model: Any, sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+def _randomize(model: Any, sizes: "Qwen25OmniSizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
     for part in (model.thinker, model.talker):
         tiny_parts.randomize(part)
     tiny_parts.prefer_text(model.thinker.lm_head.weight, tokenizer, SPECIAL_TOKENS)
-    # No code that token2wav has no embedding for: the reference does not suppress them, and crashes.
+    # The reference does not suppress codes without an embedding in token2wav, and crashes.
     codes, talker = model.talker.codec_head.weight, model.config.talker_config
     end = codes[talker.tts_codec_end_token_id].clone()
-    # The padding ends speech too, and the penalty has always seen it: one below 1 would end speech at once.
+    # The padding ends speech, too. A penalty below 1 on it, as a code of the prompt, would end speech at once.
     codes[sizes.codebook :] = 0
     codes[talker.tts_codec_end_token_id] = end
     randomize(model.token2wav)

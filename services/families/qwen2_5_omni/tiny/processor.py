@@ -1,4 +1,4 @@
-"""Tokenizer, chat template and media processors as the published checkpoints have them."""
+"""The published tokenizer, chat template and media processors, in small."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import transformers
 
 from services.families import tiny_parts
-from services.families.qwen3_omni.tiny.processor import AUDIO_S, PIXELS, make_tokenizer
+from services.families.qwen3_omni.tiny.processor import PIXELS, make_tokenizer
 
 # In their published order after the vocabulary.
 # fmt: off
@@ -31,20 +31,11 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def new_tokenizer(merges: int) -> transformers.Qwen2Tokenizer:
-    """Tokenizer with 256 byte tokens, `merges` merges and `SPECIAL_TOKENS`."""
     return make_tokenizer(merges, special_tokens=SPECIAL_TOKENS)
 
 
 def save_processor(out: Path, tokenizer: transformers.Qwen2Tokenizer) -> None:
-    """Writes everything that `Qwen2_5OmniProcessor.from_pretrained(out)` reads."""
-    tiny_parts.name_tokens(tokenizer, NAMED_TOKENS)
-    tokenizer.chat_template = CHAT_TEMPLATE.read_text()
-    patch: dict[str, Any] = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2, "size": PIXELS}
-    processor: Any = transformers.Qwen2_5OmniProcessor(
-        image_processor=transformers.Qwen2VLImageProcessor(**patch),
-        video_processor=transformers.Qwen2VLVideoProcessor(**patch),
-        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=AUDIO_S),
-        tokenizer=tokenizer,
-        chat_template=tokenizer.chat_template,
-    )
-    tiny_parts.save_processor(out, processor, NAMED_TOKENS)
+    """Writes the files of `Qwen2_5OmniProcessor.from_pretrained(out)`."""
+    images = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2, "size": PIXELS}
+    processor: Any = transformers.Qwen2_5OmniProcessor
+    tiny_parts.save_processor(out, processor, tokenizer, NAMED_TOKENS, CHAT_TEMPLATE.read_text(), images)

@@ -1,8 +1,4 @@
-"""token2wav of a small random checkpoint: its config, its weights and its voices.
-
-Weights preserve variance from layer to layer, so that every code, the voice and the noise matter; the sound is made as
-loud as speech.
-"""
+"""Config, random weights and voices of token2wav, as loud as speech. Every code, the voice and the noise matter."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +9,7 @@ from torch import nn
 MEL_BINS, VOICE_WIDTH = 80, 192
 SPEECH_RMS = 0.12  # loud, and clipping nearly nothing
 LOG_MEL_MEAN, LOG_MEL_STD = -4.0, 2.0  # about those of speech
-# Attention is sharp and weighs much, so that frames far from each other matter to each other. The last convolution
-# before a residual adds less than what it is added to.
+# Attention is sharp and strong, so that distant frames matter. The last convolution before a residual is weak.
 _GAINS = {".to_q.": 3.0, ".to_k.": 3.0, ".to_out.": 4.0, ".convs2.": 0.3}
 _REFERENCE_FRAMES = 30
 _CALIBRATION_FRAMES = 80
@@ -24,8 +19,7 @@ def token2wav_config(codebook: int, width: int) -> dict[str, Any]:
     """`token2wav_config` of a config.json.
 
     Args:
-        codebook: codes that stand for sound.
-        width: about which all is wide: models of different ones share no dimension. At least 64, in steps of 4.
+        width: scale of all widths, at least 64, in steps of 4. Different ones share no dimension.
     """
     speaker, inner = width // 2 - 6, width // 4 - 2
     dit = {
@@ -64,7 +58,7 @@ def token2wav_config(codebook: int, width: int) -> dict[str, Any]:
 
 
 def voices(bos_token_ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """What spk_dict.pt holds for voices of these names, drawn from torch's global generator."""
+    """Random content of spk_dict.pt."""
     return {
         name: {
             "cond": torch.randn(1, VOICE_WIDTH),
@@ -77,7 +71,7 @@ def voices(bos_token_ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
 
 @torch.no_grad()
 def randomize(model: nn.Module) -> None:
-    """Weights of transformers' Qwen2_5OmniToken2WavModel, drawn from torch's global generator."""
+    """Draws the weights of transformers' Qwen2_5OmniToken2WavModel from torch's global generator."""
     for name, parameter in model.named_parameters():
         parameter.copy_(_weights(name, parameter.shape))
     dit: Any = model.code2wav_dit_model
@@ -93,7 +87,7 @@ def _weights(name: str, shape: torch.Size) -> torch.Tensor:
         return 0.2 * torch.randn(shape)
     if "codec_embed" in name:
         return torch.randn(shape)
-    if ".ups." in name:  # transposed: (inputs, outputs, kernel), of which an output sees about two taps
+    if ".ups." in name:  # transposed: (inputs, outputs, kernel); an output has about two taps
         return torch.randn(shape) * (2 * shape[0]) ** -0.5
     gain = next((gain for part, gain in _GAINS.items() if part in name), 1.0)
     return gain * torch.randn(shape) * (shape[1:].numel()) ** -0.5

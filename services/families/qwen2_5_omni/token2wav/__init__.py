@@ -1,1 +1,1 @@
-"""Qwen2.5-Omni's way from codes to sound: flow matching by a transformer makes a mel spectrogram, BigVGAN the sound."""
+"""Qwen2.5-Omni's vocoder: a flow-matching transformer from codes to a mel spectrogram, BigVGAN from there to sound."""

@@ -1,8 +1,4 @@
-"""BigVGAN (arXiv:2206.04658): mel frames in, samples out, as many as are certain.
-
-A sample depends on some mel frames before it and after it, so that samples lag behind: see `BigVganSizes.delay_frames`.
-The parameter names are the published ones.
-"""
+"""BigVGAN (arXiv:2206.04658), stateful: mel frames in, all final samples out. Parameter names are published."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,17 +12,17 @@ from torch import nn
 
 from services.families.qwen2_5_omni.token2wav.filters import (
     SMOOTH_REACH,
-    Carry,
     CenteredConv,
     CenteredTransposedConv,
     Delay,
+    FilterCarry,
     Layers,
     Mean,
     SmoothActivation,
 )
 
 _OUTER_KERNEL = 7  # of the first convolution and the last
-# What a checkpoint's config leaves out.
+# Defaults of a checkpoint's config.
 _DEFAULTS: dict[str, Any] = {
     "mel_dim": 80,
     "upsample_initial_channel": 1536,
@@ -41,7 +37,7 @@ _LEAST_DB, _REFERENCE_DB = -115.0, 20.0
 
 @dataclass(frozen=True)
 class BigVganSizes:
-    """Its sizes: channels where nothing else is said."""
+    """Sizes in channels unless said otherwise."""
 
     mel_bins: int
     channels: int
@@ -52,12 +48,11 @@ class BigVganSizes:
 
     @property
     def samples_per_mel(self) -> int:
-        """Samples that a mel frame stands for."""
         return prod(self.rates)
 
     @property
     def delay_frames(self) -> int:
-        """Mel frames that must follow one before all its samples are certain."""
+        """Mel frames that must follow one before all its samples are final."""
         outer = _OUTER_KERNEL // 2
         frames, rate = float(outer), 1
         for kernel, times in zip(self.rate_kernels, self.rates, strict=True):
@@ -71,10 +66,10 @@ class BigVganSizes:
 
     @classmethod
     def of(cls, config: dict[str, Any], name: str) -> "BigVganSizes":
-        """Those that `config` states, which is called `name` in a checkpoint's.
+        """Reads the sizes from `config`. Errors call it `name`.
 
         Raises:
-            ValueError: as many sizes of kernels are needed as rates, and as many dilations as kernels.
+            ValueError: sizes of unequal number.
         """
         stated = {**_DEFAULTS, **config}
         for key, other in _EQUALLY_LONG:
@@ -91,7 +86,7 @@ class BigVganSizes:
 
 
 class ResidualBlock(nn.Module):
-    """Pairs of a dilated and a plain convolution, each behind an activation, with a residual around every pair."""
+    """Residual pairs of a dilated and a plain convolution, each after an activation."""
 
     def __init__(self, channels: int, kernel: int, dilations: Sequence[int], layers: Layers) -> None:
         super().__init__()
@@ -100,8 +95,7 @@ class ResidualBlock(nn.Module):
         self.activations = nn.ModuleList(SmoothActivation(channels, layers) for _ in range(2 * len(dilations)))
         self._delays = [Delay(layers) for _ in dilations]
 
-    def step(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
-        """What of the output is there now."""
+    def step(self, x: torch.Tensor, carry: FilterCarry) -> torch.Tensor:
         activations: Any = self.activations
         pairs: Any = zip(self.convs1, self.convs2, activations[::2], activations[1::2], self._delays, strict=True)
         for conv1, conv2, before1, before2, delay in pairs:
@@ -110,20 +104,18 @@ class ResidualBlock(nn.Module):
         return x
 
 
-class Sound:
-    """What BigVGAN carries of one stream."""
+class VocoderState:
+    """A stream's state."""
 
     def __init__(self, layers: int) -> None:
         self.tails: list[torch.Tensor | None] = [None] * layers
 
     def shape(self) -> tuple[int, ...]:
-        """Lengths of what it holds: streams of equal ones can share a pass."""
+        """Lengths of the state. Streams of equal lengths can share a pass."""
         return tuple(-1 if tail is None else tail.shape[-1] for tail in self.tails)
 
 
 class BigVgan(nn.Module):
-    """The model."""
-
     def __init__(self, sizes: BigVganSizes) -> None:
         super().__init__()
         layers = self._layers = Layers()
@@ -142,25 +134,24 @@ class BigVgan(nn.Module):
         self.activation_post = SmoothActivation(widths[-1], layers)
         self.conv_post = CenteredConv(widths[-1], 1, _OUTER_KERNEL, layers, bias=False)
 
-    def new_sound(self) -> Sound:
-        """The start of a stream."""
-        return Sound(self._layers.count)
+    def new_state(self) -> VocoderState:
+        return VocoderState(self._layers.count)
 
     @property
-    def bytes_per_sound(self) -> int:
-        """About what a stream's carried inputs take at most."""
+    def bytes_per_state(self) -> int:
+        """Approximate size of a stream's state, at most."""
         convs = [m for m in self.modules() if isinstance(m, CenteredConv | CenteredTransposedConv)]
         reach = sum(m.in_channels * (m.kernel_size[0] - 1) * m.dilation[0] for m in convs)
-        # As long again are the delays around a block; an activation keeps 5 inputs and 11 at twice the rate.
+        # The delays around a block are as long again. An activation keeps 5 inputs, and 11 at twice the rate.
         smooth = sum(16 * len(m.act.alpha) for m in self.modules() if isinstance(m, SmoothActivation))
         return 4 * (2 * reach + smooth)
 
-    def sound(self, parts: Sequence[tuple[Sound, torch.Tensor, bool]]) -> list[torch.Tensor]:
-        """The next samples of some streams, (n,) each, -1 to 1, up to those that later mel frames decide.
+    def sound(self, parts: Sequence[tuple[VocoderState, torch.Tensor, bool]]) -> list[torch.Tensor]:
+        """The next final samples of some streams, (n,) each, -1 to 1.
 
         Args:
-            parts: of each stream what it carries, which is replaced, its next mel frames (frames, bins), which may be
-                none, and whether they are the last.
+            parts: each stream's state, which is updated, its next mel frames (frames, bins), or none, and whether they
+                are the last.
         """
         groups: dict[Any, list[int]] = defaultdict(list)
         for i, (sound, mel, last) in enumerate(parts):
@@ -169,15 +160,15 @@ class BigVgan(nn.Module):
         for members in groups.values():
             sounds = [parts[i][0] for i in members]
             tails = [_stacked(each) for each in zip(*(sound.tails for sound in sounds), strict=True)]
-            carry = Carry(tails, last=parts[members[0]][2])
+            carry = FilterCarry(tails, last=parts[members[0]][2])
             samples = self._step(torch.stack([parts[i][1] for i in members]).transpose(1, 2), carry)
             for row, (i, sound) in enumerate(zip(members, sounds, strict=True)):
                 outputs[i] = samples[row]
-                # A copy: a view would keep the tails of all streams of the pass.
+                # A view would keep the tails of all streams of the pass.
                 sound.tails = [None if tail is None else tail[row].clone() for tail in carry.tails]
         return outputs
 
-    def _step(self, mel: torch.Tensor, carry: Carry) -> torch.Tensor:
+    def _step(self, mel: torch.Tensor, carry: FilterCarry) -> torch.Tensor:
         """(streams, bins, frames) -> (streams, samples)."""
         x = self.conv_pre.step(_decibels(mel), carry)
         ups: Any = self.ups
@@ -194,6 +185,6 @@ def _stacked(tails: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 def _decibels(mel: torch.Tensor) -> torch.Tensor:
-    """Natural logarithms of amplitudes as BigVGAN takes them: decibels, -1 for the quietest and 1 for the loudest."""
+    """Converts log amplitudes to decibels, scaled to -1 to 1."""
     decibels = 20 * torch.log10(mel.exp().clamp(min=exp(_LEAST_DB / 20 * log(10)))) - _REFERENCE_DB
     return (2 * (decibels - _LEAST_DB) / -_LEAST_DB - 1).clamp(-1, 1)

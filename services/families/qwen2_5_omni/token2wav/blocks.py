@@ -1,4 +1,4 @@
-"""Batches of windows as blocks of mel frames: where each block's neighbours are, and what it sees of them."""
+"""Batches of windows as blocks of mel frames."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from services.families.qwen2_5_omni.token2wav.sizes import DitSizes
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where the blocks of a batch of windows lie: of each, (blocks,) or (blocks, block), on the model's device.
+    """The blocks of a batch of windows, (blocks,) tensors.
 
     Attributes:
-        before, after: index of the block before and after; anything where there is none.
-        has_before, has_after: whether there is one. bool.
-        lengths: mel frames that it has: a window's last one may have fewer.
-        positions: of each frame in its window.
+        before, after: index of the neighbour; any index without one.
+        has_before, has_after: bool.
+        lengths: mel frames of a block. A window's last one may have fewer.
+        positions: (blocks, block), of each frame in its window.
     """
 
     before: torch.Tensor
@@ -27,8 +27,7 @@ class Blocks:
 
     @classmethod
     def of(cls, frames: list[int], block: int, rows: int = 0) -> "Blocks":
-        """Those of windows of so many mel frames, one after the other; then windows of one block up to `rows` blocks.
-        On the CPU."""
+        """Blocks, on the CPU, of windows of these numbers of mel frames, padded to `rows` blocks."""
         counts = [-(-n // block) for n in frames]
         padding = max(0, rows - sum(counts))
         counts, frames = counts + [1] * padding, frames + [block] * padding
@@ -46,16 +45,14 @@ class Blocks:
         )
 
     def tensors(self) -> list[torch.Tensor]:
-        """All of it."""
         return [self.before, self.after, self.has_before, self.has_after, self.lengths, self.positions]
 
     def to(self, device: torch.device) -> "Blocks":
-        """The same on `device`."""
         return Blocks(*(tensor.to(device) for tensor in self.tensors()))
 
 
 class Neighbours:
-    """What the layers of one evaluation share: the rotary angles, and for each kind of layer which keys are seen."""
+    """Rotary angles and masks of one evaluation, for all layers."""
 
     def __init__(self, blocks: Blocks, sizes: DitSizes, dtype: torch.dtype) -> None:
         self.blocks = blocks
@@ -72,17 +69,17 @@ class Neighbours:
         exponents = torch.arange(0, sizes.head_dim, 2, device=device, dtype=torch.float) / sizes.head_dim
         angles = blocks.positions[..., None].float() * (1.0 / sizes.rope_theta**exponents)
         angles = torch.cat([angles, angles], dim=-1)
-        # (2 x blocks, block, head_dim): without the condition the same blocks come again.
+        # (2 x blocks, block, head_dim): with and without the condition.
         self.cos, self.sin = (each.to(dtype).repeat(2, 1, 1) for each in (angles.cos(), angles.sin()))
 
     def mask(self, kinds: tuple[str, ...]) -> torch.Tensor:
-        """Which keys of blocks of these kinds each block sees: (2 x blocks, 1, 1, keys) bool."""
+        """Which keys of these kinds of blocks each block sees: (2 x blocks, 1, 1, keys) bool."""
         if kinds not in self._masks:
             self._masks[kinds] = torch.cat([self._seen[kind] for kind in kinds], dim=1).repeat(2, 1)[:, None, None]
         return self._masks[kinds]
 
     def gathered(self, x: torch.Tensor, kinds: tuple[str, ...]) -> torch.Tensor:
-        """Of (2 x blocks, heads, block, width) each block with its neighbours: (2 x blocks, heads, keys, width)."""
+        """Joins each block of (2 x blocks, heads, block, width) with neighbours: (2 x blocks, heads, keys, width)."""
         if kinds == ("own",):
             return x
         pairs = x.view(2, -1, *x.shape[1:])
@@ -91,6 +88,6 @@ class Neighbours:
         return torch.cat(parts, dim=3).flatten(0, 1)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotary positions for (2 x blocks, block, head_dim)."""
+        """Applies rotary positions to (2 x blocks, block, head_dim)."""
         first, second = x.chunk(2, dim=-1)
         return x * self.cos + torch.cat([-second, first], dim=-1) * self.sin

@@ -1,9 +1,7 @@
-"""The transformer that says where a noisy mel spectrogram flows to, by codes and voice; block by block.
+"""The transformer that gives the flow of a noisy mel spectrogram, from codes and voice.
 
-Frames attend to those of their own block of some mel frames, in some layers also to the block before or after it. So
-computation goes by blocks: windows of any lengths, of any streams, are rows of one batch, each told where its
-neighbours are. Every evaluation is made twice, with the condition and without it. The parameter names are the published
-ones.
+Frames attend to their own block of mel frames, in some layers also to a neighbour. Blocks of any windows and streams
+are rows of one batch. Every evaluation runs with and without the condition. Parameter names are published.
 """
 
 from math import log
@@ -21,8 +19,8 @@ _TIME_SCALE, _TIME_WIDTH, _LONGEST_PERIOD = 1000.0, 256, 10_000
 _EPS = 1e-6
 
 
-class Attention(nn.Module):
-    """Attention in blocks. Only the first head has positions."""
+class BlockAttention(nn.Module):
+    """Attention within and between blocks. Only the first head has positions."""
 
     def __init__(self, sizes: DitSizes, layer: int) -> None:
         super().__init__()
@@ -36,8 +34,7 @@ class Attention(nn.Module):
         self._kinds = (*back, "own", *ahead)
 
     def precompute(self) -> None:
-        """To be called once the parameters are loaded: one product instead of three, with the rotated pairs of the
-        first head in two halves instead of side by side."""
+        """Joins three products into one, with the first head's rotated pairs in two halves."""
         order = torch.arange(len(self.to_q.weight))
         order[: self._head_dim] = torch.cat([order[: self._head_dim : 2], order[1 : self._head_dim : 2]])
         parts = [self.to_q, self.to_k, self.to_v]
@@ -62,7 +59,7 @@ class Attention(nn.Module):
 
 
 class Modulation(nn.Module):
-    """Shifts, scales and gates of a layer, by the time."""
+    """Shifts, scales and gates of a layer, from the time."""
 
     def __init__(self, hidden: int, count: int) -> None:
         super().__init__()
@@ -75,8 +72,6 @@ class Modulation(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two layers and a GELU."""
-
     def __init__(self, sizes: DitSizes) -> None:
         super().__init__()
         wide = nn.Linear(sizes.hidden, sizes.feed_forward)
@@ -88,16 +83,16 @@ class FeedForward(nn.Module):
 
 
 class DitLayer(nn.Module):
-    """Attention and feed-forward, each normed, scaled and shifted before, and gated after, by the time."""
+    """Attention and feed-forward. The time sets the scale, shift and gate of each."""
 
     def __init__(self, sizes: DitSizes, layer: int) -> None:
         super().__init__()
         self.attn_norm = Modulation(sizes.hidden, 6)
-        self.attn = Attention(sizes, layer)
+        self.attn = BlockAttention(sizes, layer)
         self.ff = FeedForward(sizes)
 
     def forward(self, x: torch.Tensor, modulation: torch.Tensor, neighbours: Neighbours) -> torch.Tensor:
-        """(2 x blocks, block, hidden), kept. `modulation`: (6, hidden), of this layer at this time."""
+        """(2 x blocks, block, hidden), kept. `modulation`: (6, hidden), of this layer and time."""
         shift, scale, gate, ff_shift, ff_scale, ff_gate = modulation
         x = x + gate * self.attn(_normed(x, scale, shift), neighbours)
         return x + ff_gate * self.ff(_normed(x, ff_scale, ff_shift))
@@ -108,11 +103,11 @@ def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.
 
 
 class _InputEmbedding(nn.Module):
-    """Joins mel frames, the voice as heard, codes and the voice as told."""
+    """Joins mel frames, the speaker's vector, codes and the voice's conditioning."""
 
     def __init__(self, sizes: DitSizes, speaker: SpeakerEncoder) -> None:
         super().__init__()
-        self.proj = nn.Linear(sizes.mel_bins + sizes.heard + sizes.code_width + sizes.voice, sizes.hidden)
+        self.proj = nn.Linear(sizes.mel_bins + sizes.speaker + sizes.code_width + sizes.voice, sizes.hidden)
         self.spk_encoder = speaker
 
 
@@ -123,8 +118,6 @@ class _CodeEmbedding(nn.Module):
 
 
 class _TimeEmbedding(nn.Module):
-    """A time, 0 to 1, as a vector."""
-
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.time_mlp = nn.ModuleList([nn.Linear(_TIME_WIDTH, hidden), nn.Identity(), nn.Linear(hidden, hidden)])
@@ -139,10 +132,10 @@ class _TimeEmbedding(nn.Module):
 
 
 class Dit(nn.Module):
-    """The model.
+    """Embeddings, layers and projection.
 
     Args:
-        times: all times that it will be evaluated at, (times,) float32: what depends on them is computed once.
+        times: of all evaluations, (times,) float32. Their part is computed once.
     """
 
     def __init__(self, sizes: DitSizes, speaker: SpeakerEncoder, times: torch.Tensor) -> None:
@@ -156,8 +149,7 @@ class Dit(nn.Module):
         self.proj_out = nn.Linear(sizes.hidden, sizes.mel_bins)
 
     def precompute(self, dtype: torch.dtype) -> None:
-        """To be called once the parameters are loaded, in float32: what does not depend on a stream; then the layers
-        are of `dtype`. Parameters that are not needed any more are dropped."""
+        """Computes, in float32, all results that depend on no stream, and drops their parameters. Casts the layers."""
         layers: Any = self.transformer_blocks
         times = self.time_embed(self._at.to(self.proj_out.weight.device))
         self._modulations = torch.stack([layer.attn_norm.of(times) for layer in layers], dim=1).to(dtype)
@@ -168,38 +160,38 @@ class Dit(nn.Module):
             layer.to(dtype)
             layer.attn._weight, layer.attn._bias = layer.attn._weight.to(dtype), layer.attn._bias.to(dtype)
         proj, embedding = self.input_embed.proj, self.text_embed.codec_embed
-        widths = [self.sizes.mel_bins, self.sizes.heard, self.sizes.code_width, self.sizes.voice]
+        widths = [self.sizes.mel_bins, self.sizes.speaker, self.sizes.code_width, self.sizes.voice]
         parts: tuple[torch.Tensor, ...] = torch.split(proj.weight, widths, dim=1)
-        self._from_mel, self._from_heard, from_code, self._from_voice = parts
+        self._from_mel, self._from_speaker, from_code, self._from_voice = parts
         self._from_code = F.linear(embedding.weight, from_code)
         del self.time_embed, self.norm_out, self.text_embed
 
     def voice_rows(self, vector: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        """What a voice adds to every frame, with the condition and without it: (2, hidden).
+        """The voice's addend of every frame, with and without the condition: (2, hidden).
 
         Args:
-            vector: (voice,). reference: mel frames of the voice, (frames, bins).
+            vector: (voice,).
+            reference: mel frames of the voice, (frames, bins).
         """
-        heard = self.input_embed.spk_encoder(torch.stack([reference, torch.zeros_like(reference)]).transpose(1, 2))
-        told = torch.stack([vector, torch.zeros_like(vector)])
-        rows = F.linear(heard, self._from_heard) + F.linear(told, self._from_voice)
+        speaker = self.input_embed.spk_encoder(torch.stack([reference, torch.zeros_like(reference)]).transpose(1, 2))
+        voice = torch.stack([vector, torch.zeros_like(vector)])
+        rows = F.linear(speaker, self._from_speaker) + F.linear(voice, self._from_voice)
         return rows + self.input_embed.proj.bias
 
     def condition(self, codes: torch.Tensor, voice_rows: torch.Tensor) -> torch.Tensor:
-        """What the codes of a window, (codes,), add to its frames, with the condition and without it: (2, frames,
-        hidden). Without it, all codes are 0."""
+        """The addend of a window's codes (codes,), with and without the condition: (2, frames, hidden)."""
         both = self._from_code[torch.stack([codes, torch.zeros_like(codes)])]
         return (both + voice_rows[:, None]).repeat_interleave(self.sizes.repeats, dim=1)
 
     def forward(
         self, x: torch.Tensor, condition: torch.Tensor, neighbours: Neighbours, time: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where every frame flows to, with the condition and without it: as `x`, each.
+        """The flow of every frame, with and without the condition: each as `x`.
 
         Args:
             x: (blocks, block, bins) float32.
-            condition: (2, blocks, block, hidden) float32; see `condition`.
-            time: index, among those it was made with, (1,) int64.
+            condition: (2, blocks, block, hidden) float32.
+            time: index of a time, (1,) int64.
         """
         modulation, last = self._modulations[time][0], self._out[time][0]
         hidden = (condition + F.linear(x, self._from_mel)).flatten(0, 1).to(modulation.dtype)

@@ -1,8 +1,8 @@
-"""Layers that see both sides of a sample, fed piece after piece: each carries the last inputs that it still needs.
+"""Stateful layers that see both sides of a sample.
 
-Whatever the pieces, their outputs put together are those of the layer on the whole signal, padded at its two ends as
-the reference pads: a layer gives an output once all its inputs are there, so that layers one after the other lag
-further and further behind what they are fed. Signals are (streams, channels, samples), of any length, 0 too.
+The output equals the layer's on the whole signal with the reference's padding, however the signal is split. A layer
+gives an output once all its inputs are there, so layers in sequence lag more and more. Signals are (streams, channels,
+samples), of any length.
 """
 
 import math
@@ -13,24 +13,23 @@ from torch import nn
 from torch.nn import functional as F
 
 SMOOTH_REACH = 5
-"""Samples on either side that an activation's output depends on."""
-_TAPS = 12  # of the filters around an activation
-_UP_PAST = 5  # inputs that an upsampled sample reaches back and ahead together
+"""Samples on either side of an activation's output that it depends on."""
+_TAPS = 12  # of each low pass
+_UP_PAST = 5  # past and future inputs of an upsampled sample
 
 
-class Carry:
-    """What the layers of one pass take from the pass before and leave for the next.
+class FilterCarry:
+    """The layers' states before and after one pass.
 
     Args:
-        tails: of each layer the last inputs, None for one that has had none.
-        last: whether the signal ends with this pass.
+        tails: each layer's last inputs, None before its first.
+        last: whether the signal ends here.
     """
 
     def __init__(self, tails: Sequence[torch.Tensor | None], last: bool) -> None:
         self.tails, self.last = list(tails), last
 
     def has_begun(self, layer: int) -> bool:
-        """Whether the layer has had inputs."""
         return self.tails[layer] is not None
 
     def extend(
@@ -41,10 +40,10 @@ class Carry:
         cuts: tuple[int, int] = (0, 0),
         mode: str = "",
     ) -> torch.Tensor:
-        """`x` after the layer's tail; at the signal's two ends with `cuts` samples less, then `pads` more.
+        """`x` after the layer's tail. At the signal's ends `cuts` samples are dropped, then `pads` added.
 
         Args:
-            mode: "replicate" pads with the samples at the ends, otherwise with zeros.
+            mode: "replicate" pads with end samples, otherwise zeros.
         """
         tail = self.tails[layer]
         if tail is None and not x.shape[-1]:
@@ -55,7 +54,7 @@ class Carry:
         return _padded(joined, (0, pads[1]), mode) if self.last else joined
 
     def keep(self, layer: int, x: torch.Tensor, used: int) -> None:
-        """Leaves what `extend` gave, less the first `used` samples, which no later output needs."""
+        """Keeps the result of `extend` without its first `used` samples."""
         if x.shape[-1] or self.tails[layer] is not None:
             self.tails[layer] = x[..., used:].clone()
 
@@ -65,13 +64,12 @@ def _padded(x: torch.Tensor, pads: tuple[int, int], mode: str) -> torch.Tensor:
 
 
 class Layers:
-    """Numbers the layers that carry something."""
+    """Numbers the stateful layers."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def add(self) -> int:
-        """A new layer's number."""
         self.count += 1
         return self.count - 1
 
@@ -85,8 +83,7 @@ class CenteredConv(nn.Conv1d):
         super().__init__(inputs, outputs, kernel, dilation=dilation, bias=bias)  # pyright: ignore[reportUnknownMemberType]
         self._layer, self._reach = layers.add(), (kernel - 1) * dilation
 
-    def step(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
-        """What of the output is there now."""
+    def step(self, x: torch.Tensor, carry: FilterCarry) -> torch.Tensor:
         x = carry.extend(self._layer, x, (self._reach // 2, self._reach // 2))
         ready = max(0, x.shape[-1] - self._reach)
         carry.keep(self._layer, x, ready)
@@ -94,10 +91,10 @@ class CenteredConv(nn.Conv1d):
 
 
 class CenteredTransposedConv(nn.ConvTranspose1d):
-    """A transposed convolution that makes `rate` samples of one, trimmed alike at both ends.
+    """A transposed convolution by `rate`, trimmed alike at both ends.
 
     Raises:
-        ValueError: the kernel does not allow that.
+        ValueError: the kernel does not fit the rate.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, rate: int, layers: Layers) -> None:
@@ -107,8 +104,7 @@ class CenteredTransposedConv(nn.ConvTranspose1d):
             raise ValueError(f"an upsample_kernel_sizes of {kernel} does not fit its upsample_rates of {rate}")
         self._layer, self._rate, self._past = layers.add(), rate, (kernel - 1) // rate
 
-    def step(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
-        """What of the output is there now."""
+    def step(self, x: torch.Tensor, carry: FilterCarry) -> torch.Tensor:
         first = 0 if carry.has_begun(self._layer) else self._trim
         x = carry.extend(self._layer, x, (self._past, 1))
         ready = max(0, x.shape[-1] - self._past)
@@ -120,13 +116,13 @@ class CenteredTransposedConv(nn.ConvTranspose1d):
 
 
 class Delay:
-    """Holds samples back until those that they are added to are there."""
+    """Holds samples back until their addends are there."""
 
     def __init__(self, layers: Layers) -> None:
         self._layer = layers.add()
 
-    def step(self, x: torch.Tensor, added: torch.Tensor, carry: Carry) -> torch.Tensor:
-        """The next samples of what was fed as `x`, plus `added`."""
+    def step(self, x: torch.Tensor, added: torch.Tensor, carry: FilterCarry) -> torch.Tensor:
+        """The next samples of the signal `x`, plus `added`."""
         x = carry.extend(self._layer, x)
         ready = added.shape[-1]
         carry.keep(self._layer, x, ready)
@@ -134,13 +130,12 @@ class Delay:
 
 
 class Mean:
-    """The mean of signals that lag differently."""
+    """The mean of signals with different lags."""
 
     def __init__(self, count: int, layers: Layers) -> None:
         self._layers = [layers.add() for _ in range(count)]
 
-    def step(self, signals: Sequence[torch.Tensor], carry: Carry) -> torch.Tensor:
-        """Of the samples that all signals have."""
+    def step(self, signals: Sequence[torch.Tensor], carry: FilterCarry) -> torch.Tensor:
         extended = [carry.extend(layer, x) for layer, x in zip(self._layers, signals, strict=True)]
         ready = min(x.shape[-1] for x in extended)
         for layer, x in zip(self._layers, extended, strict=True):
@@ -152,7 +147,7 @@ class Mean:
 
 
 class SnakeBeta(nn.Module):
-    """x + sin(x e^alpha)^2 / e^beta, channel by channel. arXiv:2006.08195."""
+    """x + sin(x e^alpha)^2 / e^beta, per channel. arXiv:2006.08195."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -164,10 +159,7 @@ class SnakeBeta(nn.Module):
 
 
 class SmoothActivation(nn.Module):
-    """An activation at twice the sample rate, between two low passes, so that it folds nothing back. arXiv:2206.04658.
-
-    Before the first low pass its input is repeated beyond both ends, and before the second the activation's result.
-    """
+    """An activation at twice the sample rate, between two low passes with replicated ends. arXiv:2206.04658."""
 
     def __init__(self, channels: int, layers: Layers) -> None:
         super().__init__()
@@ -176,8 +168,7 @@ class SmoothActivation(nn.Module):
         self._low_pass: torch.Tensor
         self.register_buffer("_low_pass", low_pass()[None, None], persistent=False)
 
-    def step(self, x: torch.Tensor, carry: Carry) -> torch.Tensor:
-        """What of the output is there now."""
+    def step(self, x: torch.Tensor, carry: FilterCarry) -> torch.Tensor:
         x = carry.extend(self._up, x, (3, 3), mode="replicate")
         ready = max(0, x.shape[-1] - _UP_PAST)
         carry.keep(self._up, x, ready)
@@ -186,7 +177,7 @@ class SmoothActivation(nn.Module):
             rows = x.flatten(0, 1)[:, None]
             wide = 2 * F.conv_transpose1d(rows, self._low_pass, stride=2)[..., 2 * _UP_PAST : 2 * x.shape[-1]]
             wide = self.act(wide.view(*x.shape[:-1], -1))
-        # Of the pairs that the first low pass makes, the first sample lies before the signal and the last one after it.
+        # The first and the last sample of the upsampled signal lie outside of it.
         wide = carry.extend(self._down, wide, (_TAPS // 2 - 1, _TAPS // 2), (1, 1), "replicate")
         ready = max(0, (wide.shape[-1] - _TAPS) // 2 + 1)
         carry.keep(self._down, wide, 2 * ready)
@@ -196,10 +187,10 @@ class SmoothActivation(nn.Module):
 
 
 def low_pass() -> torch.Tensor:
-    """The filter for half the sample rate: a sinc in a Kaiser window, (12,) float32, whose sum is 1."""
+    """The filter for half the sample rate: a sinc in a Kaiser window, (12,) float32, with sum 1."""
     half, transition = _TAPS // 2, 4 * 0.3
     attenuation_db = 2.285 * (half - 1) * math.pi * transition + 7.95
-    beta = 0.1102 * (attenuation_db - 8.7)  # Kaiser's formula for more than 50 dB: these are 51
+    beta = 0.1102 * (attenuation_db - 8.7)  # Kaiser's formula for more than 50 dB
     window = torch.kaiser_window(_TAPS, beta=beta, periodic=False, dtype=torch.float32)
     taps = 0.5 * window * torch.sinc(0.5 * (torch.arange(-half, half) + 0.5))
     return taps / taps.sum()

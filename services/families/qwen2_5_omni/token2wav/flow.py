@@ -1,4 +1,4 @@
-"""From noise to a mel spectrogram along the flow that the transformer gives: guided, by Runge-Kutta steps."""
+"""From noise to a mel spectrogram along the transformer's flow, by guided Runge-Kutta steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,32 +9,32 @@ from services.common.engine.device import CapturedRun, Capturer
 from services.families.qwen2_5_omni.token2wav.blocks import Blocks, Neighbours
 from services.families.qwen2_5_omni.token2wav.dit import Dit
 
-POINTS = 10  # in time, so that there is a step less
+POINTS = 10  # in time, with POINTS - 1 steps between them
 GUIDANCE = 0.5
 SWAY = -1.0
-STAGES = 4  # evaluations of a step
+STAGES = 4  # of a Runge-Kutta step
 
 
 def sway_times() -> torch.Tensor:
-    """The points in time, 0 to 1, (POINTS,) float32: closer together at the start. arXiv:2410.06885."""
+    """The points in time, 0 to 1, (POINTS,) float32, denser at the start. arXiv:2410.06885."""
     times = torch.linspace(0, 1, POINTS)
     return times + SWAY * (torch.cos(torch.pi / 2 * times) - 1 + times)
 
 
 def evaluation_times() -> torch.Tensor:
-    """The times that the transformer is evaluated at, step after step, (steps x STAGES,) float32."""
+    """The times of all evaluations, (steps x STAGES,) float32."""
     times = sway_times()
     start, length = times[:-1], times.diff()
     return torch.stack([start, start + length * (1 / 3), start + length * (2 / 3), times[1:]], dim=1).flatten()
 
 
 @dataclass(frozen=True)
-class Window:
-    """A stretch of one stream whose mel frames are made together.
+class MelWindow:
+    """A stretch of a stream, on the model's device.
 
     Attributes:
-        codes: (codes,) int64, on the model's device.
-        noise: (codes x repeats, bins) float32, on the model's device.
+        codes: (codes,) int64.
+        noise: (codes x repeats, bins) float32.
         voice_rows: see `Dit.voice_rows`.
     """
 
@@ -43,9 +43,7 @@ class Window:
     voice_rows: torch.Tensor
 
 
-class _Static:
-    """Memory that a captured step reads and writes, of `rows` blocks."""
-
+class _StaticMemory:
     def __init__(self, dit: Dit, rows: int, device: torch.device) -> None:
         sizes = dit.sizes
         self.x = torch.zeros(rows, sizes.block, sizes.mel_bins, device=device)
@@ -55,30 +53,29 @@ class _Static:
 
 
 class Flow:
-    """Makes mel frames of windows; those of all windows of a call share every evaluation.
+    """Computes mel frames. All windows of a call share every evaluation.
 
     Attributes:
-        evaluations: how many there were, of however many windows.
+        evaluations: number of evaluations so far.
     """
 
     def __init__(self, dit: Dit) -> None:
         self._dit = dit
-        self._captured: dict[int, tuple[CapturedRun, _Static]] = {}
+        self._captured: dict[int, tuple[CapturedRun, _StaticMemory]] = {}
         self.evaluations = 0
 
     def precompute(self, device: torch.device) -> None:
-        """To be called once the model is at its place."""
         self._lengths = sway_times().diff().to(device)
 
     @torch.inference_mode()
     def capture(self, capturer: Capturer, most_blocks: int) -> None:
-        """Captures a step for several numbers of blocks, up to `most_blocks`; a batch is filled up to the next."""
+        """Captures steps of some numbers of blocks, up to `most_blocks`. A batch is padded to the next."""
         sizes = {n for exponent in range(most_blocks.bit_length() + 1) for n in (2**exponent, 3 * 2**exponent // 2)}
         device = self._lengths.device
         for rows in sorted((n for n in sizes if n < 2 * most_blocks), reverse=True):
-            static = _Static(self._dit, rows, device)
+            static = _StaticMemory(self._dit, rows, device)
 
-            def run(static: _Static = static) -> torch.Tensor:
+            def run(static: _StaticMemory = static) -> torch.Tensor:
                 neighbours = Neighbours(static.blocks, self._dit.sizes, self._dtype)
                 static.x.copy_(self._step(static.x, static.condition, neighbours, static.step))
                 static.step.add_(1).remainder_(POINTS - 1)
@@ -91,7 +88,7 @@ class Flow:
         return next(self._dit.transformer_blocks.parameters()).dtype
 
     @torch.inference_mode()
-    def mel(self, windows: Sequence[Window]) -> list[torch.Tensor]:
+    def mel(self, windows: Sequence[MelWindow]) -> list[torch.Tensor]:
         """The mel frames of each window, (frames, bins) float32, on the model's device."""
         if not windows:
             return []
@@ -123,7 +120,7 @@ class Flow:
         return x
 
     def _replayed(
-        self, run: CapturedRun, static: _Static, x: torch.Tensor, condition: torch.Tensor, blocks: Blocks
+        self, run: CapturedRun, static: _StaticMemory, x: torch.Tensor, condition: torch.Tensor, blocks: Blocks
     ) -> torch.Tensor:
         static.x.copy_(x)
         static.condition.copy_(condition)
@@ -137,7 +134,7 @@ class Flow:
     def _step(
         self, x: torch.Tensor, condition: torch.Tensor, neighbours: Neighbours, step: torch.Tensor
     ) -> torch.Tensor:
-        """`x`, (blocks, block, bins), one step on, by the rule of three eighths. `step`: its index, (1,) int64."""
+        """One step of `x`, (blocks, block, bins), by the 3/8 rule. `step`: its index, (1,) int64."""
         length = self._lengths[step]
 
         def flow(stage: int, at: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Sizes of the transformer, as a checkpoint's config states them or leaves them out."""
+"""Sizes of the transformer."""
 
 from dataclasses import dataclass
 from typing import Any
 
-# What a checkpoint's config leaves out, those of the speaker's encoder too.
+# Defaults of a checkpoint's config, with the speaker encoder's.
 DEFAULTS: dict[str, Any] = {
     "hidden_size": 1024,
     "num_hidden_layers": 22,
@@ -31,15 +31,16 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class DitSizes:
-    """Its sizes.
+    """Sizes of the transformer.
 
     Attributes:
         repeats: mel frames of a code.
         block: mel frames of a block.
-        codes: values that a code can have.
-        ahead, back: layers that attend to the next block too, and to the one before.
-        voice: width of the vector that describes a voice.
-        most_mel_frames: that it was made for.
+        codes: number of codes.
+        ahead, back: layers that also attend to the next or previous block.
+        voice: width of a voice's conditioning.
+        speaker: width of the speaker encoder's vector.
+        most_mel_frames: of a window.
     """
 
     hidden: int
@@ -56,20 +57,19 @@ class DitSizes:
     ahead: frozenset[int]
     back: frozenset[int]
     voice: int
-    heard: int
+    speaker: int
     most_mel_frames: int
 
     @property
     def block_codes(self) -> int:
-        """Codes of a block."""
         return self.block // self.repeats
 
     @classmethod
     def of(cls, config: dict[str, Any], name: str) -> "DitSizes":
-        """Those that `config`, with all keys of `DEFAULTS`, states, which is called `name` in a checkpoint's.
+        """Reads the sizes from `config`, which has all keys of `DEFAULTS`. Errors call it `name`.
 
         Raises:
-            ValueError: a size does not fit another.
+            ValueError: sizes do not fit.
         """
         rope: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if rope.get("rope_type", "default") != "default":
@@ -89,7 +89,7 @@ class DitSizes:
             ahead=frozenset(config["look_ahead_layers"]),
             back=frozenset(config["look_backward_layers"]),
             voice=config["enc_emb_dim"],
-            heard=config["enc_dim"],
+            speaker=config["enc_dim"],
             most_mel_frames=config["max_position_embeddings"],
         )
         if sizes.block % sizes.repeats:

@@ -1,93 +1,77 @@
-"""Random checkpoints with the real architecture: config keys, weight names, tokenizer, template, processors.
-
-The loading code that serves the published checkpoint serves these; only sizes and weights differ.
-"""
+"""Random checkpoints with published config keys, weight names, tokenizer, template and processors."""
 
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Transformer:
-    """A decoder with grouped-query attention, by the keys of its config; without experts its MLP is dense."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    num_experts: int = 0
-    num_experts_per_tok: int = 0
+from services.families.tiny_sizes import TransformerShape
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """One checkpoint's dimensions."""
+class Qwen3OmniSizes:
+    """A checkpoint's dimensions."""
 
-    merges: int  # of the byte-level BPE: the vocabulary is 256 bytes, these, and the special tokens
-    thinker: Transformer
+    merges: int  # of the byte-level BPE, besides 256 bytes and the special tokens
+    thinker: TransformerShape
     accept_hidden_layer: int  # above the number of deepstack levels, as in the published model
     encoder_width: int  # of the audio and vision encoders
     vision_grid: int  # position embeddings a side
-    talker: Transformer
-    predictor: Transformer  # as wide as the talker, whose state is its first input
+    talker: TransformerShape
+    predictor: TransformerShape  # as wide as the talker, whose state is its first input
     code_groups: int
     codebook: int
-    code2wav: Transformer
+    code2wav: TransformerShape
     code2wav_window: int  # frames
     decoder_dim: int
-    upsample_rates: tuple[int, ...]  # with the two factors 2 before them: samples a codec frame
+    upsample_rates: tuple[int, ...]  # samples a codec frame, with two factors 2 before them
     speakers: tuple[str, ...]
 
 
-# "tiny" and "small" share no dimension: a test with both finds what is hard-coded.
+# "tiny" and "small" share no dimension, so that a test with both finds hard-coded ones.
 SIZES = {
-    "tiny": Sizes(
+    "tiny": Qwen3OmniSizes(
         merges=256,
-        thinker=Transformer(64, 6, 4, 2, 32, 32, num_experts=8, num_experts_per_tok=2),
+        thinker=TransformerShape(64, 6, 4, 2, 32, 32, num_experts=8, num_experts_per_tok=2),
         accept_hidden_layer=5,
         encoder_width=64,
         vision_grid=16,
-        talker=Transformer(64, 4, 4, 2, 32, 32, num_experts=8, num_experts_per_tok=2),
-        predictor=Transformer(64, 2, 2, 1, 32, 128),
+        talker=TransformerShape(64, 4, 4, 2, 32, 32, num_experts=8, num_experts_per_tok=2),
+        predictor=TransformerShape(64, 2, 2, 1, 32, 128),
         code_groups=16,
         codebook=256,
-        code2wav=Transformer(64, 2, 4, 4, 16, 128),
+        code2wav=TransformerShape(64, 2, 4, 4, 16, 128),
         code2wav_window=72,
         decoder_dim=96,
         upsample_rates=(8, 5, 4, 3),
         speakers=("chelsie", "ethan", "aiden"),
     ),
-    "small": Sizes(
+    "small": Qwen3OmniSizes(
         merges=384,
-        thinker=Transformer(128, 8, 8, 2, 32, 64, num_experts=12, num_experts_per_tok=3),
+        thinker=TransformerShape(128, 8, 8, 2, 32, 64, num_experts=12, num_experts_per_tok=3),
         accept_hidden_layer=6,
         encoder_width=96,
         vision_grid=20,
-        talker=Transformer(96, 5, 6, 3, 16, 48, num_experts=10, num_experts_per_tok=4),
-        predictor=Transformer(96, 3, 4, 2, 24, 80),
+        talker=TransformerShape(96, 5, 6, 3, 16, 48, num_experts=10, num_experts_per_tok=4),
+        predictor=TransformerShape(96, 3, 4, 2, 24, 80),
         code_groups=8,
         codebook=160,
-        code2wav=Transformer(48, 3, 2, 2, 24, 96),
+        code2wav=TransformerShape(48, 3, 2, 2, 24, 96),
         code2wav_window=20,
         decoder_dim=64,
         upsample_rates=(5, 4, 4, 3),
         speakers=("ada", "bert"),
     ),
 }
-# Hidden states as wide as the published thinker's, for measuring what it takes to move them.
+# Hidden states as wide as the published thinker's, for measuring their transport.
 SIZES["wide"] = replace(SIZES["tiny"], thinker=replace(SIZES["tiny"].thinker, hidden_size=2048))
 
 
 def write_checkpoint(out: Path, size: str, thinks: bool = False) -> None:
-    """Writes a checkpoint into the directory `out`; weights are drawn from torch's global generator.
+    """Writes a checkpoint into `out`, with weights from torch's global generator. Tokenizer and config depend on `size`
+    and `thinks` only.
 
     Args:
-        out: files of the same names are replaced.
-        size: a key of `SIZES`. Tokenizer and config depend on it and on `thinks` only.
-        thinks: one that thinks before it answers, and has neither talker nor code2wav.
+        thinks: the model reasons, and has neither talker nor code2wav.
 
     Raises:
         KeyError: no such size.

@@ -1,28 +1,23 @@
-"""The model: its config with the keys of the published checkpoint, and random weights.
+"""Config with the published keys, and random weights. Defaults of config classes are left out."""
 
-What transformers' config classes have as their defaults is not said again here.
-"""
-
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 
+from services.families import tiny_parts
 from services.families.qwen3_omni.tiny.processor import NAMED_TOKENS, SPECIAL_TOKENS
-from services.families.tiny_parts import mrope_sections, padded_vocabulary, prefer_text, randomize
 
 if TYPE_CHECKING:
-    from services.families.qwen3_omni.tiny import Sizes, Transformer
+    from services.families.qwen3_omni.tiny import Qwen3OmniSizes
+    from services.families.tiny_sizes import TransformerShape
 
 POSITIONS_PER_SECOND = 13
 CONTEXT_TOKENS = 16_384
 
-# Config keys of special ids, with their tokens. Media's start and end where the processor says bos and eos.
+# Config keys of special ids, with their tokens. The processor's bos and eos of media are start and end here.
 MEDIA_IDS = {f"{name.replace('bos', 'start').replace('eos', 'end')}_id": token for name, token in NAMED_TOKENS.items()}
 MODEL_IDS = {
     "im_start_token_id": "<|im_start|>",
@@ -34,7 +29,7 @@ MODEL_IDS = {
     "user_token_id": "user",
     "assistant_token_id": "assistant",
 }
-# Talker vocabulary: the codebook, then 1024 ids of which these offsets are used.
+# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. These are used offsets.
 CODEC_IDS = {
     "codec_pad_id": 100,
     "codec_bos_id": 101,
@@ -46,21 +41,21 @@ CODEC_IDS = {
 CODEC_SPEAKER = 253
 CODEC_SPECIAL_IDS = 1024
 
-SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
-CALIBRATION_FRAMES = 40
-THOUGHT_END_SCALE = 2  # a thought of the random model has some dozens of tokens
+THOUGHT_END_SCALE = 2  # gives thoughts of some dozens of tokens
 
 
 def write_model(
-    out: Path, sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase, thinks: bool = False
+    out: Path, sizes: "Qwen3OmniSizes", tokenizer: transformers.PreTrainedTokenizerBase, thinks: bool = False
 ) -> None:
-    """Writes config and weights, in float32 and from torch's global generator, into the directory `out`. Special ids
-    are those of `tokenizer`. A model that `thinks` is its thinker alone."""
+    """Writes config and float32 weights into `out`, with special ids of `tokenizer`.
+
+    A model that `thinks` has only a thinker.
+    """
     config = model_config(sizes, tokenizer)
     config.enable_audio_output = not thinks
     model: Any = transformers.Qwen3OmniMoeForConditionalGeneration(config)
-    randomize(model.float().eval())
-    prefer_text(model.thinker.lm_head.weight, tokenizer, SPECIAL_TOKENS)
+    tiny_parts.randomize(model.float().eval())
+    tiny_parts.prefer_text(model.thinker.lm_head.weight, tokenizer, SPECIAL_TOKENS)
     if thinks:
         _end_thoughts(model, tokenizer)
     else:
@@ -68,17 +63,25 @@ def write_model(
     model.generation_config = generation_config(tokenizer)
     model.save_pretrained(out)
     if thinks:
-        _forget_speech(out / "config.json")
+        # as published without speech
+        tiny_parts.edit_json(out / "config.json", {}, dropped=("talker_config", "code2wav_config"))
 
 
-def model_config(sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.Qwen3OmniMoeConfig:
-    """The config of a model of these sizes, with the special ids of `tokenizer`."""
-    media = _ids(tokenizer, MEDIA_IDS) | {"position_id_per_seconds": POSITIONS_PER_SECOND, "seconds_per_chunk": 2}
+def model_config(
+    sizes: "Qwen3OmniSizes", tokenizer: transformers.PreTrainedTokenizerBase
+) -> transformers.Qwen3OmniMoeConfig:
+    media = tiny_parts.token_ids(tokenizer, MEDIA_IDS) | {
+        "position_id_per_seconds": POSITIONS_PER_SECOND,
+        "seconds_per_chunk": 2,
+    }
     thinker = {
-        "text_config": {"vocab_size": padded_vocabulary(len(tokenizer)), **_moe(sizes.thinker)},
-        "audio_config": _audio_config(sizes),
+        "text_config": {"vocab_size": tiny_parts.padded_vocabulary(len(tokenizer)), **_moe(sizes.thinker)},
+        "audio_config": {
+            **tiny_parts.audio_config(sizes.encoder_width, sizes.thinker.hidden_size),
+            "downsample_hidden_size": 16,
+        },
         "vision_config": _vision_config(sizes),
-        **_ids(tokenizer, {"user_token_id": "user"}),
+        **tiny_parts.token_ids(tokenizer, {"user_token_id": "user"}),
         **media,
     }
     code2wav = {
@@ -88,19 +91,18 @@ def model_config(sizes: "Sizes", tokenizer: transformers.PreTrainedTokenizerBase
         "decoder_dim": sizes.decoder_dim,
         "upsample_rates": list(sizes.upsample_rates),
         "upsampling_ratios": [2, 2],
-        **_dense(sizes.code2wav),
+        **sizes.code2wav.config(),
     }
     return transformers.Qwen3OmniMoeConfig(
         dtype="float32",
         thinker_config=thinker,
         talker_config={**_talker_config(sizes), **media},
         code2wav_config=code2wav,
-        **_ids(tokenizer, MODEL_IDS),
+        **tiny_parts.token_ids(tokenizer, MODEL_IDS),
     )
 
 
 def generation_config(tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.GenerationConfig:
-    """The published sampling defaults."""
     return transformers.GenerationConfig(
         do_sample=True,
         temperature=0.9,
@@ -116,11 +118,7 @@ def generation_config(tokenizer: transformers.PreTrainedTokenizerBase) -> transf
     )
 
 
-def _ids(tokenizer: transformers.PreTrainedTokenizerBase, tokens: Mapping[str, str]) -> dict[str, Any]:
-    return {key: tokenizer.convert_tokens_to_ids(token) for key, token in tokens.items()}
-
-
-def _talker_config(sizes: "Sizes") -> dict[str, Any]:
+def _talker_config(sizes: "Qwen3OmniSizes") -> dict[str, Any]:
     return {
         "text_config": {
             "vocab_size": sizes.codebook + CODEC_SPECIAL_IDS,
@@ -130,7 +128,7 @@ def _talker_config(sizes: "Sizes") -> dict[str, Any]:
         "code_predictor_config": {
             "vocab_size": sizes.codebook,
             "num_code_groups": sizes.code_groups,
-            **_dense(sizes.predictor),
+            **sizes.predictor.config(),
         },
         "num_code_groups": sizes.code_groups,
         "thinker_hidden_size": sizes.thinker.hidden_size,
@@ -141,48 +139,26 @@ def _talker_config(sizes: "Sizes") -> dict[str, Any]:
     }
 
 
-def _dense(transformer: "Transformer") -> dict[str, Any]:
-    return {key: size for key, size in asdict(transformer).items() if size}
-
-
-def _moe(transformer: "Transformer") -> dict[str, Any]:
+def _moe(transformer: "TransformerShape") -> dict[str, Any]:
     return {
-        **_dense(transformer),
+        **transformer.config(),
         "moe_intermediate_size": transformer.intermediate_size,
         "norm_topk_prob": True,
         "tie_word_embeddings": False,
         "max_position_embeddings": CONTEXT_TOKENS,
         "rope_theta": 1_000_000.0,
         "rope_scaling": {
-            "rope_type": "default",
-            "type": "default",
-            "mrope_section": mrope_sections(transformer.head_dim),
+            **tiny_parts.rope_scaling(transformer.head_dim),
             "interleaved": True,
             "mrope_interleaved": True,
         },
     }
 
 
-def _audio_config(sizes: "Sizes") -> dict[str, Any]:
-    width = sizes.encoder_width
+def _vision_config(sizes: "Qwen3OmniSizes") -> dict[str, Any]:
+    patch = 16
     return {
-        "d_model": width,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "encoder_ffn_dim": 2 * width,
-        "downsample_hidden_size": 16,
-        "output_dim": sizes.thinker.hidden_size,
-    }
-
-
-def _vision_config(sizes: "Sizes") -> dict[str, Any]:
-    width, patch = sizes.encoder_width, 16
-    return {
-        "depth": 4,
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
-        "num_heads": 2,
-        "out_hidden_size": sizes.thinker.hidden_size,
+        **tiny_parts.vision_config(sizes.encoder_width, sizes.thinker.hidden_size),
         "spatial_patch_size": patch,
         "num_position_embeddings": sizes.vision_grid**2,
         "image_size": sizes.vision_grid * patch,
@@ -194,26 +170,13 @@ def _vision_config(sizes: "Sizes") -> dict[str, Any]:
 
 @torch.no_grad()
 def _end_thoughts(model: transformers.Qwen3OmniMoeForConditionalGeneration, tokenizer: Any) -> None:
-    """Gives the token that ends a thought larger logits than others, so that it is the most likely one now and then."""
+    """Enlarges the logits of `</think>`, so that it is the most likely token now and then."""
     row = model.thinker.lm_head.weight[tokenizer.convert_tokens_to_ids("</think>")]
     row.normal_(std=THOUGHT_END_SCALE / math.sqrt(len(row)))
 
 
-def _forget_speech(file: Path) -> None:
-    """The published config.json of a model without speech has neither of these."""
-    config = json.loads(file.read_text())
-    for part in ("talker_config", "code2wav_config"):
-        config.pop(part, None)
-    file.write_text(json.dumps(config, indent=2))
-
-
-@torch.no_grad()
 def _set_loudness(model: transformers.Qwen3OmniMoeForConditionalGeneration) -> None:
-    """Scales the last convolution so that random speech has `SPEECH_RMS`."""
     code2wav: Any = model.code2wav
-    config = code2wav.config
-    codes = torch.randint(config.codebook_size, (1, config.num_quantizers, CALIBRATION_FRAMES))
-    last = code2wav.decoder[-1].conv.weight
-    code2wav.decoder[-1].conv.bias.zero_()
-    last.mul_(1e-3)  # far from clipping, so that the scale is linear
-    last.mul_(SPEECH_RMS / code2wav(codes).float().pow(2).mean().sqrt())
+    shape = (1, code2wav.config.num_quantizers, tiny_parts.CALIBRATION_FRAMES)
+    codes = torch.randint(code2wav.config.codebook_size, shape)
+    tiny_parts.set_loudness(code2wav.decoder[-1].conv, lambda: code2wav(codes))

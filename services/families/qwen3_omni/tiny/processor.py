@@ -1,7 +1,4 @@
-"""Tokenizer, chat template and media processors as the published checkpoint has them.
-
-The tokenizer is a small byte-level BPE with the published special tokens in their published order after it.
-"""
+"""The published chat template and media processors, and a small byte-level BPE with the published special tokens."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from services.families import tiny_parts
 
-ROLES = ("system", "user", "assistant")  # single tokens, as the talker's prompt relies on
+ROLES = ("system", "user", "assistant")  # single tokens, which the talker's prompt needs
 # fmt: off
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
@@ -24,7 +21,7 @@ SPECIAL_TOKENS = (
     "<tts_text_bos_single>", "<|audio_pad|>",
 )
 # fmt: on
-# Text like any other for the detokenizer, though they are single tokens.
+# Single tokens that the detokenizer treats as plain text.
 PLAIN_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 NAMED_TOKENS = {
     "image_token": "<|image_pad|>",
@@ -36,7 +33,6 @@ NAMED_TOKENS = {
     "audio_eos_token": "<|audio_end|>",
 }
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-AUDIO_S = 300
 PATCH = dict[str, Any](patch_size=16, merge_size=2, temporal_patch_size=2, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 PIXELS = {"shortest_edge": 3_136, "longest_edge": 12_845_056}
 
@@ -57,7 +53,7 @@ def make_tokenizer(
 ) -> transformers.Qwen2Tokenizer:
     """Tokenizer with 256 byte tokens, `merges` merges and `special_tokens`.
 
-    Each of `words` becomes one token if there are merges enough.
+    Each of `words` becomes one token if there are enough merges.
     """
     byte_level = Tokenizer(models.BPE())
     byte_level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -72,7 +68,7 @@ def make_tokenizer(
 
 
 def qwen_tokenizer(trained: Tokenizer, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> transformers.Qwen2Tokenizer:
-    """Tokenizer of the published class with the vocabulary of a byte-level BPE, and `special_tokens` after it."""
+    """Tokenizer of the published class, from a byte-level BPE and `special_tokens`."""
     model = json.loads(trained.to_str())["model"]
     merges_of_pairs: Any = [tuple(pair) for pair in model["merges"]]
     tokenizer: Any = transformers.Qwen2Tokenizer(vocab=model["vocab"], merges=merges_of_pairs)
@@ -90,20 +86,13 @@ def save_processor(
     thinks: bool = False,
     pixels: Mapping[str, int] = PIXELS,
 ) -> None:
-    """Writes everything that `Qwen3OmniMoeProcessor.from_pretrained(out)` reads.
+    """Writes the files of `Qwen3OmniMoeProcessor.from_pretrained(out)`.
 
     Args:
         thinks: whether the chat template opens thoughts.
-        pixels: fewest and most of a picture, which is scaled to lie between.
+        pixels: fewest and most pixels of a scaled image.
     """
-    tiny_parts.name_tokens(tokenizer, NAMED_TOKENS)
-    template = ("{%- set thinks = true -%}\n" if thinks else "") + CHAT_TEMPLATE.read_text()
-    tokenizer.chat_template = template
-    processor: Any = transformers.Qwen3OmniMoeProcessor(
-        image_processor=transformers.Qwen2VLImageProcessor(size=dict(pixels), **PATCH),
-        video_processor=transformers.Qwen2VLVideoProcessor(size=dict(pixels), **PATCH),
-        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=AUDIO_S),
-        tokenizer=tokenizer,
-        chat_template=template,
-    )
-    tiny_parts.save_processor(out, processor, NAMED_TOKENS)
+    opening = "{%- set thinks = true -%}\n" if thinks else ""
+    template, images = opening + CHAT_TEMPLATE.read_text(), {"size": dict(pixels), **PATCH}
+    processor: Any = transformers.Qwen3OmniMoeProcessor
+    tiny_parts.save_processor(out, processor, tokenizer, NAMED_TOKENS, template, images)

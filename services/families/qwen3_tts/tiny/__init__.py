@@ -1,30 +1,29 @@
-"""Random checkpoints with the real architecture: config keys, weight names, tokenizer, codec.
+"""Random checkpoints with published config keys, weight names, tokenizer and codec.
 
-The loading code that serves the published checkpoints serves these; only sizes and weights differ. As published, the
-larger layout has a code predictor that is narrower than its talker, and takes instructions.
+As published, the larger layout's code predictor is narrower than its talker.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.families.qwen3_omni.tiny import Transformer
+from services.families.tiny_sizes import TransformerShape
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """One checkpoint's dimensions. `layout` is the published one that it is like."""
+class Qwen3TtsSizes:
+    """A checkpoint's dimensions. `layout`: the published one that it resembles."""
 
     layout: str
     merges: int  # of the byte-level BPE
     text_hidden: int
-    talker: Transformer
-    predictor: Transformer
+    talker: TransformerShape
+    predictor: TransformerShape
     codebook: int
     voices: tuple[str, ...]
     languages: tuple[str, ...]
@@ -33,22 +32,22 @@ class Sizes:
 CODE_GROUPS = 16
 CONTEXT_POSITIONS = 8192
 SIZES = {
-    "tiny": Sizes(
+    "tiny": Qwen3TtsSizes(
         layout="1b7",
         merges=256,
         text_hidden=96,
-        talker=Transformer(64, 4, 4, 2, 32, 128),
-        predictor=Transformer(48, 2, 2, 1, 32, 80),
+        talker=TransformerShape(64, 4, 4, 2, 32, 128),
+        predictor=TransformerShape(48, 2, 2, 1, 32, 80),
         codebook=256,
         voices=("vivian", "ryan", "dylan"),
         languages=("chinese", "english", "german"),
     ),
-    "small": Sizes(
+    "small": Qwen3TtsSizes(
         layout="0b6",
         merges=384,
         text_hidden=112,
-        talker=Transformer(80, 5, 6, 3, 16, 96),
-        predictor=Transformer(80, 3, 4, 2, 24, 112),
+        talker=TransformerShape(80, 5, 6, 3, 16, 96),
+        predictor=TransformerShape(80, 3, 4, 2, 24, 112),
         codebook=160,
         voices=("ada", "eric"),
         languages=("chinese", "french"),
@@ -56,7 +55,7 @@ SIZES = {
 }
 # The last voice of each speaks a dialect.
 DIALECT = "beijing_dialect"
-# Talker vocabulary: the codebook, then 1,024 ids of which these offsets are used, as published.
+# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. These are used offsets, as published.
 CODEC_IDS = {
     "codec_pad_id": 100,
     "codec_bos_id": 101,
@@ -66,15 +65,22 @@ CODEC_IDS = {
     "codec_think_bos_id": 108,
     "codec_think_eos_id": 109,
 }
+TOKENS = {
+    "im_start_token_id": "<|im_start|>",
+    "im_end_token_id": "<|im_end|>",
+    "assistant_token_id": "assistant",
+    "tts_pad_token_id": "<tts_pad>",
+    "tts_bos_token_id": "<tts_text_bos>",
+    "tts_eos_token_id": "<tts_text_eod>",
+}
 CODEC_LANGUAGE, CODEC_VOICE, CODEC_SPECIAL_IDS = 2, 253, 1024
 
 
 def write_checkpoint(out: Path, size: str, kind: str) -> None:
-    """Writes a checkpoint into the directory `out`; weights are drawn from torch's global generator.
+    """Writes a checkpoint into `out`, with weights from torch's global generator. Tokenizer and config depend on `size`
+    and `kind` only.
 
     Args:
-        out: files of the same names are replaced.
-        size: a key of `SIZES`. Tokenizer and config depend on it and `kind` only.
         kind: `tts_model_type`: "custom_voice", "voice_design" or "base".
 
     Raises:
@@ -118,18 +124,9 @@ _GENERATION = {
 }
 
 
-def _config(sizes: Sizes, kind: str, tokenizer: Any) -> dict[str, Any]:
-    ids = {
-        f"{name}_token_id": tokenizer.convert_tokens_to_ids(token)
-        for name, token in {
-            "im_start": "<|im_start|>",
-            "im_end": "<|im_end|>",
-            "assistant": "assistant",
-            "tts_pad": "<tts_pad>",
-            "tts_bos": "<tts_text_bos>",
-            "tts_eos": "<tts_text_eod>",
-        }.items()
-    }
+def _config(sizes: Qwen3TtsSizes, kind: str, tokenizer: Any) -> dict[str, Any]:
+    from services.families.tiny_parts import token_ids
+
     return {
         "architectures": ["Qwen3TTSForConditionalGeneration"],
         "model_type": "qwen3_tts",
@@ -138,11 +135,11 @@ def _config(sizes: Sizes, kind: str, tokenizer: Any) -> dict[str, Any]:
         "tts_model_type": kind,
         "transformers_version": "4.57.3",
         "talker_config": _talker_config(sizes, kind, len(tokenizer)),
-        **ids,
+        **token_ids(tokenizer, TOKENS),
     }
 
 
-def _talker_config(sizes: Sizes, kind: str, text_vocab: int) -> dict[str, Any]:
+def _talker_config(sizes: Qwen3TtsSizes, kind: str, text_vocab: int) -> dict[str, Any]:
     voices = sizes.voices if kind == "custom_voice" else ()
     languages = (*sizes.languages, DIALECT)
     return {
@@ -165,21 +162,16 @@ def _talker_config(sizes: Sizes, kind: str, text_vocab: int) -> dict[str, Any]:
     }
 
 
-def _transformer(sizes: Transformer) -> dict[str, Any]:
-    from services.families.tiny_parts import mrope_sections
+def _transformer(sizes: TransformerShape) -> dict[str, Any]:
+    from services.families.tiny_parts import rope_scaling
 
     return {
-        **{key: size for key, size in asdict(sizes).items() if size},  # it has no experts
+        **sizes.config(),
         "attention_bias": False,
         "hidden_act": "silu",
         "max_position_embeddings": CONTEXT_POSITIONS,
         "rms_norm_eps": 1e-6,
-        "rope_scaling": {
-            "interleaved": True,
-            "mrope_section": mrope_sections(sizes.head_dim),
-            "rope_type": "default",
-            "type": "default",
-        },
+        "rope_scaling": {"interleaved": True, **rope_scaling(sizes.head_dim)},
         "rope_theta": 1_000_000,
         "tie_word_embeddings": False,
         "use_sliding_window": False,

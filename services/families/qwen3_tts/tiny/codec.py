@@ -1,11 +1,6 @@
-"""The codec and the speaker encoder of a small random checkpoint, under their published names.
-
-Weights preserve variance from layer to layer, so that every code and every sample matters; vectors of codebooks are
-distinct, so that codes of a sound vary.
-"""
+"""Random codec and speaker encoder with published names. Every code and sample matters, and codes vary."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +12,17 @@ from torch import nn
 from services.families.qwen3_tts.code2wav import FOLDER, MODEL_TYPE, Qwen3TtsDecoder, new_decoder
 from services.families.qwen3_tts.codec_encoder import new_codec_encoder
 from services.families.qwen3_tts.speaker_encoder import new_speaker_encoder
+from services.families.tiny_parts import CALIBRATION_FRAMES, fill, set_loudness
 
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_PER_FRAME = 1920
 CODE_GROUPS = 16
-ENCODED_GROUPS = 32  # that the encoder has; only the first CODE_GROUPS are used
-SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
-CALIBRATION_FRAMES = 40
+ENCODED_GROUPS = 32  # of the encoder; only the first CODE_GROUPS are used
 
 
 @dataclass(frozen=True)
 class CodecSizes:
-    """One codec's dimensions, in channels unless said otherwise."""
+    """A codec's dimensions, in channels unless said otherwise."""
 
     codebook: int  # codes of a group: a power of 2
     codebook_dim: int
@@ -50,7 +44,7 @@ class CodecSizes:
     speaker_inner: int
 
 
-# They share no dimension: a test with both finds what is hard-coded.
+# They share no dimension, so that a test with both finds hard-coded ones.
 SIZES = {
     "tiny": CodecSizes(
         codebook=256,
@@ -96,8 +90,7 @@ SIZES = {
 
 
 def write_codec(folder: Path, size: str) -> None:
-    """Writes `folder`/speech_tokenizer: config.json, preprocessor_config.json and float32 weights, drawn from torch's
-    global generator.
+    """Writes config.json, preprocessor_config.json and random float32 weights into `folder`/speech_tokenizer.
 
     Raises:
         KeyError: no such size.
@@ -121,8 +114,7 @@ def write_codec(folder: Path, size: str) -> None:
 
 
 def speaker_encoder(size: str, hidden: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What a checkpoint whose talker is `hidden` wide has of a speaker encoder: `speaker_encoder_config`, and tensors
-    speaker_encoder.*, float32, from torch's global generator.
+    """`speaker_encoder_config` and random float32 tensors speaker_encoder.* for a talker of width `hidden`.
 
     Raises:
         KeyError: no such size.
@@ -144,7 +136,7 @@ def speaker_encoder(size: str, hidden: int) -> tuple[dict[str, Any], dict[str, t
 
 
 def codec_config(sizes: CodecSizes) -> dict[str, Any]:
-    """config.json of the codec, with the keys of the published one."""
+    """The codec's config.json, with published keys."""
     decoder = {
         "attention_bias": False,
         "codebook_dim": sizes.codebook_dim,
@@ -197,7 +189,7 @@ def _decoder_tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     _randomize(decoder)
     _set_loudness(decoder)
     tensors = _tensors(decoder)
-    for quantizer in ("rvq_first", "rvq_rest"):  # the decoder has no use for it, and the published file has it
+    for quantizer in ("rvq_first", "rvq_rest"):  # as published; the decoder ignores it
         projection = tensors[f"quantizer.{quantizer}.output_proj.weight"]
         tensors[f"quantizer.{quantizer}.input_proj.weight"] = projection.transpose(0, 1).contiguous()
     return tensors
@@ -217,12 +209,12 @@ def _encoder_tensors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def _set_spread(encoder: Any, projection: nn.Conv1d) -> None:
-    """Scales what is quantized to the length of the codebooks' vectors, so that codes vary with the sound."""
-    made: list[Any] = []
-    hook = projection.register_forward_hook(lambda module, inputs, output: made.append(output))
+    """Scales the quantizer's input to the codebooks' vectors, so that codes vary."""
+    outputs: list[Any] = []
+    hook = projection.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     encoder.eval()(0.3 * torch.randn(1, 1, CALIBRATION_FRAMES * SAMPLES_PER_FRAME))
     hook.remove()
-    projection.weight.div_(made[0].std())
+    projection.weight.div_(outputs[0].std())
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -234,31 +226,21 @@ def _randomize(module: nn.Module) -> None:
     tensors = module.state_dict()
     for name, tensor in tensors.items():
         if name.endswith("cluster_usage"):
-            tensor.uniform_(0.5, 2.0)  # others than 1: sums are divided by it
-            tensor[0] = 1e-7  # a code that was hardly used
+            tensor.uniform_(0.5, 2.0)  # not 1, as sums are divided by it
+            tensor[0] = 1e-7  # a rare code
         elif name.endswith(("embedding_sum", "embed_sum")):
             usage = tensors[f"{name.rpartition('.')[0]}.cluster_usage"]  # comes before its sum
             tensor.normal_().mul_(usage.clamp(min=1e-5)[:, None])
         elif name.endswith("initialized"):
             tensor.fill_(1.0)
-        elif tensor.ndim >= 2:
-            tensor.normal_(std=1 / math.sqrt(tensor[0].numel()))
-        elif name.endswith(("scale", "gamma")):
-            tensor.fill_(0.5)  # large enough for the branch to matter
-        elif name.endswith(("alpha", "beta", "bias")):
-            tensor.normal_(std=0.1)
-        else:  # norms
-            tensor.normal_(mean=1, std=0.1)
+        else:
+            fill(name, tensor)
 
 
-@torch.no_grad()
 def _set_loudness(decoder: Qwen3TtsDecoder) -> None:
-    """Scales the last convolution so that random speech has `SPEECH_RMS`."""
     last: Any = decoder.decoder[-1]
-    last.conv.bias.zero_()
-    last.conv.weight.mul_(1e-3)  # far from clipping, so that the scale is linear
     decoder.precompute()
-    states = decoder.new_states(1)
     codes = torch.randint(decoder.spec.codebook_sizes[0], (1, CALIBRATION_FRAMES, CODE_GROUPS))
-    (sound,) = decoder.step(codes, states.batch([states.acquire() or 0]))
-    last.conv.weight.mul_(SPEECH_RMS / sound.square().mean().sqrt())
+    states = decoder.new_states(1)
+    batch = states.batch([states.acquire() or 0])
+    set_loudness(last.conv, lambda: decoder.step(codes, batch)[0])
