@@ -20,7 +20,7 @@ from client import Gateway, Wish
 from holdings import sent_bytes
 from PIL import Image
 
-from cli.plan import PIPELINE, Options
+from cli.plan import PIPELINE, LaunchOptions
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
 from cli.up import console, running
@@ -72,7 +72,7 @@ def main() -> None:
         for transport, settings in TRANSPORTS.items():
             run_directory = Path(scratch) / transport
             arguments = {"thinker": [*settings, "--max-context-tokens=8192"], "talker": settings, "code2wav": settings}
-            options = Options(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, arguments)
+            options = LaunchOptions(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, arguments)
             with running(options) as stack:
                 console.print(transport)
                 seconds = asyncio.run(measure(stack.url, flags))

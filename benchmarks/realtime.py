@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from speech import console, machine, started
 from utterances import Utterance, utterance
 
-from cli.plan import StartError
+from cli.plan import LaunchError
 from services.common.engine.process import freeze_heap
 
 PAUSE_S = 0.3  # within every other turn: longer than a speculation waits for, shorter than server_vad does
@@ -186,7 +186,7 @@ def main() -> None:
         try:
             with target(options, Path(scratch)) as at:
                 asyncio.run(measure(at, options, report))
-        except (StartError, RuntimeError, Lost, httpx.HTTPError) as error:
+        except (LaunchError, RuntimeError, Lost, httpx.HTTPError) as error:
             lost = f"{type(error).__name__}: {error}"
     show(console, report)
     if options.json:

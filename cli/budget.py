@@ -172,13 +172,13 @@ def layouts(sizes: Sizes, gpus: int, tensor_parallel: int | None = None) -> list
     as many as its heads can be split over; with `tensor_parallel` on that many. A checkpoint without speech has nothing
     to set apart."""
     ranks = [1 << n for n in reversed(range(gpus.bit_length())) if sizes.heads % (1 << n) == 0]
-    made = [
+    candidates = [
         Layout(n, apart)
         for apart in ((True, False) if sizes.has_speech else (False,))
         for n in ranks
         if n + apart <= gpus
     ]
-    return [layout for layout in made if tensor_parallel in (None, layout.tensor_parallel)]
+    return [layout for layout in candidates if tensor_parallel in (None, layout.tensor_parallel)]
 
 
 def best(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand, tensor_parallel: int | None = None) -> Budget:

@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 
-from cli.http import ApiError, check, events
+from cli.http import ServerError, check, events
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """What came back. Times in milliseconds from before the request was sent; `pcm` is mono PCM16; `facts` are what
     /v1/models says of the model."""
 
@@ -48,7 +48,7 @@ def ask(
     on_text: Callable[[str], None],
     on_thought: Callable[[str], None] = lambda _: None,
     before: Sequence[dict[str, Any]] = (),
-) -> Answer:
+) -> ChatAnswer:
     """Asks the server of `client` and calls `on_text` with each piece of text as it comes, `on_thought` with those of
     what the model thinks before.
 
@@ -58,13 +58,13 @@ def ask(
         before: messages of the conversation so far.
 
     Raises:
-        ApiError: the server refused, or broke off.
+        ServerError: the server refused, or broke off.
     """
     models = check(client.get("/v1/models")).json()["data"]
     if not models:
-        raise ApiError("no model is served yet: its thinker is not ready")
+        raise ServerError("no model is served yet: its thinker is not ready")
     model = models[0]
-    answer = Answer(model["quartet"])
+    answer = ChatAnswer(model["quartet"])
     body = {"model": model["id"], "messages": [*before, {"role": "user", "content": content}], "stream": True}
     body |= options
     sent_s = time.perf_counter()
@@ -76,7 +76,7 @@ def ask(
     return answer
 
 
-def write_wav(answer: Answer, file: Path) -> None:
+def write_wav(answer: ChatAnswer, file: Path) -> None:
     """Writes the speech as a mono PCM16 WAV at the model's sample rate."""
     with wave.open(str(file), "wb") as out:
         out.setnchannels(1)
@@ -86,7 +86,7 @@ def write_wav(answer: Answer, file: Path) -> None:
 
 
 def _add(
-    answer: Answer,
+    answer: ChatAnswer,
     chunk: dict[str, Any],
     now_ms: float,
     on_text: Callable[[str], None],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cli import hub
 from cli.budget import GIB
-from cli.plan import StartError, UsageError
+from cli.plan import LaunchError, UsageError
 from services.common.engine.hub_faults import hub_fault
 
 _LFS_POINTER = b"version "
@@ -60,7 +60,7 @@ def check_hub(flag: str, model: str, config_file: str) -> None:
 
     Raises:
         UsageError: the hub does not give it.
-        StartError: there is no room for it.
+        LaunchError: there is no room for it.
     """
     if not hub.may_be_asked():
         return
@@ -78,7 +78,7 @@ def check_hub(flag: str, model: str, config_file: str) -> None:
     missing = sum(_missing_bytes(model, cache))
     free = shutil.disk_usage(cache).free
     if missing > free:
-        raise StartError(
+        raise LaunchError(
             f"{flag} {model}: the disk is full: {missing / GIB:.3g} GiB are to be fetched, {free / GIB:.3g} are free "
             f"in {cache}: make room there, or name another place by HF_HOME"
         )

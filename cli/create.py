@@ -51,7 +51,7 @@ def image(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make pictures of a prompt, or of others."""
-    from cli.generation import IMAGE_FORMATS, Image, asking, make_images
+    from cli.generation import IMAGE_FORMATS, Image, client_with_bar, make_images
     from cli.http import files
 
     file_format = format_by_suffix(out, IMAGE_FORMATS)
@@ -60,7 +60,7 @@ def image(
     body = _body(ctx.params, output_format=file_format)
     written: dict[int, Image] = {}
     try:
-        with asking("waiting", url, api_key) as (client, report):
+        with client_with_bar("waiting", url, api_key) as (client, report):
             uploads = files("image[]", image or ()) + files("mask", [mask] if mask else ())
             for picture in make_images(client, body, uploads, report):
                 _numbered(out, picture.output, n).write_bytes(picture.content)
@@ -89,14 +89,14 @@ def video(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a video. Ctrl-C gives it up there, too."""
-    from cli.generation import VIDEO_FORMATS, asking, make_video
+    from cli.generation import VIDEO_FORMATS, client_with_bar, make_video
     from cli.http import files
 
     format_by_suffix(out, VIDEO_FORMATS)
     if seconds is not None and frames is not None:
         raise typer.BadParameter("says the same as --seconds; give one of the two", param_hint="--frames")
     body = _body(ctx.params, num_frames=frames)
-    with asking("sending", url, api_key) as (client, report):
+    with client_with_bar("sending", url, api_key) as (client, report):
         made = make_video(client, body, files("input_reference", [image] if image else ()), report, out)
     how = made["quartet"]
     length = f"{how['num_frames']} frames, {how['frames_per_second']:g} a second"
@@ -117,12 +117,12 @@ def sound(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a sound."""
-    from cli.generation import AUDIO_FORMATS, asking
+    from cli.generation import AUDIO_FORMATS, client_with_bar
     from cli.http import check
 
     response_format = format_by_suffix(out, AUDIO_FORMATS)
     body = _body(ctx.params, response_format=response_format)
-    with asking("making the sound", url, api_key) as (client, _):
+    with client_with_bar("making the sound", url, api_key) as (client, _):
         response = check(client.post("/v1/audio/generations", json=body))
         out.write_bytes(response.content)
     typer.echo(f"wrote {out}: seed {response.headers['x-quartet-seed']}")
@@ -143,7 +143,7 @@ def say(
 ) -> None:
     """Have a running server speak a text."""
     from cli import say as spoken
-    from cli.generation import AUDIO_FORMATS, asking
+    from cli.generation import AUDIO_FORMATS, client_with_bar
     from cli.http import connect
 
     if out is None and sys.stdout.isatty():
@@ -156,7 +156,7 @@ def say(
         with connect(url, api_key) as client:
             spoken.say_typed(client, settings, spoken.typed(sys.stdin.fileno()), out)
     else:
-        with asking("waiting", url, api_key) as (client, report):
+        with client_with_bar("waiting", url, api_key) as (client, report):
             spoken.say(client, {"input": text, **settings}, report, out)
     if out is not None:
         typer.echo(f"wrote {out}")
@@ -175,13 +175,13 @@ def transcribe(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server write down what is said, with the times if the format has them."""
-    from cli.generation import asking
+    from cli.generation import client_with_bar
     from cli.http import check, files, written
     from cli.say import model_that
 
     path = f"/v1/audio/{'translations' if translate else 'transcriptions'}"
     fields = {"response_format": format, "language": language, "prompt": prompt}
-    with asking("sending", url, api_key) as (client, report):
+    with client_with_bar("sending", url, api_key) as (client, report):
         fields["model"] = model_that(client, "hears", lambda facts: "audio" in facts["input_modalities"])
         report("listening", None)
         form = {name: value for name, value in fields.items() if value is not None}

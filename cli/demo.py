@@ -11,7 +11,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from cli.chat import Answer, ask, part, write_wav
+from cli.chat import ChatAnswer, ask, part, write_wav
 from cli.generation import Image as MadeImage
 from cli.generation import make_images
 from cli.http import check, connect
@@ -84,10 +84,10 @@ def run(seed: int, port: int | None, out: Path, picture_file: Path, *, verbose: 
         seed: of what is drawn by chance.
         port: of the HTTP API; None: a free one.
         out, picture_file: are written.
-        verbose: see `Options`.
+        verbose: see `LaunchOptions`.
 
     Raises:
-        StartError, ApiError: the system did not start, or did not answer.
+        LaunchError, ServerError: the system did not start, or did not answer.
         DemoError: an answer is wrong, the speech is silent or of the wrong length, or the picture is not what was
             asked for.
     """
@@ -136,7 +136,7 @@ def _heard(client: httpx.Client) -> str:
     return check(client.post("/v1/audio/transcriptions", files=files, data={"model": model})).json()["text"]
 
 
-def _converse(client: httpx.Client, seed: int) -> list[Answer]:
+def _converse(client: httpx.Client, seed: int) -> list[ChatAnswer]:
     settings = {
         "modalities": ["text", "audio"],
         "audio": {"format": "pcm16", "voice": VOICE},
@@ -144,7 +144,7 @@ def _converse(client: httpx.Client, seed: int) -> list[Answer]:
         "max_tokens": 64,
         "quartet": {"talker": {"max_frames": 200, "seed": seed}},
     }
-    answers: list[Answer] = []
+    answers: list[ChatAnswer] = []
     before: list[dict[str, Any]] = []
     for question in questions():
         before = before if question.follows else []
@@ -171,7 +171,7 @@ def _make_picture(client: httpx.Client, seed: int) -> MadeImage:
     return picture
 
 
-def _check_speech(answer: Answer) -> None:
+def _check_speech(answer: ChatAnswer) -> None:
     samples = np.frombuffer(answer.pcm, np.int16)
     expected = answer.frames * answer.facts["samples_per_frame"] - answer.facts["trimmed_samples"]
     if len(samples) != expected:
@@ -195,7 +195,7 @@ def _check_picture(picture: MadeImage) -> None:
         )
 
 
-def _table(answer: Answer, picture: MadeImage) -> Table:
+def _table(answer: ChatAnswer, picture: MadeImage) -> Table:
     table = Table(title="where the time of the last answer and of the picture went (ms)", title_justify="left")
     table.add_column("stage")
     for phase in PHASES:

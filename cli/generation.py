@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from cli.http import ApiError, File, address, check, connect, events, payload, reaching, written
+from cli.http import File, ServerError, address, check, connect, download, events, payload, reaching
 from cli.terminal import CommandError, Report, bar
 
 IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
@@ -19,7 +19,6 @@ AUDIO_FORMATS = {".wav": "wav", ".flac": "flac", ".mp3": "mp3", ".ogg": "opus", 
 POLL_S = 0.5
 PATIENCE_S = 60.0  # a job outlives its gateway: that may be back in this time
 DELETE_S = 10.0
-_BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Image:
 
 
 @contextlib.contextmanager
-def asking(what: str, url: str, api_key: str | None) -> Iterator[tuple[httpx.Client, Report]]:
+def client_with_bar(what: str, url: str, api_key: str | None) -> Iterator[tuple[httpx.Client, Report]]:
     """A client of the server at `url`, and a bar for what it does, which is `what` at first.
 
     Raises:
@@ -62,7 +61,7 @@ def make_images(client: httpx.Client, body: dict[str, Any], uploads: Sequence[Fi
         report: is told of the steps of all images together.
 
     Raises:
-        ApiError: the server refused, or broke off.
+        ServerError: the server refused, or broke off.
     """
     wanted = body.get("n", 1)
     body = body | {"stream": True, "quartet": {"progress": True}}
@@ -82,7 +81,7 @@ def make_images(client: httpx.Client, body: dict[str, Any], uploads: Sequence[Fi
                 steps_made, timings = how.get("num_inference_steps", 0), how.get("timings", {}).get("dit", {})
                 yield Image(how["output"], content, event["size"], how["seed"], total_ms, steps_made, timings)
     if count != wanted:
-        raise ApiError(f"{address(client)}: the answer ended after {count} of {wanted} pictures")
+        raise ServerError(f"{address(client)}: the answer ended after {count} of {wanted} images")
 
 
 def make_video(
@@ -99,7 +98,7 @@ def make_video(
         The finished video's object.
 
     Raises:
-        ApiError: the server refused, is not reached any more, or could not make it.
+        ServerError: the server refused, is not reached any more, or could not make it.
         OSError: the file cannot be written.
     """
     video = check(client.post("/v1/videos", **payload(body, uploads))).json()
@@ -108,8 +107,8 @@ def make_video(
         with reaching(address(client, path)):
             video = _until_ended(client, video, report)
             if video["status"] != "completed":
-                raise ApiError(video["error"]["message"])
-            _fetch(client, f"{path}/content", out)
+                raise ServerError(video["error"]["message"])
+            download(client, "GET", f"{path}/content", out)
     except KeyboardInterrupt:
         with contextlib.suppress(httpx.HTTPError):
             client.delete(path, timeout=DELETE_S)
@@ -119,7 +118,7 @@ def make_video(
 
 def _until_ended(client: httpx.Client, video: dict[str, Any], report: Report) -> dict[str, Any]:
     """The video once it is completed or failed."""
-    heard_s = time.monotonic()
+    answered_s = time.monotonic()
     while video["status"] in ("queued", "in_progress"):
         if video["status"] == "queued":
             report("waiting", None)
@@ -129,16 +128,9 @@ def _until_ended(client: httpx.Client, video: dict[str, Any], report: Report) ->
         try:
             response = client.get(f"/v1/videos/{video['id']}")
         except httpx.HTTPError:
-            if time.monotonic() - heard_s > PATIENCE_S:
+            if time.monotonic() - answered_s > PATIENCE_S:
                 raise
             report(f"no answer from {address(client)}", None)
             continue
-        video, heard_s = check(response).json(), time.monotonic()
+        video, answered_s = check(response).json(), time.monotonic()
     return video
-
-
-def _fetch(client: httpx.Client, path: str, out: Path) -> None:
-    """Writes the file under another name first: a broken download leaves none."""
-    with client.stream("GET", path) as response, written(out) as file:
-        for block in check(response).iter_bytes(_BLOCK_BYTES):
-            file.write(block)

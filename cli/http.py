@@ -12,17 +12,18 @@ import httpx
 from cli.terminal import CommandError
 
 TIMEOUT = httpx.Timeout(600, connect=10)
+_BLOCK_BYTES = 64 * 1024
 
 File = tuple[str, tuple[str, bytes]]  # (field, (name, content))
 
 
-class ApiError(CommandError):
+class ServerError(CommandError):
     """The server cannot be reached, refused, or broke off; the message is the server's where it sent one."""
 
 
 @contextlib.contextmanager
 def connect(url: str, api_key: str | None = None) -> Iterator[httpx.Client]:
-    """A client of the server at `url`, which may ask for a key. Raises ApiError: a request failed on its way."""
+    """A client of the server at `url`, which may ask for a key. Raises ServerError: a request failed on its way."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     with reaching(url), httpx.Client(base_url=url, timeout=TIMEOUT, headers=headers) as client:
         yield client
@@ -41,11 +42,11 @@ def socket_of(client: httpx.Client, path: str) -> tuple[str, dict[str, str]]:
 
 @contextlib.contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Names `url` where a request fails on its way. Raises ApiError then."""
+    """Names `url` where a request fails on its way. Raises ServerError then."""
     try:
         yield
     except httpx.HTTPError as error:
-        raise ApiError(f"{url}: {error or type(error).__name__}") from None
+        raise ServerError(f"{url}: {error or type(error).__name__}") from None
 
 
 def message(body: Mapping[str, Any]) -> str:
@@ -56,23 +57,23 @@ def message(body: Mapping[str, Any]) -> str:
 
 
 def check(response: httpx.Response) -> httpx.Response:
-    """The response, if it is a success. Raises ApiError otherwise, with what the server says."""
+    """The response, if it is a success. Raises ServerError otherwise, with what the server says."""
     if response.is_success:
         return response
     try:
         text = message(json.loads(response.read()))
     except (ValueError, KeyError, TypeError):  # not this server's: a proxy's, or another program's
         text = f"{response.request.url}: status {response.status_code}"
-    raise ApiError(text)
+    raise ServerError(text)
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The server-sent events of a streamed response. Raises ApiError: refused, or ended by an error."""
+    """The server-sent events of a streamed response. Raises ServerError: refused, or ended by an error."""
     for line in check(response).iter_lines():
         if line.startswith("data: {"):
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
-                raise ApiError(message(event))
+                raise ServerError(message(event))
             yield event
 
 
@@ -89,6 +90,14 @@ def written(out: Path | None) -> Iterator[BinaryIO]:
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
+
+
+def download(client: httpx.Client, method: str, path: str, out: Path | None, **request: Any) -> None:
+    """Writes a response's body to `out` as it comes; None: stdout. Raises ServerError, OSError."""
+    with client.stream(method, path, **request) as response, written(out) as file:
+        for block in check(response).iter_bytes(_BLOCK_BYTES):
+            file.write(block)
+            file.flush()
 
 
 def files(field: str, paths: Sequence[Path]) -> list[File]:

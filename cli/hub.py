@@ -23,14 +23,14 @@ def fetched(model: str, file: str) -> Path:
         Exception: what the hub's client raises: it is not given, or not reached and not here.
         ImportError: the client is not installed.
     """
-    found = _asked(model, file)
+    found = _fetch(model, file)
     if isinstance(found, Exception):
         raise found
     return found
 
 
 @cache
-def _asked(model: str, file: str) -> Path | Exception:
+def _fetch(model: str, file: str) -> Path | Exception:
     from huggingface_hub import hf_hub_download
 
     try:

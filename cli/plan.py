@@ -21,11 +21,11 @@ GATEWAY = "gateway"  # the process beside the stages
 DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 
 
-class StartError(CommandError):
+class LaunchError(CommandError):
     """A process cannot start; the message says why, and what to do. `details`: the end of its log, where asked for."""
 
 
-class UsageError(StartError):
+class UsageError(LaunchError):
     """A flag of `quartet up` is at fault; the message names it and what to give instead, in one line."""
 
     exit_status = 2
@@ -53,7 +53,7 @@ class Tls:
 
 
 @dataclass
-class Options:
+class LaunchOptions:
     """What to start.
 
     Attributes:
@@ -93,19 +93,19 @@ class Options:
         return [*own, *keys, *self.tls.flags, *self.stage_arguments.get(GATEWAY, ())]
 
 
-def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **others: Any) -> Options:
+def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **others: Any) -> LaunchOptions:
     """What is started where no model is named: those that come with Quartet.
 
     Args:
         pipeline: that of both of them by default, or what is asked for of them.
         dit_model: instead of the painter.
-        others: of `Options`.
+        others: of `LaunchOptions`.
     """
-    options = Options(OMNI, pipeline=pipeline or OMNI_DIT_PIPELINE, **others)
+    options = LaunchOptions(OMNI, pipeline=pipeline or OMNI_DIT_PIPELINE, **others)
     try:
         kinds = {stage.kind for stage in load_pipeline(options.pipeline).stages.values()}
     except YamlError as error:
-        raise StartError(f"--pipeline: {error}") from None
+        raise LaunchError(f"--pipeline: {error}") from None
     if not kinds - DIFFUSION:
         options.model = dit_model or PAINTER
     elif kinds & DIFFUSION:
@@ -152,24 +152,24 @@ def _folder_of_config(model: str) -> Path:
     return hub.fetched(model, "config.json").parent
 
 
-def stages_to_start(options: Options) -> list[PlannedStage]:
+def stages_to_start(options: LaunchOptions) -> list[PlannedStage]:
     """The stages of `options.pipeline`, in its order.
 
     Raises:
-        StartError: the file is at fault, or the options do not fit it.
+        LaunchError: the file is at fault, or the options do not fit it.
     """
     try:
         config = load_pipeline(options.pipeline)
     except YamlError as error:
-        raise StartError(f"--pipeline: {error}") from None
+        raise LaunchError(f"--pipeline: {error}") from None
     planned: dict[str, PlannedStage] = {}
     kinds = {stage.kind for stage in config.stages.values()}
     _check_options(options, kinds)
     for name, stage in config.stages.items():
         if name == GATEWAY or "/" in name:  # names are those of logs, too
-            raise StartError(f"--pipeline: {options.pipeline}: stages.{name}: no name for a process; use another")
+            raise LaunchError(f"--pipeline: {options.pipeline}: stages.{name}: no name for a process; use another")
         if stage.kind in planned:
-            raise StartError(
+            raise LaunchError(
                 f"--pipeline: {options.pipeline}: {planned[stage.kind].name} and {name} are both of kind {stage.kind}, "
                 "but `quartet up` has one checkpoint for each kind; start the stages yourself, by "
                 f"`python -m services.{stage.kind}`"
@@ -182,14 +182,14 @@ def stages_to_start(options: Options) -> list[PlannedStage]:
     return list(planned.values())
 
 
-def _check_options(options: Options, kinds: set[str]) -> None:
+def _check_options(options: LaunchOptions, kinds: set[str]) -> None:
     diffusion, file = kinds & DIFFUSION, options.pipeline
     if options.dit_model is None and diffusion and kinds - DIFFUSION:
-        raise StartError(f"--dit-model: missing; {file} has a dit beside the stages that --model is for")
+        raise LaunchError(f"--dit-model: missing; {file} has a dit beside the stages that --model is for")
     if options.dit_model is not None and not diffusion:
-        raise StartError(f"--dit-model: {file} has no stage of kind dit; leave it out")
+        raise LaunchError(f"--dit-model: {file} has no stage of kind dit; leave it out")
     if options.dit_model is not None and not kinds - DIFFUSION:
-        raise StartError(f"--dit-model: {file} has no stages but the dit's; name its checkpoint by --model")
+        raise LaunchError(f"--dit-model: {file} has no stages but the dit's; name its checkpoint by --model")
     for kind, arguments in options.stage_arguments.items():
         if arguments and kind not in kinds and kind != GATEWAY:
-            raise StartError(f"--{kind}-arg: {file} has no stage of kind {kind}; leave it out")
+            raise LaunchError(f"--{kind}-arg: {file} has no stage of kind {kind}; leave it out")

@@ -29,9 +29,9 @@ def profile(
     from cli.trace_file import merge
 
     out.mkdir(parents=True, exist_ok=True)
-    asked = {"seconds": seconds, **({"stages": stage} if stage else {})}
+    body = {"seconds": seconds, **({"stages": stage} if stage else {})}
     with tempfile.TemporaryDirectory() as directory, connect(url, api_key) as client, bar("starting") as report:
-        started = check(client.post("/start_profile", json=asked)).json()["stages"]
+        started = check(client.post("/start_profile", json=body)).json()["stages"]
         for name, replicas in started.items():
             for address, state in replicas.items():
                 if state != "recording":
@@ -43,8 +43,8 @@ def profile(
         merged = merge(archive, out / TRACE)
     for fault in merged.faults:
         typer.echo(f"missing: {fault}", err=True)
-    made = f"{len(merged.processes)} processes, {merged.operations} operations, {len(merged.requests)} requests"
-    typer.echo(f"wrote {out / TRACE}: {made}; open it in https://ui.perfetto.dev")
+    contents = f"{len(merged.processes)} processes, {merged.operations} operations, {len(merged.requests)} requests"
+    typer.echo(f"wrote {out / TRACE}: {contents}; open it in https://ui.perfetto.dev")
 
 
 def _wait(seconds: float, report: Report) -> None:
@@ -79,11 +79,11 @@ def trace(
     from rich.console import Console
 
     from cli.http import check, connect
-    from cli.request_table import table
+    from cli.request_table import trace_table
 
     with connect(url, api_key) as client:
-        told = check(client.get(f"/v1/quartet/trace/{quote(request_id, safe='')}")).json()
+        answer = check(client.get(f"/v1/quartet/trace/{quote(request_id, safe='')}")).json()
     console = Console()
-    console.print(table(told, console.width))
-    for lost in told["unreachable"]:
+    console.print(trace_table(answer, console.width))
+    for lost in answer["unreachable"]:
         typer.echo(f"not reached: {lost['stage']} {lost['address']}: {lost['reason']}", err=True)

@@ -11,35 +11,35 @@ _BESIDE = 60  # characters of a line that are no bar
 _DONE, _STILL, _MOMENT = "█", "░", "◆"
 
 
-def table(told: dict[str, Any], width: int) -> Table:
-    """The table of what the gateway's /v1/quartet/trace told: a row for each stage, and below it its phases. Times are
+def trace_table(trace: dict[str, Any], width: int) -> Table:
+    """The table of what the gateway's /v1/quartet/trace trace: a row for each stage, and below it its phases. Times are
     milliseconds, starts those since the request's own.
 
     Args:
-        told: the answer.
+        trace: the answer.
         width: characters of a line.
     """
-    spans = told["spans"]
+    spans = trace["spans"]
     line = _Line(spans, max(_LEAST_WIDTH, width - _BESIDE))
-    made = Table(title=f"request {escape(told['request_id'])}", title_justify="left", box=box.SIMPLE_HEAD)
-    made.add_column("stage", no_wrap=True)
+    table = Table(title=f"request {escape(trace['request_id'])}", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("stage", no_wrap=True)
     for heading in ("start ms", "took ms"):
-        made.add_column(heading, justify="right", no_wrap=True)
-    made.add_column("ended", no_wrap=True)
-    made.add_column(f"0 to {_milliseconds(line.end_us - line.start_us)} ms", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("ended", no_wrap=True)
+    table.add_column(f"0 to {_milliseconds(line.end_us - line.start_us)} ms", no_wrap=True)
     for span in spans:
-        part = span["request_id"].removeprefix(told["request_id"])
+        part = span["request_id"].removeprefix(trace["request_id"])
         name, last_us = f"[bold]{escape(span['stage'] + part)}[/bold]", span["end_us"]
         bar = line.bar(span["start_us"], last_us or line.end_us, _DONE if last_us else _STILL)
-        made.add_row(name, *line.times(span["start_us"], last_us), span["outcome"] or "not yet", bar)
+        table.add_row(name, *line.times(span["start_us"], last_us), span["outcome"] or "not yet", bar)
         for phase in span["phases"]:
             times = phase["start_us"], phase["end_us"]
-            made.add_row(f"  {phase['name']}", *line.times(*times), "", f"[dim]{line.bar(*times, _DONE)}[/dim]")
+            table.add_row(f"  {phase['name']}", *line.times(*times), "", f"[dim]{line.bar(*times, _DONE)}[/dim]")
         if (first_us := span["first_output_us"]) is not None:
-            made.add_row("  first output", *line.times(first_us, None), "", line.bar(first_us, first_us, _MOMENT))
+            table.add_row("  first output", *line.times(first_us, None), "", line.bar(first_us, first_us, _MOMENT))
     replicas = dict.fromkeys(f"{span['stage']} {span['address']}" for span in spans if span["address"])
-    made.caption, made.caption_justify = ", ".join(replicas), "left"
-    return made
+    table.caption, table.caption_justify = ", ".join(replicas), "left"
+    return table
 
 
 class _Line:

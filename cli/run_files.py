@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cli.plan import StartError
+from cli.plan import LaunchError
 
 LEAST_FREE_BYTES = 16 * 2**20  # for logs; a start that fails for want of room says so nowhere
 FAILED_PREFIX = "quartet-failed-"
@@ -21,20 +21,20 @@ def lock(directory: Path) -> int:
     """Makes `directory` if needed, and has it locked until the descriptor that is returned is closed.
 
     Raises:
-        StartError: it cannot be made or written, has no room, or another server has it.
+        LaunchError: it cannot be made or written, has no room, or another server has it.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise StartError(f"--run-dir {directory}: {error.strerror}; name a folder that can be written") from None
+        raise LaunchError(f"--run-dir {directory}: {error.strerror}; name a folder that can be written") from None
     try:
         _check_room(directory)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise StartError(f"--run-dir {directory}: {_url_there(directory)} has it; name another folder") from None
-    except StartError:
+        raise LaunchError(f"--run-dir {directory}: {_url_there(directory)} has it; name another folder") from None
+    except LaunchError:
         os.close(descriptor)
         raise
     except OSError:  # a file system without locks
@@ -43,12 +43,12 @@ def lock(directory: Path) -> int:
 
 
 def temporary(prefix: str) -> Path:
-    """A new directory for temporary files. Raises StartError: none can be made."""
+    """A new directory for temporary files. Raises LaunchError: none can be made."""
     try:
         return Path(tempfile.mkdtemp(prefix=prefix))
     except OSError as error:
         where = Path(error.filename).parent if error.filename else "TMPDIR"
-        raise StartError(f"{where}: {error.strerror}; name another folder for temporary files by TMPDIR") from None
+        raise LaunchError(f"{where}: {error.strerror}; name another folder for temporary files by TMPDIR") from None
 
 
 @contextlib.contextmanager
@@ -81,10 +81,10 @@ def keep_logs(run_directory: Path) -> Path:
 
 def _check_room(directory: Path) -> None:
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise StartError(f"--run-dir {directory}: Permission denied; name a folder that can be written")
+        raise LaunchError(f"--run-dir {directory}: Permission denied; name a folder that can be written")
     stat = os.statvfs(directory)
     if (free := stat.f_bavail * stat.f_frsize) < LEAST_FREE_BYTES:
-        raise StartError(
+        raise LaunchError(
             f"{directory}: the disk is full, {free / 2**20:.0f} MiB are free and logs need "
             f"{LEAST_FREE_BYTES / 2**20:.0f}: make room there, or name another folder by --run-dir"
         )

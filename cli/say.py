@@ -13,7 +13,7 @@ import httpx
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from cli.http import ApiError, address, check, message, socket_of, written
+from cli.http import ServerError, address, check, download, message, socket_of, written
 from cli.terminal import Report
 
 _BLOCK_BYTES = 64 * 1024
@@ -21,15 +21,15 @@ _OPEN_TIMEOUT_S = 10.0
 
 
 def model_that(client: httpx.Client, does: str, fits: Callable[[dict[str, Any]], object]) -> str:
-    """Name of the server's first model whose facts fit. Raises ApiError: none `does` it."""
+    """Name of the server's first model whose facts fit. Raises ServerError: none `does` it."""
     for model in check(client.get("/v1/models")).json()["data"]:
         if fits(model["quartet"]):
             return model["id"]
-    raise ApiError(f"{address(client)} has no model that {does}")
+    raise ServerError(f"{address(client)} has no model that {does}")
 
 
 def model_that_speaks(client: httpx.Client) -> str:
-    """Name of the server's model that speaks a text. Raises ApiError: it has none."""
+    """Name of the server's model that speaks a text. Raises ServerError: it has none."""
     return model_that(client, "speaks a text", lambda facts: facts.get("max_speech_characters"))
 
 
@@ -43,14 +43,11 @@ def say(client: httpx.Client, body: dict[str, Any], report: Report, out: Path | 
         out: the file; None: stdout.
 
     Raises:
-        ApiError: the server refused, broke off, or has no model that speaks a text.
+        ServerError: the server refused, broke off, or has no model that speaks a text.
     """
     body = {"model": model_that_speaks(client), **body}
     report("speaking", None)
-    with client.stream("POST", "/v1/audio/speech", json=body) as response, written(out) as file:
-        for block in check(response).iter_bytes(_BLOCK_BYTES):
-            file.write(block)
-            file.flush()
+    download(client, "POST", "/v1/audio/speech", out, json=body)
 
 
 def typed(descriptor: int) -> Iterator[str]:
@@ -71,7 +68,7 @@ def say_typed(client: httpx.Client, settings: dict[str, Any], texts: Iterable[st
         out: the file; None: stdout.
 
     Raises:
-        ApiError: the server refused, broke off, or has no model that speaks a text.
+        ServerError: the server refused, broke off, or has no model that speaks a text.
     """
     config = {"type": "session.config", "model": model_that_speaks(client), **settings}
     url, headers = socket_of(client, "/v1/audio/speech/stream")
@@ -86,7 +83,7 @@ def say_typed(client: httpx.Client, settings: dict[str, Any], texts: Iterable[st
                 file.write(block)
                 file.flush()
     except (OSError, WebSocketException) as error:
-        raise ApiError(f"{address(client)}: {error or type(error).__name__}") from None
+        raise ServerError(f"{address(client)}: {error or type(error).__name__}") from None
 
 
 def _type(socket: ClientConnection, texts: Iterable[str]) -> None:
@@ -97,14 +94,14 @@ def _type(socket: ClientConnection, texts: Iterable[str]) -> None:
 
 
 def _audio(socket: ClientConnection) -> Iterator[bytes]:
-    """The binary messages, until all is spoken. Raises ApiError: the server refused, or broke off."""
+    """The binary messages, until all is spoken. Raises ServerError: the server refused, or broke off."""
     for received in socket:
         if isinstance(received, bytes):
             yield received
             continue
         event = json.loads(received)
         if event["type"] == "error":
-            raise ApiError(message(event))
+            raise ServerError(message(event))
         if event["type"] == "session.done":
             return
-    raise ApiError("the server broke off")
+    raise ServerError("the server broke off")

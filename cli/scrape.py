@@ -43,7 +43,7 @@ class Scrape:
 
 
 @dataclass(frozen=True)
-class Window:
+class MetricsDelta:
     """What happened from one scrape to a later one of the same process. One that was started anew in between, or had
     nothing in between, is looked at since its start."""
 

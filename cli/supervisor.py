@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cli import run_files
 from cli.check import check, has_gpu
-from cli.plan import GATEWAY, Options, PlannedStage, StartError, stages_to_start
+from cli.plan import GATEWAY, LaunchError, LaunchOptions, PlannedStage, stages_to_start
 from cli.ports import HOST, free_ports
 from cli.process import OUT_OF_MEMORY, ChildProcess, ending, oom_kills
 from cli.reaper import Reaper
@@ -38,14 +38,14 @@ class Supervisor:
     "address", "metrics_address"}}}, rewritten when a stage is restarted. "url" is null without a gateway.
     """
 
-    def __init__(self, options: Options, progress: Progress) -> None:
+    def __init__(self, options: LaunchOptions, progress: Progress) -> None:
         """Looks at all that the options name. Starts nothing yet.
 
         Raises:
-            StartError: the options do not fit the pipeline file, or name what cannot be used.
+            LaunchError: the options do not fit the pipeline file, or name what cannot be used.
         """
         self.url = f"http://{options.host}:{options.port}"
-        self._told = {"url": self.url if options.has_gateway else None, "pipeline": str(options.pipeline.absolute())}
+        self._state = {"url": self.url if options.has_gateway else None, "pipeline": str(options.pipeline.absolute())}
         self._progress = progress
         self._places: dict[str, dict[str, str]] = {}
         self._children: dict[str, ChildProcess] = {}
@@ -60,7 +60,7 @@ class Supervisor:
         self._temporary = options.temporary or (None if options.run_directory else self.run_directory)
         try:
             self._lock = run_files.lock(self.run_directory)
-        except StartError:
+        except LaunchError:
             if self._temporary:
                 shutil.rmtree(self._temporary, ignore_errors=True)
             raise
@@ -102,7 +102,7 @@ class Supervisor:
         """Starts everything and returns when all is ready. From then on a process that dies is restarted.
 
         Raises:
-            StartError: a process ended before all were ready. The logs are kept.
+            LaunchError: a process ended before all were ready. The logs are kept.
         """
         starting = [asyncio.create_task(self._until_ready(child)) for child in self._children.values()]
         starting.append(asyncio.create_task(self._start_processes()))
@@ -110,7 +110,7 @@ class Supervisor:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await asyncio.gather(*starting)
         except TimeoutError:
-            raise StartError(f"not ready within {START_TIMEOUT_S:g} s; the logs are in {self._kept_logs}") from None
+            raise LaunchError(f"not ready within {START_TIMEOUT_S:g} s; the logs are in {self._kept_logs}") from None
         finally:
             for task in starting:
                 task.cancel()
@@ -129,9 +129,9 @@ class Supervisor:
             child = self._children[name]
             await child.start()
             self._write_state()
-            host, _, port = self._places[name]["address"].rpartition(":")
-            while cores < len(self._children) and name not in thinkers and child.exit_status is None:
-                if probe.listens(host, int(port), PROBE_S):
+            waits = cores < len(self._children) and name not in thinkers
+            while waits and child.exit_status is None:
+                if self._listens(name):
                     break
                 await asyncio.sleep(PAUSE_S)
 
@@ -155,7 +155,7 @@ class Supervisor:
             await asyncio.sleep(PAUSE_S)
         self._progress(child.name, "ready")
 
-    def _failed(self, child: ChildProcess, status: int) -> StartError:
+    def _failed(self, child: ChildProcess, status: int) -> LaunchError:
         """What the end of a process that was to start says, in one sentence; the whole is in a file."""
         log, ended = child.log_tail(), self._ending(status)
         if OUT_OF_MEMORY in ended:
@@ -165,7 +165,7 @@ class Supervisor:
         else:
             last = failures.last_error(log)
             sentence = f"{child.name} {ended}{f': {last}' if last else ''}"
-        error = StartError(f"{sentence} (log: {self._kept_logs / child.log_file.name})")
+        error = LaunchError(f"{sentence} (log: {self._kept_logs / child.log_file.name})")
         error.details = log if self._verbose else ""
         return error
 
@@ -174,9 +174,12 @@ class Supervisor:
         """Where the logs are when all has been stopped."""
         return run_files.keep_logs(self.run_directory) if self._temporary else self.run_directory
 
-    def _is_ready(self, name: str) -> bool:
+    def _listens(self, name: str) -> bool:
         host, _, port = self._places[name]["address"].rpartition(":")
-        if not probe.listens(host, int(port), PROBE_S):
+        return probe.listens(host, int(port), PROBE_S)
+
+    def _is_ready(self, name: str) -> bool:
+        if not self._listens(name):
             return False
         if name == GATEWAY:
             return probe.http_state(f"{self.url}/ready", PROBE_S) == "SERVING"
@@ -204,7 +207,7 @@ class Supervisor:
         }
         state = self.run_directory / "state.json"
         scratch = state.with_suffix(".new")
-        scratch.write_text(json.dumps({**self._told, "processes": processes}, indent=1))
+        scratch.write_text(json.dumps({**self._state, "processes": processes}, indent=1))
         scratch.replace(state)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from cli.scrape import Scrape, Window
+from cli.scrape import MetricsDelta, Scrape
 from cli.terminal import CommandError
 
 GATEWAY = "gateway"
@@ -24,7 +24,7 @@ _OWN_PATHS = {"/metrics", "/ready", "/health"}  # requests that are not a client
 
 
 class TopError(CommandError):
-    """There is nothing to watch; the message says why."""
+    """There is nothing to monitor; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _page(address: str) -> str:
     return url if url.partition("://")[2].strip("/").count("/") else f"{url.rstrip('/')}/metrics"
 
 
-class Watch:
+class Monitor:
     """Looks at a system again and again.
 
     Attributes:
@@ -121,15 +121,15 @@ class Watch:
         table.caption, table.caption_justify = "\n".join(filter(None, [self._first_outputs(), *self._edges()])), "left"
         return table
 
-    def _window(self, name: str) -> Window | None:
+    def _window(self, name: str) -> MetricsDelta | None:
         scrapes = self._scrapes.get(name)
-        return Window(scrapes[0], scrapes[-1]) if scrapes else None
+        return MetricsDelta(scrapes[0], scrapes[-1]) if scrapes else None
 
     def _numbers(self, name: str) -> list[str]:
         """The cells of a process after its state."""
         window = self._window(name)
         if window is None:
-            return [*self._told_load(name), *["-"] * 5]
+            return [*self._gateway_load(name), *["-"] * 5]
         call = window.busiest("quartet_step_seconds", "call")
         only = {} if call is None else {"call": call}
         kv = window.last.total("quartet_kv_cache_used_ratio")
@@ -144,7 +144,7 @@ class Watch:
             _milliseconds(window.quantile(0.5, first)),
         ]
 
-    def _told_load(self, name: str) -> list[str]:
+    def _gateway_load(self, name: str) -> list[str]:
         """Running and queued of a stage's replicas, as they told the gateway."""
         replicas = self._ready.get("replicas", {}).get(name)
         if not replicas:
@@ -176,7 +176,7 @@ class Watch:
         return lines
 
 
-def _requests_a_second(window: Window, name: str) -> float | None:
+def _requests_a_second(window: MetricsDelta, name: str) -> float | None:
     if name != GATEWAY:
         return window.rate("quartet_requests_total")
     paths = window.last.values_of("quartet_gateway_requests_total", "path") - _OWN_PATHS
@@ -202,17 +202,17 @@ async def top(system: System, interval_s: float, once: bool) -> None:
     Raises:
         TopError: with `once`, the gateway does not answer.
     """
-    watch, console = Watch(system), Console()
-    await watch.look()
+    monitor, console = Monitor(system), Console()
+    await monitor.look()
     if once:
         await asyncio.sleep(ONCE_S)
-        await watch.look()
-        console.print(watch.table())
-        if not watch.reached:
+        await monitor.look()
+        console.print(monitor.table())
+        if not monitor.reached:
             raise TopError(f"{system.url} does not answer")
         return
-    with Live(watch.table(), console=console, auto_refresh=False) as live:
+    with Live(monitor.table(), console=console, auto_refresh=False) as live:
         while True:
             await asyncio.sleep(interval_s)
-            await watch.look()
-            live.update(watch.table(), refresh=True)
+            await monitor.look()
+            live.update(monitor.table(), refresh=True)

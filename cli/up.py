@@ -7,16 +7,16 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from cli.plan import Options
+from cli.plan import LaunchOptions
 from cli.supervisor import STOP_GRACE_S, Supervisor
 from cli.terminal import console
 
 
-async def serve(options: Options) -> None:
+async def serve(options: LaunchOptions) -> None:
     """Starts, says when it is ready, restarts what dies, and stops everything on SIGINT or SIGTERM.
 
     Raises:
-        StartError: a process could not start; all others have been stopped.
+        LaunchError: a process could not start; all others have been stopped.
     """
     supervisor = Supervisor(options, progress=say)
     console.print(f"starting {listed(supervisor.names)}; logs in {supervisor.run_directory}")
@@ -50,7 +50,7 @@ def say(name: str, what: str) -> None:
 
 
 @contextlib.contextmanager
-def running(options: Options, grace_s: float = STOP_GRACE_S) -> Iterator[Supervisor]:
+def running(options: LaunchOptions, grace_s: float = STOP_GRACE_S) -> Iterator[Supervisor]:
     """Runs a system around a block of ordinary code, e.g. a demo or a benchmark. Once it stops, ctrl-C is of no more
     use: nothing would wait for what is stopping.
 
@@ -59,7 +59,7 @@ def running(options: Options, grace_s: float = STOP_GRACE_S) -> Iterator[Supervi
         grace_s: how long it may take to stop before it is killed.
 
     Raises:
-        StartError: a process could not start.
+        LaunchError: a process could not start.
     """
     supervisor = Supervisor(options, progress=say)
     console.print(f"starting {listed(supervisor.names)}, each a process of its own")

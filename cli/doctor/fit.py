@@ -104,13 +104,13 @@ def _thinker_share(budget: Budget, thinker: Any) -> Iterator[Finding]:
     kept, share = int(budget.settings["THINKER_KV_CACHE_BYTES"]), budget.settings["THINKER_GPU_MEMORY_UTILIZATION"]
     flags = f"--kv-cache-bytes={kept} --gpu-memory-utilization={share}"
     spare = budget.free_bytes(0)  # what a budget leaves to nobody may be just enough
-    asked = thinker.kv_cache_bytes
-    if asked is not None and asked > kept + spare:
-        yield Finding(f"thinker: --kv-cache-bytes={asked} is more than there is: give {flags}")
+    requested = thinker.kv_cache_bytes
+    if requested is not None and requested > kept + spare:
+        yield Finding(f"thinker: --kv-cache-bytes={requested} is more than there is: give {flags}")
     elif thinker.gpu_memory_utilization > float(share) + spare / budget.gpu_bytes:
         utilization = f"--gpu-memory-utilization={thinker.gpu_memory_utilization:g}"
         yield Finding(f"thinker: {utilization} is more than the others leave: give {flags}")
-    elif asked is None and not budget.layout.apart:
+    elif requested is None and not budget.layout.apart:
         yield Finding(f"thinker: its KV cache depends on which stage starts first: give {flags}", fatal=False)
 
 

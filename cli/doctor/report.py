@@ -76,7 +76,7 @@ def examine(
             findings += judge_around(machine, stage, settings[stage])
         except ValueError as error:
             findings.append(Finding(f"{stage}: {error}"))
-    findings += [Finding(f"{made.stage}: {c.reason}") for made in paths for c in made.choices if c.fatal]
+    findings += [Finding(f"{stage.stage}: {c.reason}") for stage in paths for c in stage.choices if c.fatal]
     if model is not None and len(paths) == len(stages):
         try:
             sizes, misfits = fit(machine, settings, model)

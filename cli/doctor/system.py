@@ -92,7 +92,7 @@ def _room(thinker: str, folder: Path | None) -> Iterator[Lack]:
         free, needed = shutil.disk_usage(folder).free, DISK_BYTES[thinker]
         if free < needed:
             yield Lack(f"room on the disk: {folder} has {free / GIB:.1f} GiB free, {needed / GIB:.0f} are needed")
-    memory = _memory_bytes()
+    memory = memory_bytes()
     if memory < MEMORY_BYTES:
         needed = f"the five processes of `make demo` take {MEMORY_BYTES / GIB:.0f}"
         yield Lack(f"memory: there are {memory / GIB:.1f} GiB, and {needed}", fatal=False)
@@ -113,8 +113,14 @@ def _loads(library: str) -> bool:
     return True
 
 
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory_bytes() -> int:
+    """Memory of this machine, or of this container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def manager() -> str | None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cli.http import message
-from cli.talking.playback import Playback
-from cli.talking.sound import Sent
-from cli.talking.summary import Tokens, Turn
+from cli.talking.playback import PlaybackBuffer
+from cli.talking.sound import InputMeter
+from cli.talking.summary import Tokens, TurnTiming
 
 USER, MODEL, NOTE, ERROR = "you", "model", "", "error"
 MARK = "mark-"  # begins ids of events that ask nothing but how far the server has read
@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 
 @dataclass
-class Answer:
+class OutputItem:
     """The item that is being said or written, and its text so far."""
 
     id: str
@@ -52,8 +52,8 @@ class Dialogue:
 
     def __init__(
         self,
-        playback: Playback,
-        sent: Sent,
+        playback: PlaybackBuffer,
+        sent: InputMeter,
         say: Callable[[str, str], None],
         *,
         may_interrupt: bool = False,
@@ -63,11 +63,11 @@ class Dialogue:
         self._playback, self._sent, self._say = playback, sent, say
         self._may_interrupt, self._is_written, self._is_transcribed = may_interrupt, is_written, is_transcribed
         self.first = "text" if is_written else "audio"
-        self.turns: list[Turn] = []
+        self.turns: list[TurnTiming] = []
         self.interruptions, self.tokens, self.read = 0, Tokens(), 0
         self.user_speaks, self.user_text = False, ""
-        self.answer: Answer | None = None
-        self._begin_ms, self._heard_s = 0.0, float("-inf")
+        self.answer: OutputItem | None = None
+        self._begin_ms, self._played_s = 0.0, float("-inf")
         self._awaited, self._active = False, False
         self._untranscribed: set[str] = set()
         self._cut: set[str] = set()
@@ -84,12 +84,12 @@ class Dialogue:
 
     def is_muted(self, now_s: float) -> bool:
         """Whether the microphone is to hear nothing: the speakers are all that it would hear."""
-        return not self._may_interrupt and (self._playback.is_speaking or now_s < self._heard_s + _ROOM_S)
+        return not self._may_interrupt and (self._playback.is_speaking or now_s < self._played_s + _ROOM_S)
 
     def tick(self, now_s: float) -> None:
         """Shows an answer when it has been heard. For a few times a second."""
         if self._playback.is_speaking:
-            self._heard_s = now_s
+            self._played_s = now_s
         answer = self.answer
         if answer is not None and answer.is_done and not self._playback.has(answer.id):
             self._show(answer.text)
@@ -105,13 +105,13 @@ class Dialogue:
         """The user says that the turn is over; while the model speaks, that it shall be silent."""
         if self.is_answering:
             return self.interrupt()
-        self._turn_ended(self._sent.ms)
+        self._end_turn(self._sent.ms)
         return [{"type": "input_audio_buffer.commit"}, {"type": "response.create"}]
 
     def interrupt(self) -> list[Event]:
         """Silences the model."""
         cancel: list[Event] = [{"type": "response.cancel"}] if self._active else []
-        return cancel + self._stopped()
+        return cancel + self._stop()
 
     def take(self, event: Event, now_s: float) -> list[Event]:
         """An event of the server, at `now_s`: what is sent back."""
@@ -119,31 +119,31 @@ class Dialogue:
         match kind:
             case "input_audio_buffer.speech_started":
                 self.user_speaks, self._begin_ms = True, event["audio_start_ms"]
-                return self._stopped()
+                return self._stop()
             case "input_audio_buffer.speech_stopped":
                 self.user_speaks = False
-                self._turn_ended(event["audio_end_ms"])
+                self._end_turn(event["audio_end_ms"])
             case "input_audio_buffer.committed" if self._is_transcribed:
                 self._untranscribed.add(event["item_id"])
             case "created":
                 self._awaited, self._active = False, True
             case "done":
-                self._done(event["response"])
+                self._finish(event["response"])
             case "conversation.item.retrieved":
                 self._show_cut(event["item"])
             case "error":
-                self._failed(event)
+                self._take_error(event)
             case _ if kind.startswith("conversation.item.input_audio_transcription."):
-                self._transcribed(kind.rpartition(".")[2], event)
+                self._take_transcript(kind.rpartition(".")[2], event)
             case _ if kind.startswith("output_") and event.get("item_id") not in self._cut:
-                self._answered(kind, event, now_s)
+                self._take_output(kind, event, now_s)
         return []
 
-    def _turn_ended(self, end_ms: float) -> None:
-        self.turns.append(Turn(len(self.turns) + 1, self._sent.last_word_s(self._begin_ms, end_ms)))
+    def _end_turn(self, end_ms: float) -> None:
+        self.turns.append(TurnTiming(len(self.turns) + 1, self._sent.last_word_s(self._begin_ms, end_ms)))
         self._awaited, self._begin_ms = True, end_ms
 
-    def _stopped(self) -> list[Event]:
+    def _stop(self) -> list[Event]:
         cuts = self._playback.stop()
         if self.answer is not None and self.answer.id not in (id for id, _ in cuts):
             if self.answer.is_done:  # and heard
@@ -153,9 +153,9 @@ class Dialogue:
         self.answer = None
         self._cut.update(id for id, _ in cuts)
         self.interruptions += bool(cuts)
-        return [event for cut in cuts for event in self._cutting(*cut)]
+        return [event for cut in cuts for event in self._truncate(*cut)]
 
-    def _cutting(self, id: str, heard_ms: int) -> Iterable[Event]:
+    def _truncate(self, id: str, heard_ms: int) -> Iterable[Event]:
         """Cuts the item, and asks for what is left of its text."""
         if not self._is_written:
             yield {"type": "conversation.item.truncate", "item_id": id, "content_index": 0, "audio_end_ms": heard_ms}
@@ -170,7 +170,7 @@ class Dialogue:
         text = part.get("transcript") or part.get("text") or ""
         self._say(MODEL, f"{text.strip()} (interrupted)".strip())
 
-    def _done(self, response: Event) -> None:
+    def _finish(self, response: Event) -> None:
         self._active = False
         self.tokens.add(response.get("usage") or {})
         details = response.get("status_details") or {}
@@ -182,7 +182,7 @@ class Dialogue:
             self._playback.complete(self.answer.id)
             self.answer.is_done = True
 
-    def _failed(self, event: Event) -> None:
+    def _take_error(self, event: Event) -> None:
         error = event["error"]
         if (error.get("event_id") or "").startswith(MARK):
             self.read = int(error["event_id"].removeprefix(MARK))
@@ -192,7 +192,7 @@ class Dialogue:
                 self.turns.pop()
             self._say(ERROR, message(event))
 
-    def _transcribed(self, what: str, event: Event) -> None:
+    def _take_transcript(self, what: str, event: Event) -> None:
         if what == "delta":
             self.user_text += event.get("delta") or ""
             return
@@ -202,21 +202,21 @@ class Dialogue:
             failed = f"(not written down: {(event.get('error') or {}).get('message')})"
             self._say(USER, event["transcript"].strip() if what == "completed" else failed)
 
-    def _answered(self, kind: str, event: Event, now_s: float) -> None:
+    def _take_output(self, kind: str, event: Event, now_s: float) -> None:
         """More of an answer: of its sound, its transcript or its text."""
         if kind in ("output_audio.delta", "output_audio_transcript.delta", "output_text.delta"):
             if self.answer is None or self.answer.id != event["item_id"]:
-                self.answer = Answer(event["item_id"])
+                self.answer = OutputItem(event["item_id"])
             if kind == "output_audio.delta":
                 self._playback.add(self.answer.id, base64.b64decode(event["delta"]))
             else:
                 self.answer.text += event["delta"]
             if kind == ("output_text.delta" if self._is_written else "output_audio.delta"):
-                self._first(now_s)
+                self._note_first(now_s)
         elif kind == "output_audio.done":
             self._playback.complete(event["item_id"])
 
-    def _first(self, now_s: float) -> None:
+    def _note_first(self, now_s: float) -> None:
         turn = self.turns[-1] if self.turns else None
         if turn is None or turn.answered_s is not None:
             return

@@ -8,25 +8,25 @@ from cli.talking.sound import BYTES_PER_SAMPLE, RATE_HZ
 
 
 @dataclass
-class _Answer:
+class _ItemAudio:
     id: str
     left: bytearray = field(default_factory=bytearray)
     played_bytes: int = 0
     is_complete: bool = False
 
 
-class Playback:
+class PlaybackBuffer:
     """Sound that waits to be played. Speakers pull from it in a thread of their own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._answers: deque[_Answer] = deque()
+        self._answers: deque[_ItemAudio] = deque()
 
     def add(self, id: str, pcm16: bytes) -> None:
         """More sound of the item `id`."""
         with self._lock:
             if not self._answers or self._answers[-1].id != id:
-                self._answers.append(_Answer(id))
+                self._answers.append(_ItemAudio(id))
             self._answers[-1].left += pcm16
 
     def complete(self, id: str) -> None:
@@ -39,17 +39,17 @@ class Playback:
     def pull(self, samples: int) -> bytes:
         """What is heard now, with silence where there is nothing to hear."""
         wanted = samples * BYTES_PER_SAMPLE
-        heard = bytearray()
+        pulled = bytearray()
         with self._lock:
             for answer in self._answers:
-                piece = answer.left[: wanted - len(heard)]
+                piece = answer.left[: wanted - len(pulled)]
                 del answer.left[: len(piece)]
                 answer.played_bytes += len(piece)
-                heard += piece
-                if len(heard) == wanted or not answer.is_complete:  # what comes late is waited for
+                pulled += piece
+                if len(pulled) == wanted or not answer.is_complete:  # what comes late is waited for
                     break
             self._forget_played()
-        return bytes(heard.ljust(wanted, b"\0"))
+        return bytes(pulled.ljust(wanted, b"\0"))
 
     def stop(self) -> list[tuple[str, int]]:
         """Ends it at once: (id, milliseconds heard) of each item of which something was still to be heard."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.http import written
-from cli.talking.playback import Playback
+from cli.talking.playback import PlaybackBuffer
 from cli.talking.sound import BYTES_PER_SAMPLE, PIECE_BYTES, RATE_HZ
 from cli.terminal import CommandError
 
@@ -55,7 +55,7 @@ def _read(file: Path) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def recorder(playback: Playback, out: Path) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+def recorder(playback: PlaybackBuffer, out: Path) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
     """Writes `out` in the block, as what it yields hears it, in real time, until that is cancelled.
 
     A block that fails leaves no file. Raises CommandError: it cannot be written.
@@ -70,10 +70,10 @@ def recorder(playback: Playback, out: Path) -> Iterator[Callable[[], Coroutine[A
         raise CommandError(f"--out: {error}") from None
 
 
-async def _record(playback: Playback, file: wave.Wave_write) -> None:
-    begun_s, heard = time.monotonic(), 0
+async def _record(playback: PlaybackBuffer, file: wave.Wave_write) -> None:
+    begun_s, written_samples = time.monotonic(), 0
     while True:
         due = int((time.monotonic() - begun_s) * RATE_HZ)
-        file.writeframes(playback.pull(due - heard))
-        heard = due
+        file.writeframes(playback.pull(due - written_samples))
+        written_samples = due
         await asyncio.sleep(_STEP_S)

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from cli.talking.dialogue import ERROR, MODEL, NOTE, USER, Dialogue
-from cli.talking.sound import Sent
+from cli.talking.sound import InputMeter
 from cli.terminal import console
 
 _STYLES = {USER: "bold cyan", MODEL: "bold green", NOTE: "dim", ERROR: "bold red"}
@@ -33,7 +33,7 @@ def bar(level_db: float) -> Text:
 
 
 @contextlib.contextmanager
-def shown(dialogue: Dialogue, sent: Sent, now_s: Callable[[], float], hint: str) -> Iterator[Callable[[], None]]:
+def shown(dialogue: Dialogue, sent: InputMeter, now_s: Callable[[], float], hint: str) -> Iterator[Callable[[], None]]:
     """In the block, and on a terminal only, the conversation's state is below its lines; call what this yields to
     renew it.
 

@@ -20,7 +20,7 @@ def level_db(pcm16: bytes) -> float:
     return max(SILENCE_DB, 10 * math.log10(power / 32768**2)) if power else SILENCE_DB
 
 
-class Sent:
+class InputMeter:
     """What was sent of the user's sound: when, and how loud it was.
 
     Attributes:

@@ -3,11 +3,14 @@
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cli.talking.dialogue import Dialogue
 
 
 @dataclass
-class Turn:
+class TurnTiming:
     """One of the user's, and its answer. Times in seconds of one clock.
 
     Attributes:
@@ -39,16 +42,7 @@ class Tokens:
         self.counts["output"] += usage.get("output_tokens", 0)
 
 
-class Told(Protocol):
-    """A conversation. `first`: what comes first of an answer, "audio" or "text"."""
-
-    turns: list[Turn]
-    interruptions: int
-    tokens: Tokens
-    first: str
-
-
-def lines(dialogue: Told) -> Iterator[str]:
+def lines(dialogue: "Dialogue") -> Iterator[str]:
     """For the user to read."""
     turns, cuts = len(dialogue.turns), dialogue.interruptions
     cut = f", {cuts} interruption{'s' * (cuts != 1)}" if cuts else ""

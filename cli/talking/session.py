@@ -13,10 +13,10 @@ from cli.talking import screen
 from cli.talking.connection import Connection, opened
 from cli.talking.dialogue import MARK, Dialogue
 from cli.talking.keys import turn_key
-from cli.talking.playback import Playback
-from cli.talking.sound import PIECE_BYTES, PIECE_MS, Sent
+from cli.talking.playback import PlaybackBuffer
+from cli.talking.sound import PIECE_BYTES, PIECE_MS, InputMeter
 
-Beside: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+BackgroundTask: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 Vad: TypeAlias = Literal["server", "semantic", "manual"]
 
 _SHOW_S = 0.1
@@ -25,7 +25,7 @@ _MOST_SILENCE_S = 30.0  # after a file, for its last turn to end
 _TRANSCRIPT_S = 30.0  # for which the last transcripts are waited for, when all else is over
 
 
-def session(
+def session_settings(
     *, voice: str | None, instructions: str | None, is_written: bool, vad: Vad, transcription: dict[str, Any] | None
 ) -> dict[str, Any]:
     """What is asked of the server in session.update."""
@@ -39,7 +39,7 @@ def session(
     }
 
 
-class Conversation:
+class TalkSession:
     """One session, from its first sound to its end.
 
     Args:
@@ -52,23 +52,28 @@ class Conversation:
         dialogue: its state; None until it has begun.
     """
 
-    def __init__(self, settings: dict[str, Any], vad: Vad, may_interrupt: bool, playback: Playback) -> None:
+    def __init__(self, settings: dict[str, Any], vad: Vad, may_interrupt: bool, playback: PlaybackBuffer) -> None:
         self._settings, self._is_manual, self._may_interrupt = settings, vad == "manual", may_interrupt
         self._is_written = settings["output_modalities"] == ["text"]
-        self._playback, self._sent = playback, Sent()
+        self._playback, self._sent = playback, InputMeter()
         self._microphone: asyncio.Queue[bytes] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.dialogue: Dialogue | None = None
 
-    def hear(self, piece: bytes) -> None:
+    def add_microphone(self, piece: bytes) -> None:
         """Takes a piece of the microphone's sound. For any thread."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the conversation is over
                 self._loop.call_soon_threadsafe(self._microphone.put_nowait, piece)
 
     async def run(
-        self, client: httpx.Client, model: str, pieces: Iterator[bytes] | None, in_real_time: bool, *beside: Beside
+        self,
+        client: httpx.Client,
+        model: str,
+        pieces: Iterator[bytes] | None,
+        in_real_time: bool,
+        *beside: BackgroundTask,
     ) -> None:
         """Talks, until the file is answered; from the microphone until it is cancelled.
 
@@ -80,18 +85,18 @@ class Conversation:
             beside: what runs beside it.
 
         Raises:
-            ApiError: the server refused, or broke off.
+            ServerError: the server refused, or broke off.
             CommandError: the file is at fault.
         """
         async with opened(client, model) as connection:
-            told = await connection.begin(self._settings)
+            effective = await connection.begin(self._settings)
             dialogue = self.dialogue = Dialogue(
                 self._playback,
                 self._sent,
                 screen.say,
                 may_interrupt=self._may_interrupt,
                 is_written=self._is_written,
-                is_transcribed=bool(told["audio"]["input"].get("transcription")),
+                is_transcribed=bool(effective["audio"]["input"].get("transcription")),
             )
             self._loop = asyncio.get_running_loop()
             if pieces is None:
