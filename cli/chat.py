@@ -1,4 +1,4 @@
-"""`quartet chat`: one streamed request; text to the terminal, speech to a WAV file."""
+"""`quartet chat`: sends one streamed request; text to the terminal, speech to a WAV file."""
 
 import base64
 import mimetypes
@@ -16,8 +16,7 @@ from cli.http import ServerError, check, events
 
 @dataclass
 class ChatAnswer:
-    """What came back. Times in milliseconds from before the request was sent; `pcm` is mono PCM16; `facts` are what
-    /v1/models says of the model."""
+    """An answer. Milliseconds count from before the request; `pcm` is mono PCM16; `facts` come from /v1/models."""
 
     facts: dict[str, Any]
     text: str = ""
@@ -30,12 +29,11 @@ class ChatAnswer:
 
     @property
     def audio_s(self) -> float:
-        """Seconds of speech."""
         return len(self.pcm) / 2 / self.facts["sample_rate_hz"] if self.pcm else 0.0
 
 
 def part(kind: str, file: Path) -> dict[str, Any]:
-    """A content part of `kind` ("image", "audio", "video") with the file as a data URL."""
+    """Returns a content part of `kind` ("image", "audio", "video") with the file as a data URL."""
     media_type = mimetypes.guess_type(file.name)[0] or f"{kind}/*"
     data = base64.b64encode(file.read_bytes()).decode()
     return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{media_type};base64,{data}"}}
@@ -49,16 +47,12 @@ def ask(
     on_thought: Callable[[str], None] = lambda _: None,
     before: Sequence[dict[str, Any]] = (),
 ) -> ChatAnswer:
-    """Asks the server of `client` and calls `on_text` with each piece of text as it comes, `on_thought` with those of
-    what the model thinks before.
+    """Sends a chat request; calls `on_text` and `on_thought` with each piece. Raises ServerError.
 
     Args:
-        content: content parts of the one user message.
+        content: parts of the user's message.
         options: further members of the request's body.
         before: messages of the conversation so far.
-
-    Raises:
-        ServerError: the server refused, or broke off.
     """
     models = check(client.get("/v1/models")).json()["data"]
     if not models:
@@ -77,7 +71,6 @@ def ask(
 
 
 def write_wav(answer: ChatAnswer, file: Path) -> None:
-    """Writes the speech as a mono PCM16 WAV at the model's sample rate."""
     with wave.open(str(file), "wb") as out:
         out.setnchannels(1)
         out.setsampwidth(2)

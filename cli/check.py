@@ -1,4 +1,4 @@
-"""The first mistakes of `quartet up`, before a process starts or a stage's library is imported."""
+"""Finds mistakes of `quartet up` before a process starts or a stage's library is imported."""
 
 import contextlib
 import errno
@@ -32,11 +32,11 @@ _HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def check(options: LaunchOptions, stages: Sequence[PlannedStage]) -> None:
-    """Looks at what the flags name.
+    """Checks all that the flags name.
 
     Raises:
         UsageError: a checkpoint, a file or a flag for a process is at fault.
-        LaunchError: the port is taken, or the weights are larger than this machine's memory.
+        LaunchError: the port is taken, or the weights exceed this machine's memory.
     """
     for kind in {stage.kind for stage in stages}:
         check_machine(kind)
@@ -51,11 +51,7 @@ def check(options: LaunchOptions, stages: Sequence[PlannedStage]) -> None:
 
 
 def check_model(flag: str, model: str, kind: str) -> None:
-    """Looks at the checkpoint of a stage of `kind`: a directory's config, or how a hub id is written.
-
-    Raises:
-        UsageError: it is neither, or the directory has no checkpoint for such a stage.
-    """
+    """Checks a directory's config, or the form of a hub id. Raises UsageError."""
     folder = Path(resolve(model))
     try:
         _check_model(flag, model, kind, folder)
@@ -87,11 +83,7 @@ def _check_model(flag: str, model: str, kind: str, folder: Path) -> None:
 
 
 def check_machine(kind: str) -> None:
-    """Looks at what a stage of `kind` needs of this machine beside memory.
-
-    Raises:
-        LaunchError: something is not there; names it and what to do.
-    """
+    """Checks what a stage of `kind` needs of this machine beside memory. Raises LaunchError."""
     if kind == "thinker" and not has_gpu() and (lacks := cpu.lacks()):
         raise LaunchError(f"{kind}: {lacks}")
     if sys.platform == "linux":
@@ -106,11 +98,7 @@ def check_machine(kind: str) -> None:
 
 
 def stage_settings(kind: str, model: str, flags: Sequence[str]) -> Any:
-    """The settings of a stage, from `flags` and its environment variables. Imports no engine.
-
-    Raises:
-        ValueError: a flag or variable is at fault.
-    """
+    """Reads a stage's settings from `flags` and the environment. Imports no engine. Raises ValueError."""
     settings = getattr(import_module(f"services.{kind}.config"), f"{kind.title()}Settings")  # e.g. Code2WavSettings
     return _load(settings, ["--model", model, *flags])
 
@@ -163,7 +151,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _check_memory(models: Iterable[str]) -> None:
-    """Of checkpoints that are directories: those on the hub have not been fetched."""
+    """Checks directories only: the sizes on the hub are unknown."""
     files = (file for model in models for file in Path(resolve(model)).rglob("*.safetensors"))
     needed = HOST_BYTES + sum(file.stat().st_size for file in files)
     if needed > memory_bytes():
@@ -173,10 +161,9 @@ def _check_memory(models: Iterable[str]) -> None:
 def too_large(
     needed: int, there: int, where: str = "this machine", remedy: str = "take a larger one, or a smaller model"
 ) -> str:
-    """That a model needs `needed` bytes and `where` has `there`, and what to change."""
     return f"the model needs {needed / GIB:.1f} GiB, {where} has {there / GIB:.1f}: {remedy}"
 
 
 def has_gpu() -> bool:
-    """Whether NVIDIA's driver is there."""
+    """Returns whether NVIDIA's driver is there."""
     return Path("/dev/nvidiactl").exists()

@@ -1,4 +1,4 @@
-"""`quartet image`, `quartet video`, `quartet sound`: has a running server make something, and writes it to files."""
+"""Requests of `quartet image`, `quartet video` and `quartet sound`."""
 
 import base64
 import contextlib
@@ -23,10 +23,8 @@ DELETE_S = 10.0
 
 @dataclass(frozen=True)
 class Image:
-    """A finished image: `content` is its file, `size` is "WIDTHxHEIGHT", `output` counts from 0.
-
-    `total_ms` is the client's time in milliseconds since before it sent the request. The last image of a request also
-    has its number of steps and the dit's `timings`, in milliseconds.
+    """A finished image: `content` is its file, `size` is "WIDTHxHEIGHT", `output` counts from 0. `total_ms` counts from
+    before the request. Only the request's last image has its number of steps and the dit's `timings` in milliseconds.
     """
 
     output: int
@@ -40,11 +38,7 @@ class Image:
 
 @contextlib.contextmanager
 def client_with_bar(what: str, url: str, api_key: str | None) -> Iterator[tuple[httpx.Client, Report]]:
-    """A client of the server at `url`, and a bar for what it does, which is `what` at first.
-
-    Raises:
-        CommandError: the server, or a file, is at fault.
-    """
+    """Connects to `url` and shows a progress bar, which says `what` at first. Raises CommandError."""
     try:
         with bar(what) as report, connect(url, api_key) as client:
             yield client, report
@@ -53,15 +47,12 @@ def client_with_bar(what: str, url: str, api_key: str | None) -> Iterator[tuple[
 
 
 def make_images(client: httpx.Client, body: dict[str, Any], uploads: Sequence[File], report: Report) -> Iterator[Image]:
-    """Has the server of `client` make images: each as soon as it is finished.
+    """Requests images and yields each as soon as it is finished. Raises ServerError.
 
     Args:
-        body: members of the request, as of POST /v1/images/generations.
-        uploads: images to start from, and a mask of the first of them; none: the prompt alone.
-        report: is told of the steps of all images together.
-
-    Raises:
-        ServerError: the server refused, or broke off.
+        body: members of POST /v1/images/generations.
+        uploads: images to start from, and a mask of the first; none: the prompt alone.
+        report: gets the steps of all images together.
     """
     wanted = body.get("n", 1)
     body = body | {"stream": True, "quartet": {"progress": True}}
@@ -87,19 +78,14 @@ def make_images(client: httpx.Client, body: dict[str, Any], uploads: Sequence[Fi
 def make_video(
     client: httpx.Client, body: dict[str, Any], uploads: Sequence[File], report: Report, out: Path
 ) -> dict[str, Any]:
-    """Has the server of `client` make a video by a job, follows it, and writes its file to `out`. Ctrl-C deletes it.
+    """Has a video job made and writes its file to `out`; ctrl-C deletes the job. Returns the finished video's object.
 
     Args:
-        body: members of the request, as of POST /v1/videos.
+        body: members of POST /v1/videos.
         uploads: the first frame, if any.
-        report: is told of the progress.
-
-    Returns:
-        The finished video's object.
 
     Raises:
-        ServerError: the server refused, is not reached any more, or could not make it.
-        OSError: the file cannot be written.
+        ServerError, OSError
     """
     video = check(client.post("/v1/videos", **payload(body, uploads))).json()
     path = f"/v1/videos/{video['id']}"
@@ -117,7 +103,7 @@ def make_video(
 
 
 def _until_ended(client: httpx.Client, video: dict[str, Any], report: Report) -> dict[str, Any]:
-    """The video once it is completed or failed."""
+    """Polls the video until it is completed or failed."""
     answered_s = time.monotonic()
     while video["status"] in ("queued", "in_progress"):
         if video["status"] == "queued":

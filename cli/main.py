@@ -1,4 +1,4 @@
-"""The `quartet` command. Heavy imports happen inside the commands, so that `quartet --help` is quick."""
+"""The `quartet` command. Commands import heavy modules themselves, so that `quartet --help` is quick."""
 
 import asyncio
 import contextlib
@@ -184,13 +184,13 @@ def top(
 
 @app.command()
 def demo(
-    seed: Annotated[int, typer.Option(help="seed of what is drawn by chance: speech and picture")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of speech and image")] = 0,
     port: Annotated[int | None, typer.Option(help="port of the HTTP API while it runs; default: a free one")] = None,
     out: Annotated[Path, typer.Option(help="WAV file for the spoken answer")] = Path("demo.wav"),
-    picture: Annotated[Path, typer.Option(help="PNG file for the picture made")] = Path("demo.png"),
+    picture: Annotated[Path, typer.Option(help="PNG file for the generated image")] = Path("demo.png"),
     verbose: Verbose = False,
 ) -> None:
-    """Everything once, on the models that come with Quartet: asked aloud, in writing, about a picture; it paints."""
+    """Everything once, on the models that come with Quartet: speech, text, an image as input, a generated image."""
     from cli.demo import run
 
     run(seed, port, out, picture, verbose=verbose)

@@ -1,4 +1,4 @@
-"""The commands that look into a running server: `quartet profile` and `quartet trace`."""
+"""`quartet profile` and `quartet trace`."""
 
 import tempfile
 import time
@@ -48,7 +48,6 @@ def profile(
 
 
 def _wait(seconds: float, report: Report) -> None:
-    """Waits for them, or for ctrl-C."""
     begun_s = time.monotonic()
     try:
         while (gone_s := time.monotonic() - begun_s) < seconds:

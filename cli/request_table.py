@@ -1,4 +1,4 @@
-"""Where a request's time went, as a table with bars."""
+"""A table of where a request's time went."""
 
 from typing import Any
 
@@ -12,11 +12,9 @@ _DONE, _STILL, _MOMENT = "█", "░", "◆"
 
 
 def trace_table(trace: dict[str, Any], width: int) -> Table:
-    """The table of what the gateway's /v1/quartet/trace trace: a row for each stage, and below it its phases. Times are
-    milliseconds, starts those since the request's own.
+    """Shows an answer of /v1/quartet/trace: a row for each stage, then its phases. Times are milliseconds.
 
     Args:
-        trace: the answer.
         width: characters of a line.
     """
     spans = trace["spans"]
@@ -43,7 +41,7 @@ def trace_table(trace: dict[str, Any], width: int) -> Table:
 
 
 class _Line:
-    """The time of all `spans` on a line of `width` characters. Its times are microseconds of Unix time."""
+    """Draws times of `spans`, in microseconds of Unix time, on a line of `width` characters."""
 
     def __init__(self, spans: list[dict[str, Any]], width: int) -> None:
         times = [span["end_us"] or span["start_us"] for span in spans]
@@ -53,11 +51,11 @@ class _Line:
         self._width = width
 
     def times(self, first_us: float, last_us: float | None) -> tuple[str, str]:
-        """(start since the line's, length) in milliseconds."""
+        """Returns (start since the line's, length) in milliseconds."""
         return _milliseconds(first_us - self.start_us), "" if last_us is None else _milliseconds(last_us - first_us)
 
     def bar(self, first_us: float, last_us: float, block: str) -> str:
-        """From one time to the other; never nothing."""
+        """Draws a bar of at least one character."""
         scale = self._width / (self.end_us - self.start_us)
         left = min(int((first_us - self.start_us) * scale), self._width - 1)
         right = max(left + 1, round((last_us - self.start_us) * scale))

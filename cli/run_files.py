@@ -1,4 +1,4 @@
-"""The run directory of a `quartet up`: one server at a time has it, and its logs stay when a start has failed."""
+"""Run directories of `quartet up`: one server at a time, and logs that survive a failed start."""
 
 import contextlib
 import fcntl
@@ -18,11 +18,7 @@ KEPT_S = 24 * 3600.0
 
 
 def lock(directory: Path) -> int:
-    """Makes `directory` if needed, and has it locked until the descriptor that is returned is closed.
-
-    Raises:
-        LaunchError: it cannot be made or written, has no room, or another server has it.
-    """
+    """Makes `directory` and locks it until the returned descriptor is closed. Raises LaunchError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -43,7 +39,7 @@ def lock(directory: Path) -> int:
 
 
 def temporary(prefix: str) -> Path:
-    """A new directory for temporary files. Raises LaunchError: none can be made."""
+    """Makes a temporary directory. Raises LaunchError."""
     try:
         return Path(tempfile.mkdtemp(prefix=prefix))
     except OSError as error:
@@ -53,7 +49,7 @@ def temporary(prefix: str) -> Path:
 
 @contextlib.contextmanager
 def removed(directory: Path) -> Iterator[None]:
-    """`directory` goes when the block ends."""
+    """Removes `directory` when the block ends."""
     try:
         yield
     finally:
@@ -61,10 +57,7 @@ def removed(directory: Path) -> Iterator[None]:
 
 
 def keep_logs(run_directory: Path) -> Path:
-    """Copies the logs out of a temporary run directory. Returns where to. Those that were kept long ago go.
-
-    Where there is no room for them it is the run directory itself.
-    """
+    """Copies the logs of a temporary run directory and removes old copies. Returns where they are."""
     parent = Path(tempfile.gettempdir())
     for old in parent.glob(f"{FAILED_PREFIX}*"):
         with contextlib.suppress(OSError):

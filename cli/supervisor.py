@@ -39,11 +39,7 @@ class Supervisor:
     """
 
     def __init__(self, options: LaunchOptions, progress: Progress) -> None:
-        """Looks at all that the options name. Starts nothing yet.
-
-        Raises:
-            LaunchError: the options do not fit the pipeline file, or name what cannot be used.
-        """
+        """Checks the options. Starts nothing yet. Raises LaunchError."""
         self.url = f"http://{options.host}:{options.port}"
         self._state = {"url": self.url if options.has_gateway else None, "pipeline": str(options.pipeline.absolute())}
         self._progress = progress
@@ -82,7 +78,7 @@ class Supervisor:
 
     @property
     def names(self) -> list[str]:
-        """The processes: the stages in the pipeline's order, then the gateway, if it is one of them."""
+        """Names of the processes: the stages in the pipeline's order, then the gateway."""
         return list(self._children)
 
     @property
@@ -99,11 +95,7 @@ class Supervisor:
         self._children[name] = ChildProcess(name, command, environment, log_file, self._reaper)
 
     async def start(self) -> None:
-        """Starts everything and returns when all is ready. From then on a process that dies is restarted.
-
-        Raises:
-            LaunchError: a process ended before all were ready. The logs are kept.
-        """
+        """Starts everything and returns when all is ready. Then restarts processes that die. Raises LaunchError."""
         starting = [asyncio.create_task(self._until_ready(child)) for child in self._children.values()]
         starting.append(asyncio.create_task(self._start_processes()))
         try:
@@ -120,9 +112,10 @@ class Supervisor:
         self._watchers = [asyncio.create_task(self._keep_running(child)) for child in self._children.values()]
 
     async def _start_processes(self) -> None:
-        """The thinker first, which takes longest. The others at once too where there is a core for each; else one when
-        the one before has imported its libraries: each would only wait for the others' cores, and the thinker with
-        them."""
+        """Starts the thinker first, which takes longest.
+
+        With fewer cores than processes each other process waits for the imports of the one before.
+        """
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         thinkers = [name for name, stage in self._stages.items() if stage.kind == "thinker"]
         for name in sorted(self._children, key=lambda name: name not in thinkers):  # else in their order
@@ -136,8 +129,7 @@ class Supervisor:
                 await asyncio.sleep(PAUSE_S)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stops the gateway first, so that it finishes its requests while the stages are there; then the stages. What
-        has not ended after `grace_s` seconds is killed."""
+        """Stops the gateway first, so that it finishes its requests. Kills the rest after `grace_s` seconds."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -156,7 +148,7 @@ class Supervisor:
         self._progress(child.name, "ready")
 
     def _failed(self, child: ChildProcess, status: int) -> LaunchError:
-        """What the end of a process that was to start says, in one sentence; the whole is in a file."""
+        """Describes in one sentence why a process ended before it was ready."""
         log, ended = child.log_tail(), self._ending(status)
         if OUT_OF_MEMORY in ended:
             sentence = f"{child.name} {ended}: {MORE_MEMORY}"
@@ -171,7 +163,7 @@ class Supervisor:
 
     @cached_property
     def _kept_logs(self) -> Path:
-        """Where the logs are when all has been stopped."""
+        """Where the logs are after the stop."""
         return run_files.keep_logs(self.run_directory) if self._temporary else self.run_directory
 
     def _listens(self, name: str) -> bool:
@@ -212,7 +204,7 @@ class Supervisor:
 
 
 def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
-    """What a process needs in its environment before it starts; `stage` is None for the gateway."""
+    """Environment variables of a process; `stage` is None for the gateway."""
     # Their own processes, too, take no module from the user's directory (the flag -P is for one process alone).
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", failures.TRACEBACKS: "1"}  # for the log
     if stage is None or has_gpu():

@@ -92,7 +92,7 @@ def _check(in_: Path | None, out: Path | None, text: bool, vad: str, fast: bool)
 def _input(
     devices_in_use: ExitStack, file: Path | None, microphone: str | None, add: Callable[[bytes], None]
 ) -> Iterator[bytes] | None:
-    """The file's sound; None: `add` gets the microphone's. Raises CommandError."""
+    """Returns the file's sound; None: `add` gets the microphone's. Raises CommandError."""
     from cli.talking import devices, recording
 
     if file is not None:
@@ -104,7 +104,7 @@ def _input(
 def _output(
     devices_in_use: ExitStack, out: Path | None, speakers: str | None, playback: "PlaybackBuffer"
 ) -> "list[BackgroundTask]":
-    """Has the speakers play, or the file written by what runs beside the conversation. Raises CommandError."""
+    """Starts the speakers, or returns the task that writes the file. Raises CommandError."""
     from cli.talking import devices, recording
 
     if out is not None:

@@ -24,19 +24,19 @@ _OWN_PATHS = {"/metrics", "/ready", "/health"}  # requests that are not a client
 
 
 class TopError(CommandError):
-    """There is nothing to monitor; the message says why."""
+    """There is nothing to watch."""
 
 
 @dataclass(frozen=True)
 class System:
-    """Where a system's numbers are: the gateway's address, and of processes the URL of their metrics, by name."""
+    """Addresses of a system: the gateway, and each process's metrics page by name."""
 
     url: str
     metrics: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_run(cls, run_directory: Path) -> "System":
-        """The one that `quartet up` runs with its files in `run_directory`. Raises TopError: there is none."""
+        """Reads state.json of a `quartet up`. Raises TopError."""
         file = run_directory / "state.json"
         try:
             state = json.loads(file.read_text())
@@ -53,7 +53,7 @@ class System:
 
     @classmethod
     def at(cls, url: str, metrics: Sequence[str]) -> "System":
-        """The gateway at `url` and what `metrics` name, each NAME=URL or NAME=HOST:PORT. Raises TopError."""
+        """Takes the gateway's URL and metrics pages as NAME=URL or NAME=HOST:PORT. Raises TopError."""
         url = url.rstrip("/")
         pages = {GATEWAY: f"{url}/metrics"}
         for given in metrics:
@@ -65,17 +65,13 @@ class System:
 
 
 def _page(address: str) -> str:
-    """URL of a metrics page: `address` as it is if it has a path, else /metrics on it."""
+    """Appends /metrics to an address that has no path."""
     url = address if "://" in address else f"http://{address}"
     return url if url.partition("://")[2].strip("/").count("/") else f"{url.rstrip('/')}/metrics"
 
 
 class Monitor:
-    """Looks at a system again and again.
-
-    Attributes:
-        reached: whether the gateway answered the last time.
-    """
+    """Samples a system again and again; `reached`: whether the gateway answered last."""
 
     def __init__(self, system: System) -> None:
         self.reached = False
@@ -84,7 +80,7 @@ class Monitor:
         self._scrapes: dict[str, deque[Scrape]] = {name: deque() for name in system.metrics}
 
     async def look(self) -> None:
-        """Asks the gateway and every metrics page, at once."""
+        """Queries the gateway and every metrics page at once."""
         async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
             pages = [self._scrape(client, name, url) for name, url in self._system.metrics.items()]
             await asyncio.gather(self._ask(client), *pages)
@@ -107,7 +103,6 @@ class Monitor:
             scrapes.popleft()
 
     def table(self) -> Table:
-        """What is known now."""
         table = Table(title=f"{self._system.url}: {self._ready.get('status', '')}", title_justify="left")
         for heading in ("stage", "state"):
             table.add_column(heading, no_wrap=heading == "stage")
@@ -126,7 +121,7 @@ class Monitor:
         return MetricsDelta(scrapes[0], scrapes[-1]) if scrapes else None
 
     def _numbers(self, name: str) -> list[str]:
-        """The cells of a process after its state."""
+        """Cells of a process after its state."""
         window = self._window(name)
         if window is None:
             return [*self._gateway_load(name), *["-"] * 5]
@@ -145,7 +140,7 @@ class Monitor:
         ]
 
     def _gateway_load(self, name: str) -> list[str]:
-        """Running and queued of a stage's replicas, as they told the gateway."""
+        """Running and queued requests of a stage's replicas, as the gateway knows them."""
         replicas = self._ready.get("replicas", {}).get(name)
         if not replicas:
             return ["-", "-"]
@@ -160,7 +155,7 @@ class Monitor:
         return f"TTFT p50 {ttft} ms, TTFA p50 {ttfa} ms; the last {WINDOW_S:g} s, or since the start if idle"
 
     def _edges(self) -> list[str]:
-        """What each stage sends to which other one, and by which transport."""
+        """Lines of traffic between stages, by transport."""
         lines = []
         for name in self._system.metrics:
             window, sent = self._window(name), "quartet_stream_bytes_total"
@@ -197,11 +192,7 @@ def _coloured(state: str) -> str:
 
 
 async def top(system: System, interval_s: float, once: bool) -> None:
-    """Shows `system`: one table, or one that is renewed every `interval_s` until the task is cancelled.
-
-    Raises:
-        TopError: with `once`, the gateway does not answer.
-    """
+    """Prints one table, or renews it every `interval_s`. Raises TopError: `once`, and the gateway does not answer."""
     monitor, console = Monitor(system), Console()
     await monitor.look()
     if once:

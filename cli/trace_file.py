@@ -1,4 +1,4 @@
-"""One trace of all processes from what the gateway sends of a profile: Chrome's JSON trace format, for Perfetto."""
+"""Merges a profile of all processes into one Chrome JSON trace, for Perfetto."""
 
 import gzip
 import itertools
@@ -23,14 +23,7 @@ _FLOW_IDS = 10**12  # more than a file has
 
 @dataclass
 class TraceSummary:
-    """What is in a trace.
-
-    Attributes:
-        processes: names of those in it.
-        operations: number of the engines' events.
-        requests: ids of those that have a span in it.
-        faults: what is missing, and why, for people.
-    """
+    """Contents of a trace; `operations` counts the engines' events, `faults` names what is missing."""
 
     processes: list[str] = field(default_factory=list)
     operations: int = 0
@@ -41,11 +34,8 @@ class TraceSummary:
 def merge(archive: Path, out: Path) -> TraceSummary:
     """Writes the trace of `archive`, a tar from the gateway's /stop_profile, to `out`, compressed by gzip.
 
-    Its times are microseconds since the first thing in it, on the gateway's clock. The text of one file of the
-    archive is in memory at a time.
-
-    Raises:
-        CommandError: the archive is cut short, or a file in it is none.
+    Times are microseconds on the gateway's clock since the first event. One file's text is in memory at a time. Raises
+    CommandError: the archive is damaged.
     """
     merged = TraceSummary()
     try:
@@ -75,7 +65,7 @@ def _lines(events: Iterator[Event]) -> Iterator[str]:
 
 
 def _events(text: str) -> Iterator[Event]:
-    """Those of a trace, one at a time: all of them as objects take ten times the memory of the text."""
+    """Yields one event at a time: all as objects take ten times the text's memory."""
     decode, gap = json.JSONDecoder().raw_decode, re.compile(r"[\s,]*")
     opening = re.search(r'"traceEvents"\s*:\s*\[', text)
     if opening is None:
@@ -88,7 +78,7 @@ def _events(text: str) -> Iterator[Event]:
 
 
 def _base_unix_ns(text: str) -> int:
-    """The Unix time in nanoseconds that the times of a trace are since."""
+    """Unix time in nanoseconds that a trace's times start from."""
     found = _BASE.search(text)
     if found is None:
         raise ValueError("a file has no baseTimeNanoseconds")
@@ -96,13 +86,13 @@ def _base_unix_ns(text: str) -> int:
 
 
 def _origin_us(manifest: dict[str, Any]) -> float:
-    """The first moment in it: Unix time in microseconds."""
+    """Unix time in microseconds of the first event."""
     spans = [span["start_us"] for process in manifest["processes"] for span in process["spans"]]
     return min([*spans, *(process["start_us"] for process in manifest["processes"] if "start_us" in process)])
 
 
 def _other_data(manifest: dict[str, Any], merged: TraceSummary) -> dict[str, Any]:
-    """What a reader of the file may want to know beside: the clocks, and what is missing."""
+    """Clocks and faults, for the file's reader."""
     return {
         "origin_unix_us": _origin_us(manifest),
         "clocks": {
@@ -115,7 +105,7 @@ def _other_data(manifest: dict[str, Any], merged: TraceSummary) -> dict[str, Any
 
 
 class _Writer:
-    """The events of a profile that the gateway `manifest` of; what they are is counted in `merged`."""
+    """Yields the events of a profile and counts them in `merged`."""
 
     def __init__(self, manifest: dict[str, Any], merged: TraceSummary) -> None:
         self._manifest, self._merged = manifest, merged
@@ -124,7 +114,6 @@ class _Writer:
         self._pids, self._ids = itertools.count(1), itertools.count(1)
 
     def events(self, files: tarfile.TarFile) -> Iterator[Event]:
-        """All of them."""
         for process in self._manifest["processes"]:
             name = f"{process['stage']} {process['address']}".rstrip()
             pid = next(self._pids)
@@ -139,13 +128,13 @@ class _Writer:
             self._merged.faults.append(f"{lost['stage']} {lost['address']}: {lost['reason']}")
 
     def _named(self, pid: int, name: str) -> Iterator[Event]:
-        """What says that a process has this name."""
+        """Events that name a process."""
         self._merged.processes.append(name)
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
 
     def _span(self, span: dict[str, Any], pid: int, end_us: float) -> Iterator[Event]:
-        """A request: an asynchronous slice, as requests overlap, with its phases in it."""
+        """Writes a request as an asynchronous slice, as requests overlap, with its phases in it."""
         self._merged.requests.add(span["request_id"])
         common = {"cat": "request", "id": f"{next(self._ids):#x}", "pid": pid, "tid": pid}
         args = {name: span[name] for name in ("request_id", "outcome")}
@@ -162,7 +151,7 @@ class _Writer:
         return round(unix_us - self._origin_us, 3)
 
     def _operations(self, text: str, process: dict[str, Any], name: str, own_pid: int) -> Iterator[Event]:
-        """The events of a file of torch's profiler, with this trace's process ids and time."""
+        """Yields torch's events with this trace's process ids and time."""
         base_us = _base_unix_ns(text) / 1000 - self._origin_us - process["clock"]["offset_us"]
         pids, labels = dict[int, int](), dict[int, str]()
         flows = next(self._ids) * _FLOW_IDS
@@ -195,7 +184,6 @@ class _Writer:
                 yield from self._named(pid, f"{name} {label if label != 'CPU' else ''}".rstrip())
 
     def _note_faults(self, name: str, process: dict[str, Any]) -> None:
-        """What is missing of `process`, and that it may be less than was asked for."""
         faults = self._merged.faults
         if process["missing"]:
             faults.append(f"{name}: {process['missing']}")

@@ -1,4 +1,4 @@
-"""What this machine is, as far as stages care: read once, then only looked at."""
+"""Reads the facts about this machine that matter to stages."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 @dataclass(frozen=True)
 class Device:
-    """A CUDA device that torch can use. `free_bytes`: of its memory, what no process has taken now."""
+    """A CUDA device of torch, and its memory that no process has taken."""
 
     accelerator: Accelerator
     free_bytes: int
@@ -32,27 +32,20 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts. What is not there is empty.
+    """Facts about a machine; absent ones are empty.
 
     Attributes:
-        system: operating system, kernel, architecture, Python.
         cores: CPU cores that this process may use.
-        cpu_flags: of the CPU's features those that decide what runs.
-        memory_bytes: of this machine, or of this container.
-        driver: NVIDIA's version, e.g. "580.65.06".
-        gpus: names of the GPUs that the driver has, whether torch can use them or not.
-        torch_cuda: version of CUDA that torch is built for; empty for a CPU build.
-        architectures: those that torch has kernels for, e.g. "sm_90".
-        devices: as torch numbers them.
-        links: how GPUs are linked, e.g. "NV18"; empty without NVLink.
+        cpu_flags: CPU features that decide what runs.
+        gpus: names of the driver's GPUs, usable by torch or not.
+        torch_cuda: CUDA version of torch; empty for a CPU build.
+        architectures: GPU architectures of torch's kernels, e.g. "sm_90".
+        devices: in torch's order.
+        links: links between GPUs, e.g. "NV18"; empty without NVLink.
         peers: whether every device reaches every other one's memory.
         nvcc: the compiler where FlashInfer looks for it.
-        compilers: those of gcc and g++ that are there.
-        shared_memory_bytes, shared_memory_free_bytes: of /dev/shm.
         ucx: UCX's transports.
-        packages: versions of `PACKAGES`, as far as installed.
-        misfits: (package, requirement) that is not met by what is installed.
-        lacks: libraries, memory and the like that the system under it should have.
+        misfits: (package, requirement) pairs that the installation does not meet.
     """
 
     system: str = ""
@@ -77,7 +70,7 @@ class Machine:
 
     @classmethod
     def read(cls) -> "Machine":
-        """This one. Makes a CUDA context on each device for a moment."""
+        """Reads this machine. Makes a CUDA context on each device for a moment."""
         import torch
 
         queried = _run("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
@@ -109,7 +102,7 @@ class Machine:
 
 
 def _run(*command: str, library_path: str | None = None) -> str:
-    """What a program prints; empty if it is not there or fails."""
+    """Returns a program's output; empty if it is missing or fails."""
     environment = {**os.environ, **({"LD_LIBRARY_PATH": library_path} if library_path else {})}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environment)
@@ -138,7 +131,7 @@ def _all_reach(devices: int) -> bool:
 
 
 def _links() -> str:
-    """NVLink as `nvidia-smi topo -m` abbreviates it; of several kinds the least."""
+    """NVLink as `nvidia-smi topo -m` abbreviates it; the slowest if several."""
     found = re.findall(r"\bNV(\d+)\b", _run("nvidia-smi", "topo", "-m"))
     return f"NV{min(map(int, found))}" if found else ""
 
@@ -153,7 +146,7 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _ucx_transports() -> tuple[str, ...]:
-    """Of the UCX that comes with `ucxx`, which does not start by itself: its libraries lie beside it."""
+    """Runs ucx_info of the package libucx, with the path of its libraries."""
     spec = find_spec("libucx")
     if spec is None or not spec.submodule_search_locations:
         return ()
@@ -171,7 +164,6 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _misfits() -> Iterator[tuple[str, str]]:
-    """Installed packages that do not fit what Quartet's stages require of them."""
     from packaging.requirements import Requirement
 
     installed = dict(_packages())

@@ -1,4 +1,4 @@
-"""The client's end of a realtime session."""
+"""A client connection of /v1/realtime."""
 
 import contextlib
 import json
@@ -16,19 +16,17 @@ _OPEN_TIMEOUT_S = 10.0
 
 
 class Connection:
-    """A session's socket."""
-
     def __init__(self, socket: ClientConnection, url: str) -> None:
         self._socket, self._url = socket, url
         self._error = ""
 
     async def send(self, event: dict[str, Any]) -> None:
-        """Sends an event of the client. What is sent to a connection that is gone is lost: `event` says why it went."""
+        """Sends an event; a closed connection drops it, and `event` raises."""
         with contextlib.suppress(ConnectionClosed):
             await self._socket.send(json.dumps(event))
 
     async def event(self) -> dict[str, Any]:
-        """The server's next event. Raises ServerError: the server ended the session."""
+        """Returns the server's next event. Raises ServerError: the server ended the session."""
         try:
             event = json.loads(await self._socket.recv())
         except ConnectionClosed as error:
@@ -38,7 +36,7 @@ class Connection:
         return event
 
     async def begin(self, session: dict[str, Any]) -> dict[str, Any]:
-        """Sets the session; what it is then. Raises ServerError: the server refused."""
+        """Updates the session and returns the effective one. Raises ServerError."""
         await self.send({"type": "session.update", "session": session})
         while True:
             event = await self.event()
@@ -50,7 +48,7 @@ class Connection:
 
 @contextlib.asynccontextmanager
 async def opened(client: httpx.Client, model: str) -> AsyncIterator[Connection]:
-    """A realtime session of the server of `client`. Raises ServerError: there is none."""
+    """Opens a realtime session. Raises ServerError."""
     url, headers = socket_of(client, "/v1/realtime")
     try:
         async with connect(
@@ -69,7 +67,7 @@ async def opened(client: httpx.Client, model: str) -> AsyncIterator[Connection]:
 
 
 def model_that_converses(client: httpx.Client, *, speaks: bool) -> str:
-    """Name of the server's model that hears and answers. Raises ServerError: it has none."""
+    """Returns the server's model that hears and answers. Raises ServerError: it has none."""
 
     def fits(facts: dict[str, Any]) -> bool:
         modalities = facts.get("output_modalities") or ()

@@ -14,14 +14,10 @@ _FILES = "--in FILE and --out FILE need neither"
 
 @contextlib.contextmanager
 def microphone(name: str | None, take: Callable[[bytes], None]) -> Iterator[None]:
-    """In the block, `take` gets what is on_block, in a thread of its own: mono PCM16, 24 kHz, PIECE_MS at a time.
+    """Passes sound to `take` in a thread of its own: mono PCM16, 24 kHz, PIECE_MS at a time. Raises CommandError.
 
     Args:
         name: or number of the device; None: the system's choice.
-        take: must return soon.
-
-    Raises:
-        CommandError: there is no such device, or no PortAudio.
     """
 
     def on_block(data: Any, _frames: int, _time: object, _status: object) -> None:
@@ -34,7 +30,7 @@ def microphone(name: str | None, take: Callable[[bytes], None]) -> Iterator[None
 
 @contextlib.contextmanager
 def speakers(name: str | None, playback: PlaybackBuffer) -> Iterator[None]:
-    """In the block, `playback` is on_block. Raises CommandError: as `microphone`."""
+    """Plays `playback` in the block. Raises CommandError."""
 
     def play(data: Any, frames: int, _time: object, _status: object) -> None:
         data[:] = playback.pull(frames)
@@ -60,7 +56,7 @@ def _stream(what: str, kind: str, name: str | None, **options: Any) -> Iterator[
 
 
 def _portaudio() -> Any:
-    """The library. Raises CommandError: it is not installed."""
+    """Imports the library. Raises CommandError."""
     try:
         import sounddevice
     except ImportError:

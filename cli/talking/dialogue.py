@@ -1,4 +1,4 @@
-"""What each event of the server means to who talks: what is heard, what is shown, what is sent back."""
+"""State of a spoken conversation: handles each server event and returns the client's replies."""
 
 import base64
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ Event = dict[str, Any]
 
 @dataclass
 class OutputItem:
-    """The item that is being said or written, and its text so far."""
+    """The model's current item and its text so far."""
 
     id: str
     text: str = ""
@@ -29,25 +29,18 @@ class OutputItem:
 
 
 class Dialogue:
-    """The conversation's state. Knows no socket, no device and no clock.
+    """A conversation's state. Knows no socket, device or clock.
 
     Args:
-        playback: what is heard.
-        sent: what was said.
-        say: shows a line: of whom, and what.
-        may_interrupt: the microphone does not hear the speakers.
+        say: prints a line: speaker and text.
+        may_interrupt: the microphone does not pick up the speakers.
         is_written: answers are text.
-        is_transcribed: the server writes down what the user says.
 
     Attributes:
-        first: what comes first of an answer: "audio", or "text" where it is written.
-        turns: so far.
-        interruptions: of answers.
-        tokens: of the answers.
-        user_speaks: a turn has begun and not ended.
-        user_text: what of the user's turn is written down so far.
-        answer: that which is being said.
-        read: how many marks the server has read.
+        first: which part of an answer comes first, "audio" or "text".
+        user_text: transcript of the user's turn so far.
+        answer: the current item.
+        read: number of marks that the server has read.
     """
 
     def __init__(
@@ -74,20 +67,19 @@ class Dialogue:
 
     @property
     def is_answering(self) -> bool:
-        """Whether an answer is awaited, made or heard."""
+        """Whether an answer is awaited, generated or played."""
         return self._awaited or self._active or self._playback.is_speaking or self.answer is not None
 
     @property
     def is_transcribing(self) -> bool:
-        """Whether what the user said is still being written down."""
         return bool(self._untranscribed)
 
     def is_muted(self, now_s: float) -> bool:
-        """Whether the microphone is to hear nothing: the speakers are all that it would hear."""
+        """Whether the microphone is off because the speakers play."""
         return not self._may_interrupt and (self._playback.is_speaking or now_s < self._played_s + _ROOM_S)
 
     def tick(self, now_s: float) -> None:
-        """Shows an answer when it has been heard. For a few times a second."""
+        """Prints an answer that has been played. Called a few times a second."""
         if self._playback.is_speaking:
             self._played_s = now_s
         answer = self.answer
@@ -95,26 +87,25 @@ class Dialogue:
             self._show(answer.text)
 
     def close(self) -> None:
-        """Shows what is left, at the conversation's end."""
+        """Prints what is left, at the conversation's end."""
         if self.user_text:
             self._say(USER, self.user_text.strip())
         if self.answer is not None:
             self._show(self.answer.text)
 
     def end_turn(self) -> list[Event]:
-        """The user says that the turn is over; while the model speaks, that it shall be silent."""
+        """Ends the user's turn; interrupts while the model speaks."""
         if self.is_answering:
             return self.interrupt()
         self._end_turn(self._sent.ms)
         return [{"type": "input_audio_buffer.commit"}, {"type": "response.create"}]
 
     def interrupt(self) -> list[Event]:
-        """Silences the model."""
         cancel: list[Event] = [{"type": "response.cancel"}] if self._active else []
         return cancel + self._stop()
 
     def take(self, event: Event, now_s: float) -> list[Event]:
-        """An event of the server, at `now_s`: what is sent back."""
+        """Handles an event of the server and returns the replies."""
         kind = event["type"].removeprefix("response.")
         match kind:
             case "input_audio_buffer.speech_started":
@@ -146,7 +137,7 @@ class Dialogue:
     def _stop(self) -> list[Event]:
         cuts = self._playback.stop()
         if self.answer is not None and self.answer.id not in (id for id, _ in cuts):
-            if self.answer.is_done:  # and heard
+            if self.answer.is_done:  # and played
                 self._show(self.answer.text)
             else:  # its sound has not begun
                 cuts.append((self.answer.id, 0))
@@ -155,10 +146,10 @@ class Dialogue:
         self.interruptions += bool(cuts)
         return [event for cut in cuts for event in self._truncate(*cut)]
 
-    def _truncate(self, id: str, heard_ms: int) -> Iterable[Event]:
-        """Cuts the item, and asks for what is left of its text."""
+    def _truncate(self, id: str, played_ms: int) -> Iterable[Event]:
+        """Truncates the item and requests the rest of its text."""
         if not self._is_written:
-            yield {"type": "conversation.item.truncate", "item_id": id, "content_index": 0, "audio_end_ms": heard_ms}
+            yield {"type": "conversation.item.truncate", "item_id": id, "content_index": 0, "audio_end_ms": played_ms}
         yield {"type": "conversation.item.retrieve", "item_id": id}
 
     def _show(self, text: str) -> None:
@@ -203,7 +194,7 @@ class Dialogue:
             self._say(USER, event["transcript"].strip() if what == "completed" else failed)
 
     def _take_output(self, kind: str, event: Event, now_s: float) -> None:
-        """More of an answer: of its sound, its transcript or its text."""
+        """Adds audio, transcript or text to the answer."""
         if kind in ("output_audio.delta", "output_audio_transcript.delta", "output_text.delta"):
             if self.answer is None or self.answer.id != event["item_id"]:
                 self.answer = OutputItem(event["item_id"])

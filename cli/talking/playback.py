@@ -1,4 +1,4 @@
-"""What is played of the model's answers, and how much of each was heard."""
+"""Plays the model's answers and counts how much of each was played."""
 
 import threading
 from collections import deque
@@ -23,21 +23,20 @@ class PlaybackBuffer:
         self._answers: deque[_ItemAudio] = deque()
 
     def add(self, id: str, pcm16: bytes) -> None:
-        """More sound of the item `id`."""
         with self._lock:
             if not self._answers or self._answers[-1].id != id:
                 self._answers.append(_ItemAudio(id))
             self._answers[-1].left += pcm16
 
     def complete(self, id: str) -> None:
-        """The item has no more sound."""
+        """Marks the item as having no more sound."""
         with self._lock:
             for answer in self._answers:
                 answer.is_complete = answer.is_complete or answer.id == id
             self._forget_played()
 
     def pull(self, samples: int) -> bytes:
-        """What is heard now, with silence where there is nothing to hear."""
+        """Takes the next samples, padded with silence."""
         wanted = samples * BYTES_PER_SAMPLE
         pulled = bytearray()
         with self._lock:
@@ -52,7 +51,7 @@ class PlaybackBuffer:
         return bytes(pulled.ljust(wanted, b"\0"))
 
     def stop(self) -> list[tuple[str, int]]:
-        """Ends it at once: (id, milliseconds heard) of each item of which something was still to be heard."""
+        """Drops all sound; returns (id, milliseconds played) of each unfinished item."""
         with self._lock:
             cuts = [(answer.id, answer.played_bytes * 1000 // (BYTES_PER_SAMPLE * RATE_HZ)) for answer in self._answers]
             self._answers.clear()
@@ -60,11 +59,10 @@ class PlaybackBuffer:
 
     @property
     def is_speaking(self) -> bool:
-        """Whether something is still to be heard."""
         return bool(self._answers)
 
     def has(self, id: str) -> bool:
-        """Whether something of the item is still to be heard."""
+        """Returns whether the item has sound left to play."""
         with self._lock:
             return any(answer.id == id for answer in self._answers)
 
