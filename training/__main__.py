@@ -25,12 +25,12 @@ def train(part: str) -> None:
     """Train a part; ctrl-C stops it, and the same command goes on."""
     if part not in PARTS:
         raise typer.BadParameter(f"{part!r} is none of {', '.join(PARTS)}", param_hint="PART")
-    from training.loop import Stopped
+    from training.loop import TrainingInterrupt
 
     module, function = PARTS[part]
     try:
         getattr(importlib.import_module(module), function)()
-    except Stopped:
+    except TrainingInterrupt:
         raise typer.Exit(130) from None
 
 

@@ -4,13 +4,13 @@ import random
 from collections import Counter
 
 from training.dialogue import Dialogue, Turn, article
-from training.pictures import Picture, draw_picture
+from training.pictures import Scene, draw_scene
 from training.words import COLOURS, NUMBERS, PLURALS, SHAPES
 
 
-def seeing(draw: random.Random, picture: Picture | None = None) -> Dialogue:
+def seeing(draw: random.Random, picture: Scene | None = None) -> Dialogue:
     """A question about `picture`, or about one that is drawn; now and then two or three."""
-    picture = picture or draw_picture(draw)
+    picture = picture or draw_scene(draw)
     turns = [_about(draw, picture.things)]
     while draw.random() < 0.25 and len(turns) < 3:
         turns.append(_about(draw, picture.things))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from PIL.Image import Image
 
-from training.pictures import Picture
+from training.pictures import Scene
 
 HELD_OUT_SHARE = 5  # every fifth combination
 
@@ -46,7 +46,7 @@ class Dialogue:
 
     kind: str
     turns: tuple[Turn, ...]
-    picture: Picture | None = None
+    picture: Scene | None = None
     tools: tuple[dict, ...] = ()
     tool_result: str | None = field(default=None)
 

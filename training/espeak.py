@@ -49,7 +49,7 @@ class Voice:
 
 
 @dataclass(frozen=True)
-class Spoken:
+class Utterance:
     """What was said: `samples` (samples,) float32 at `rate_hz`, and where words begin, as (character of the text,
     sample), ascending."""
 
@@ -83,7 +83,7 @@ class _Espeak:
             index += 1
         return 0
 
-    def say(self, text: str, voice: Voice, ssml: bool) -> Spoken:
+    def say(self, text: str, voice: Voice, ssml: bool) -> Utterance:
         if voice != self._voice:
             if self._library.espeak_SetVoiceByName(voice.name.encode()):
                 raise ValueError(f"espeak-ng has no voice {voice.name}")
@@ -95,7 +95,7 @@ class _Espeak:
         flags = _UTF8 | _PHONEMES | (_SSML if ssml else 0)
         self._library.espeak_Synth(data, len(data) + 1, 0, 1, 0, flags, None, None)
         samples = np.concatenate(self._pieces) if self._pieces else np.zeros(0, np.float32)
-        return Spoken(samples, self.rate_hz, tuple(self._words))
+        return Utterance(samples, self.rate_hz, tuple(self._words))
 
 
 @cache
@@ -103,7 +103,7 @@ def _espeak() -> _Espeak:
     return _Espeak()  # the library has one state a process
 
 
-def say(text: str, voice: Voice, rate_hz: int | None = None, ssml: bool = False) -> Spoken:
+def say(text: str, voice: Voice, rate_hz: int | None = None, ssml: bool = False) -> Utterance:
     """What espeak-ng makes of `text`; words in `[[...]]` are its phonemes.
 
     Args:
@@ -122,4 +122,4 @@ def say(text: str, voice: Voice, rate_hz: int | None = None, ssml: bool = False)
     assert rate_hz is not None
     samples = soxr.resample(spoken.samples, spoken.rate_hz, rate_hz).astype(np.float32)
     scale = rate_hz / spoken.rate_hz
-    return Spoken(samples, rate_hz, tuple((at, int(sample * scale)) for at, sample in spoken.words))
+    return Utterance(samples, rate_hz, tuple((at, int(sample * scale)) for at, sample in spoken.words))

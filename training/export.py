@@ -23,7 +23,7 @@ TEMPERATURE, TOP_K = 0.2, 20
 def omni(out: Path = MODELS / OMNI) -> None:
     """Writes the Qwen3-Omni to the directory `out`, whose files are replaced, but for the model card."""
     model: Any = transformers.Qwen3OmniMoeForConditionalGeneration(config())
-    mind: Any = loop.load("tools", thinker.Mind())
+    mind: Any = loop.load("tools", thinker.LanguageModel())
     model.thinker.audio_tower.load_state_dict(hearing.load().audio_tower.state_dict())
     model.thinker.visual.load_state_dict(seeing.load().visual.state_dict())
     model.thinker.model.load_state_dict(mind.model.state_dict())

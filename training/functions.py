@@ -86,7 +86,7 @@ def weather_tool(draw: random.Random, names: Sequence[str] = ()) -> tuple[Tool, 
     return _function(name, draw.choice(_WEATHER_IS), properties, required), place, more
 
 
-def picture_tool(draw: random.Random) -> tuple[Tool, bool]:
+def image_tool(draw: random.Random) -> tuple[Tool, bool]:
     """The function that the gateway makes of `image_generation`, and whether a call says its action."""
     says = draw.random() < 0.85
     tool = image.function(ImageTool() if says else ImageTool(action="generate"))

@@ -47,7 +47,7 @@ def draw_voice(draw: random.Random, held_out: bool = False) -> Voice:
 
 @cache
 def words() -> tuple[str, ...]:
-    """What can be heard: the words of the world's spoken questions and sentences, in lower case."""
+    """The vocabulary: the words of the world's spoken questions and sentences, in lower case."""
     draw, found = random.Random(5), set[str]()
     kinds = {kind: share for kind, share in KINDS.items() if kind not in (nonsense, outside)}
     for _ in range(20_000):
@@ -59,7 +59,7 @@ def words() -> tuple[str, ...]:
 
 @cache
 def strange_words() -> tuple[str, ...]:
-    """Words that are none of the world's: what is heard of each is that it is strange."""
+    """Words that are none of the world's: the encoder learns that each is strange."""
     found = {word for text in OUTSIDE for word in split_question(text)} | {f"{thing}s" for thing in THINGS}
     found |= {word.lower() for word in (*THINGS, *DO, *DO.values(), *SORTS, *FOREIGN)}
     return tuple(sorted(found - set(words())))
@@ -143,8 +143,8 @@ def _extractor() -> Any:
 
 def mel(samples: np.ndarray) -> torch.Tensor:
     """Features of the published processor: (128, columns) float32, 100 columns a second."""
-    made = _extractor()(samples, sampling_rate=RATE_HZ, padding="do_not_pad", truncation=False, return_tensors="pt")
-    return made["input_features"][0]
+    features = _extractor()(samples, sampling_rate=RATE_HZ, padding="do_not_pad", truncation=False, return_tensors="pt")
+    return features["input_features"][0]
 
 
 def rows_of(columns: int) -> int:
@@ -161,7 +161,7 @@ def row_at(sample: int) -> int:
     return column // 100 * 13 + column % 100 // 8
 
 
-class Ears(nn.Module):
+class AudioEncoder(nn.Module):
     """The reference's audio encoder."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Ears(nn.Module):
         self.audio_tower: Any = build("thinker").audio_tower  # type: ignore[union-attr]
         self._classes = classes()[1]
 
-    def hear(self, features: list[torch.Tensor]) -> list[torch.Tensor]:
+    def encode(self, features: list[torch.Tensor]) -> list[torch.Tensor]:
         """Rows of each sound: (rows, width of the thinker)."""
         lengths = torch.tensor([each.shape[1] for each in features])
         rows = self.audio_tower(torch.cat(features, dim=1), feature_lens=lengths).last_hidden_state
@@ -183,28 +183,28 @@ class Ears(nn.Module):
 def train() -> None:
     """Trains the audio encoder: `STEPS` steps, resumable."""
     torch.manual_seed(0)
-    model = Ears()
+    model = AudioEncoder()
     optimizers = loop.Optimizers(model, RATE, outer=("conv", "proj2"), muon_rate=MUON_RATE)
     numbers, _ = classes()
 
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         draw = random.Random(f"hearing {step}")
         sounds = [draw_question(draw) for _ in range(BATCH)]
-        made = [
+        samples_and_ends = [
             sound_of(text, draw_voice(draw), draw, draw.uniform(3, 25) if draw.random() < 0.6 else None)
             for text in sounds
         ]
-        rows = model.hear([mel(samples) for samples, _ in made])
+        rows = model.encode([mel(samples) for samples, _ in samples_and_ends])
         labels = [[numbers.get(word, 1) for word in split_question(text)] for text in sounds]
         if step < ALIGNED:
-            return _aligned(model, rows, labels, [ends for _, ends in made])
+            return _aligned(model, rows, labels, [ends for _, ends in samples_and_ends])
         return _temporal(model, rows, labels)
 
     loop.run("hearing", model, optimizers, STEPS, step_loss)
 
 
 def _aligned(
-    model: Ears, rows: list[torch.Tensor], labels: list[list[int]], ends: list[list[int]]
+    model: AudioEncoder, rows: list[torch.Tensor], labels: list[list[int]], ends: list[list[int]]
 ) -> tuple[torch.Tensor, dict[str, float]]:
     wanted = []
     for row, label, end in zip(rows, labels, ends, strict=True):
@@ -224,7 +224,9 @@ def _aligned(
     return loss, {"words": (logits.argmax(dim=1) == target)[spoken].float().mean().item()}
 
 
-def _temporal(model: Ears, rows: list[torch.Tensor], labels: list[list[int]]) -> tuple[torch.Tensor, dict[str, float]]:
+def _temporal(
+    model: AudioEncoder, rows: list[torch.Tensor], labels: list[list[int]]
+) -> tuple[torch.Tensor, dict[str, float]]:
     chances = [model.logits(row).log_softmax(dim=1) for row in rows]
     packed = nn.utils.rnn.pad_sequence(chances)
     target = torch.tensor([number for label in labels for number in label])
@@ -240,15 +242,15 @@ def _best(chances: torch.Tensor) -> list[int]:
     return [number for number, before in zip(best, [0, *best[:-1]], strict=True) if number not in (0, before)]
 
 
-def load() -> Ears:
+def load() -> AudioEncoder:
     """The encoder that was trained."""
-    model = Ears()
+    model = AudioEncoder()
     loop.load("hearing", model)
     return model
 
 
 def evaluate(count: int = 200) -> None:
-    """Prints how many held-out sentences in held-out voices are heard whole."""
+    """Prints how many held-out sentences in held-out voices are recognized whole."""
     model, names = load(), [*classes()[0]]
     for noise_db in (None, 10.0):
         draw, right = random.Random(99), 0
@@ -256,8 +258,8 @@ def evaluate(count: int = 200) -> None:
             text = f"{sentence(draw)}." if i % 5 == 0 else draw_texts(draw, 1)[0]
             samples, _ = sound_of(text, draw_voice(draw, held_out=True), draw, noise_db)
             with torch.inference_mode():
-                heard = _best(model.logits(model.hear([mel(samples)])[0]))
-            said = [names[number - 2] if number > 1 else "?" for number in heard]
+                recognized = _best(model.logits(model.encode([mel(samples)])[0]))
+            said = [names[number - 2] if number > 1 else "?" for number in recognized]
             right += said == split_question(text)
             if said != split_question(text) and i < 30:
                 print("  ", " ".join(split_question(text)), "->", " ".join(said))

@@ -45,7 +45,7 @@ class Listener:
         self._decoder.add_jsgf_string("world", f"#JSGF V1.0;\ngrammar world;\npublic <said> = {choices};\n")
         self._decoder.activate_search("world")
 
-    def hear(self, samples: np.ndarray, rate_hz: int) -> str:
+    def recognize(self, samples: np.ndarray, rate_hz: int) -> str:
         """The sentence that was heard in `samples` (samples,) float32, in plain words; "" for none."""
         sound = soxr.resample(samples.astype(np.float32), rate_hz, _LISTENS_HZ)
         sound = np.pad(sound, int(_SILENCE_S * _LISTENS_HZ))

@@ -16,7 +16,7 @@ _SAVE_S = 120
 _PRINT_S = 15
 
 
-class Stopped(Exception):
+class TrainingInterrupt(Exception):
     """The training was told to stop, and has saved its state."""
 
 
@@ -102,7 +102,7 @@ def run(
             on the number alone, so that a training that was stopped goes on as if it had not been.
 
     Raises:
-        Stopped: by ctrl-C or SIGTERM; the state is saved.
+        TrainingInterrupt: by ctrl-C or SIGTERM; the state is saved.
     """
     file = OUT / f"{name}.pt"
     first = 0
@@ -138,7 +138,7 @@ def run(
             saved = now
         if asked:
             print(f"{name}: stopped after {done} steps; the same command goes on", flush=True)
-            raise Stopped
+            raise TrainingInterrupt
     for sign, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
         signal.signal(sign, handler)
     model.eval()

@@ -31,7 +31,7 @@ _MEDIA = -1  # in token ids: a row of the thinker's states, which this talker do
 
 
 @dataclass(frozen=True)
-class Said:
+class SpeechSample:
     """Token ids before an answer and of the answer, its codes (frames, 16), which frames begin a word, and with which
     token of the answer the word of each frame begins."""
 
@@ -78,7 +78,7 @@ _ANSWERS = {capitals: 3.0, days: 3.0, sums: 2.0, spelling: 2.0, seeing: 2.0, sma
 _REPEATED = {kind: 1.0 for kind in KINDS if kind.__name__ == "repeating"}
 
 
-def draw_said(draw: random.Random, codes: Codes, held_out: bool = False) -> Said:
+def draw_said(draw: random.Random, codes: Codes, held_out: bool = False) -> SpeechSample:
     """An answer of the world, or words in any order, in one of the voices."""
     to_text = tokenizer()
     dialogue = draw_dialogue(draw, held_out, _ANSWERS | _REPEATED)
@@ -109,7 +109,7 @@ def draw_said(draw: random.Random, codes: Codes, held_out: bool = False) -> Said
         for start in starts(answer)
     ]
     of_frames = torch.tensor(tokens).repeat_interleave(torch.tensor([len(word) for word in words]))
-    return Said(question, text["input_ids"], torch.cat(words), begins, of_frames, voice)
+    return SpeechSample(question, text["input_ids"], torch.cat(words), begins, of_frames, voice)
 
 
 class Talker(nn.Module):
@@ -128,7 +128,7 @@ class Talker(nn.Module):
         self._tts = (whole.tts_pad_token_id, whole.tts_bos_token_id, whole.tts_eos_token_id)
         self._header = tokenizer().encode("<|im_start|>assistant\n")
 
-    def forward(self, batch: list[Said]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, batch: list[SpeechSample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Losses of the first codes, of the finer ones, and of the word that is being said, means of cross entropies.
 
         The last one is of training alone: a row's hidden state is to be like what the talker reads of that word in its

@@ -1,4 +1,4 @@
-"""The thinker's language model: it answers what is typed, heard and seen.
+"""The thinker's language model: it answers text, audio and images.
 
 Its encoders are trained before it and stay as they are. What it hears and sees in training is made of what they wrote
 of a few thousand sounds and pictures: whole, and put together anew, word by word and square by square.
@@ -21,19 +21,19 @@ from training import hearing, loop, seeing
 from training.about_pictures import seeing as ask_about
 from training.dialogue import Dialogue, Turn, capital, split_question
 from training.hearing import classes, draw_voice, mel, sound_of
-from training.pictures import GRID, Picture
+from training.pictures import GRID, Scene
 from training.shape import TRANSCRIBE, build, text_embeddings, tokenizer
 from training.world import KINDS, draw_dialogue, nonsense, outside, sentence, weather
 
 STEPS = 6_500
 RATE, MUON_RATE = 2e-3, 2e-3
 BATCH, GROUPS = 48, 4  # dialogues of a step, and forwards of it, each of dialogues about as long: little is padding
-BANK_SOUNDS, BANK_PICTURES = 6_000, 2_000
-HEARD_SHARE = 0.6  # of the dialogues that can be spoken
-HEARD_WHOLE, SEEN_WHOLE = 0.15, 0.1  # of all: a dialogue or a picture as the bank has it, not put together
+BANK_SOUNDS, BANK_IMAGES = 6_000, 2_000
+AUDIO_SHARE = 0.6  # of the dialogues that can be spoken
+AUDIO_WHOLE, IMAGE_WHOLE = 0.15, 0.1  # of all: a dialogue or an image as the bank has it, not put together
 TRANSCRIBED = 0.03  # of all: sentences to be written down, beside those of the bank
 OUTSIDE_SHARE = 0.04  # of all: what is outside the world, beside what else asks for it
-MISHEARD = 0.25  # of the strange words in what is put together: a word of the world is heard in place of each
+MISHEARD = 0.25  # of the strange words in what is put together: a known word replaces each
 SYSTEMS = (
     "You are a helpful assistant.",
     "You are Quartet, a helpful voice assistant.",
@@ -41,9 +41,9 @@ SYSTEMS = (
     "You are a friendly assistant. Answer the user's questions.",
 )
 
-Hear = Callable[[str], torch.Tensor]
-See = Callable[[Picture], torch.Tensor]
-Show = Callable[[Image], torch.Tensor]
+AudioRows = Callable[[str], torch.Tensor]
+ImageRows = Callable[[Scene], torch.Tensor]
+ToolImageRows = Callable[[Image], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Example:
     ids: list[int]
     wanted: list[bool]
     media: list[torch.Tensor]
-    pictures: int
+    image_count: int
     sounds: list[int]  # rows of each
 
 
@@ -77,20 +77,20 @@ class Bank:
     """What the trained encoders wrote of sounds and pictures of training, and what can be put together of it.
 
     Args:
-        heard: rows of the sound of each spoken turn of dialogue `i`, which is `_bank_dialogue(i)`: (rows, width).
-        seen: rows of picture `i`, which is `_bank_picture(i)`: (squares, width).
+        audio: rows of the sound of each spoken turn of dialogue `i`, which is `_bank_dialogue(i)`: (rows, width).
+        images: rows of image `i`, which is `_bank_scene(i)`: (squares, width).
     """
 
-    def __init__(self, heard: list[list[torch.Tensor]], seen: list[torch.Tensor]) -> None:
-        self.heard, self.seen = heard, seen
+    def __init__(self, audio: list[list[torch.Tensor]], images: list[torch.Tensor]) -> None:
+        self.audio, self.images = audio, images
         self._words: dict[str, list[torch.Tensor]] = defaultdict(list)
-        for i, sounds in enumerate(heard):
+        for i, sounds in enumerate(audio):
             for turn, rows in zip(_bank_dialogue(i).turns, sounds, strict=True):
                 for word, piece in zip(split_question(turn.question), _pieces(rows, turn.question), strict=False):
                     self._words[word].append(piece)
         self._squares: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
-        for i, rows in enumerate(seen):
-            for square, row in zip(_squares(_bank_picture(i)), rows, strict=True):
+        for i, rows in enumerate(images):
+            for square, row in zip(_squares(_bank_scene(i)), rows, strict=True):
                 self._squares[square].append(row)
 
     @classmethod
@@ -98,28 +98,28 @@ class Bank:
         """From its file, made first where it is missing."""
         file = loop.OUT / "bank.pt"
         if not file.exists():
-            torch.save(_hear_and_see(), file)
+            torch.save(_encode_bank(), file)
         return cls(*torch.load(file, weights_only=True))
 
-    def hear(self, draw: random.Random, text: str) -> torch.Tensor:
-        """Rows of `text`, put together of words that were heard in other sentences: (rows, width)."""
+    def audio_rows(self, draw: random.Random, text: str) -> torch.Tensor:
+        """Rows of `text`, put together of words of other sentences: (rows, width)."""
         numbers, table = classes()
         rows = [_silence(draw)]
         for word in split_question(text):
             if word not in numbers and draw.random() < MISHEARD:
                 word = draw.choice(hearing.words())
             known = self._words.get(word)
-            # a word that the bank lacks, or never heard rightly
+            # a word that the bank lacks, or never recognized
             rows.append(
                 draw.choice(known).float() if known else table[[0] * draw.randint(1, 6) + [numbers.get(word, 1)]]
             )
         return torch.cat([*rows, _silence(draw)])
 
-    def see(self, draw: random.Random, picture: Picture) -> torch.Tensor:
-        """Rows of `picture`, put together of squares that were seen in other pictures: (squares, width)."""
-        known = [self._squares.get(square) for square in _squares(picture)]
+    def image_rows(self, draw: random.Random, scene: Scene) -> torch.Tensor:
+        """Rows of `scene`, put together of squares of other images: (squares, width)."""
+        known = [self._squares.get(square) for square in _squares(scene)]
         return torch.stack(
-            [draw.choice(rows).float() if rows else row for rows, row in zip(known, seeing.ideal(picture), strict=True)]
+            [draw.choice(rows).float() if rows else row for rows, row in zip(known, seeing.ideal(scene), strict=True)]
         )
 
 
@@ -136,8 +136,8 @@ def _pieces(rows: torch.Tensor, text: str) -> list[torch.Tensor]:
     return [rows[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _squares(picture: Picture) -> list[tuple[int, int]]:
-    colours, shapes = seeing.numbers(picture)
+def _squares(scene: Scene) -> list[tuple[int, int]]:
+    colours, shapes = seeing.numbers(scene)
     return list(zip(colours.tolist(), shapes.tolist(), strict=True))
 
 
@@ -157,53 +157,55 @@ def _bank_dialogue(number: int) -> Dialogue:
 
 
 @cache
-def _bank_picture(number: int) -> Picture:
-    return seeing.draw_seen(random.Random(f"bank {number}"))
+def _bank_scene(number: int) -> Scene:
+    return seeing.draw_training_scene(random.Random(f"bank {number}"))
 
 
 @torch.inference_mode()
-def _hear_and_see() -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
-    """What the encoders write of BANK_SOUNDS dialogues and BANK_PICTURES pictures, float16."""
-    ears, eyes = hearing.load(), seeing.load()
-    heard: list[list[torch.Tensor]] = []
+def _encode_bank() -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
+    """What the encoders write of BANK_SOUNDS dialogues and BANK_IMAGES images, float16."""
+    encoder, vision = hearing.load(), seeing.load()
+    audio: list[list[torch.Tensor]] = []
     for i in range(BANK_SOUNDS):
         draw, voice = random.Random(f"bank sound {i}"), None
         sounds = []
         for turn in _bank_dialogue(i).turns:
             voice = voice or draw_voice(draw)
             noise_db = draw.uniform(4, 25) if draw.random() < 0.65 else None
-            sounds.append(ears.hear([mel(sound_of(turn.question, voice, draw, noise_db)[0])])[0].half().clone())
-        heard.append(sounds)
+            sounds.append(encoder.encode([mel(sound_of(turn.question, voice, draw, noise_db)[0])])[0].half().clone())
+        audio.append(sounds)
         if i % 500 == 499:
-            print(f"bank: {i + 1} of {BANK_SOUNDS} dialogues heard", flush=True)
-    seen: list[torch.Tensor] = []
-    for begin in range(0, BANK_PICTURES, 50):
-        pictures = [_bank_picture(i) for i in range(begin, min(begin + 50, BANK_PICTURES))]
-        seen += [rows.half().clone() for rows in eyes.see([picture.render() for picture in pictures])]
-    print(f"bank: {BANK_PICTURES} pictures seen", flush=True)
-    return heard, seen
+            print(f"bank: {i + 1} of {BANK_SOUNDS} dialogues encoded", flush=True)
+    images: list[torch.Tensor] = []
+    for begin in range(0, BANK_IMAGES, 50):
+        scenes = [_bank_scene(i) for i in range(begin, min(begin + 50, BANK_IMAGES))]
+        images += [rows.half().clone() for rows in vision.encode([scene.render() for scene in scenes])]
+    print(f"bank: {BANK_IMAGES} images encoded", flush=True)
+    return audio, images
 
 
 def draw_example(draw: random.Random, bank: Bank) -> Example:
     """A dialogue of training as the model reads it."""
-    hear, see = partial(bank.hear, draw), partial(bank.see, draw)
+    audio_rows, image_rows = partial(bank.audio_rows, draw), partial(bank.image_rows, draw)
     chance = draw.random()
-    if chance < HEARD_WHOLE:
-        number = draw.randrange(len(bank.heard))
+    if chance < AUDIO_WHOLE:
+        number = draw.randrange(len(bank.audio))
         dialogue = _bank_dialogue(number)
-        rows = {turn.question: row.float() for turn, row in zip(dialogue.turns, bank.heard[number], strict=True)}
+        rows = {turn.question: row.float() for turn, row in zip(dialogue.turns, bank.audio[number], strict=True)}
         if draw.random() < 0.15:
             dialogue = _transcribed(dialogue.turns[0].question)
-        return example(draw, dialogue, rows.__getitem__, see, aloud=True)
-    aloud = draw.random() < HEARD_SHARE
-    if chance < HEARD_WHOLE + SEEN_WHOLE:
-        number = draw.randrange(len(bank.seen))
-        return example(draw, ask_about(draw, _bank_picture(number)), hear, lambda _: bank.seen[number].float(), aloud)
+        return example(draw, dialogue, rows.__getitem__, image_rows, aloud=True)
+    aloud = draw.random() < AUDIO_SHARE
+    if chance < AUDIO_WHOLE + IMAGE_WHOLE:
+        number = draw.randrange(len(bank.images))
+        return example(
+            draw, ask_about(draw, _bank_scene(number)), audio_rows, lambda _: bank.images[number].float(), aloud
+        )
     if chance > 1 - TRANSCRIBED:
-        return example(draw, _transcribed(f"{capital(sentence(draw))}."), hear, see, aloud)
+        return example(draw, _transcribed(f"{capital(sentence(draw))}."), audio_rows, image_rows, aloud)
     if chance > 1 - TRANSCRIBED - OUTSIDE_SHARE:
-        return example(draw, outside(draw), hear, see, aloud)
-    return example(draw, _and_more(draw, draw_dialogue(draw)), hear, see, aloud)
+        return example(draw, outside(draw), audio_rows, image_rows, aloud)
+    return example(draw, _and_more(draw, draw_dialogue(draw)), audio_rows, image_rows, aloud)
 
 
 def _transcribed(text: str) -> Dialogue:
@@ -221,31 +223,36 @@ def _and_more(draw: random.Random, dialogue: Dialogue) -> Dialogue:
 
 
 def example(
-    draw: random.Random, dialogue: Dialogue, hear: Hear, see: See, aloud: bool, show: Show | None = None
+    draw: random.Random,
+    dialogue: Dialogue,
+    audio_rows: AudioRows,
+    image_rows: ImageRows,
+    aloud: bool,
+    tool_image_rows: ToolImageRows | None = None,
 ) -> Example:
     """`dialogue` as the model reads it.
 
     Args:
-        hear: rows of a text that is said, (rows, width).
-        see: rows of a picture, (squares, width).
+        audio_rows: rows of a spoken text, (rows, width).
+        image_rows: rows of an image, (squares, width).
         aloud: whether nearly all that people would say is said, not typed.
-        show: rows of a picture that a tool made, (squares, width); None: there are none.
+        tool_image_rows: rows of a tool's image, (squares, width); None: there are none.
     """
     messages: list[dict[str, Any]] = []
     if draw.random() < 0.15:
         messages.append({"role": "system", "content": draw.choice(SYSTEMS)})
     media: list[torch.Tensor] = []
     sounds: list[int] = []
-    pictures = int(dialogue.picture is not None)
+    image_count = int(dialogue.picture is not None)
     for i, turn in enumerate(dialogue.turns):
         parts: list[dict[str, str]] = []
         if i == 0 and dialogue.picture is not None:
             parts.append({"type": "image"})
-            media.append(see(dialogue.picture))
+            media.append(image_rows(dialogue.picture))
         transcribing = dialogue.kind == "transcribing"
         if transcribing or (turn.spoken and aloud and draw.random() < 0.9 and not (dialogue.tool_result and i)):
             parts.append({"type": "audio"})
-            media.append(hear(turn.question))
+            media.append(audio_rows(turn.question))
             sounds.append(len(media[-1]))
             if transcribing:
                 parts.append({"type": "text", "text": draw.choice(TRANSCRIBE)})
@@ -254,10 +261,10 @@ def example(
         is_result = turn.by_tool or (dialogue.tool_result is not None and i == len(dialogue.turns) - 1)
         if is_result:
             said: list[dict[str, str]] = [{"type": "text", "text": turn.question}]
-            if turn.shown is not None and show is not None:
-                pictures += 1
+            if turn.shown is not None and tool_image_rows is not None:
+                image_count += 1
                 said.append({"type": "image"})
-                media.append(show(turn.shown))
+                media.append(tool_image_rows(turn.shown))
             messages.append({"role": "tool", "content": said})
         else:
             messages.append({"role": "user", "content": parts})
@@ -273,7 +280,7 @@ def example(
         pieces.append(rest[:found] + mark * len(next(sizes)))
         rest = rest[found + len(mark) :]
     ids: list[int] = _template().encode("".join(pieces) + rest)
-    return Example(ids, _answers(ids), media, pictures, sounds)
+    return Example(ids, _answers(ids), media, image_count, sounds)
 
 
 def _answers(ids: list[int]) -> list[bool]:
@@ -292,7 +299,7 @@ def _answers(ids: list[int]) -> list[bool]:
     return wanted
 
 
-class Mind(nn.Module):
+class LanguageModel(nn.Module):
     """The reference's thinker without its encoders, whose rows are given."""
 
     def __init__(self) -> None:
@@ -325,7 +332,7 @@ class Mind(nn.Module):
         given = [row.float() for each in batch for row in each.media]
         if given:
             rows = rows.masked_scatter(is_media[..., None], torch.cat(given))
-        grids = torch.tensor([[1, 2 * GRID, 2 * GRID]] * sum(each.pictures for each in batch)).view(-1, 3)
+        grids = torch.tensor([[1, 2 * GRID, 2 * GRID]] * sum(each.image_count for each in batch)).view(-1, 3)
         columns = [columns_of(count) for each in batch for count in each.sounds]
         positions, _ = self._rope(
             ids,
@@ -349,7 +356,7 @@ def columns_of(rows: int) -> int:
 def train() -> None:
     """Trains the language model: `STEPS` steps, resumable."""
     torch.manual_seed(0)
-    bank, model = Bank.load(), Mind()
+    bank, model = Bank.load(), LanguageModel()
     optimizers = loop.Optimizers(model, RATE, outer=("embed", "head"), muon_rate=MUON_RATE)
 
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
@@ -360,8 +367,8 @@ def train() -> None:
             part, said = model(batch[group * BATCH // GROUPS : (group + 1) * BATCH // GROUPS])
             loss, right = loss + part / GROUPS, right + said.tolist()
         sorts = {"all": right}
-        sorts["seen"] = [said for said, each in zip(right, batch, strict=True) if each.pictures]
-        sorts["heard"] = [said for said, each in zip(right, batch, strict=True) if each.sounds and not each.pictures]
+        sorts["images"] = [said for said, each in zip(right, batch, strict=True) if each.image_count]
+        sorts["audio"] = [said for said, each in zip(right, batch, strict=True) if each.sounds and not each.image_count]
         return loss, {name: sum(said) / max(len(said), 1) for name, said in sorts.items()}
 
     loop.run("thinker", model, optimizers, STEPS, step_loss)

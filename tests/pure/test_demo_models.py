@@ -16,7 +16,7 @@ from services.dit.config import DitSettings
 from services.talker.config import TalkerSettings
 from services.talker.model import load_talker
 from training.dialogue import is_held_out
-from training.pictures import draw_picture
+from training.pictures import draw_scene
 from training.world import KINDS, draw_dialogue, nonsense, outside, small_talk
 
 MOST_BYTES = 24_000_000  # of both together
@@ -102,7 +102,7 @@ def _combination(draw: random.Random, held_out: bool, kinds: dict) -> tuple[str,
 
 
 def test_pictures_have_what_they_say() -> None:
-    picture = draw_picture(random.Random(3))
+    picture = draw_scene(random.Random(3))
     assert picture.render().size == (128, 128)
     assert 1 <= picture.things.total() <= 5
     assert outside(random.Random(0)).turns[0].answer == "I do not know that."
