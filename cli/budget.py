@@ -62,7 +62,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Layout:
-    """Stages on equal GPUs: thinker on the first `tensor_parallel`; the rest on the next if `apart`, else on the first."""
+    """Equal GPUs: the thinker is on the first `tensor_parallel`, the rest on the next if `apart`, else on the first."""
 
     tensor_parallel: int = 1
     apart: bool = False

@@ -1,4 +1,4 @@
-"""The codec: what a codec frame of a voice is as 16 codes, and code2wav, which makes sound of them again.
+"""The codec: encodes a frame of a voice as 16 codes; code2wav decodes them.
 
 Encoder (of training only): the log-mel spectrogram of a frame, in 8 columns, scaled to equal variances on its principal
 axes, then residual quantization: 16 codebooks of k-means centres, each of what the ones before it left (Zeghidour et
@@ -90,7 +90,7 @@ class Codes:
         self._of = of
 
     def word(self, voice: str, word: str, last: bool) -> torch.Tensor:
-        """(frames, 16) int64. Raises KeyError: the world's answers have no such word."""
+        """Returns (frames, 16) int64. Raises KeyError: the vocabulary lacks the word."""
         return self._of[f"{voice} {word} {last}"]
 
     @classmethod
@@ -112,7 +112,7 @@ class Codes:
 
     @classmethod
     def load(cls) -> "Codes":
-        """Those of `file`, made first where it is missing."""
+        """Reads `file`, which it writes first if needed."""
         return cls(torch.load(cls.file, weights_only=True)) if cls.file.exists() else cls.make()
 
 
@@ -166,12 +166,11 @@ def train() -> None:
 
 
 def load() -> nn.Module:
-    """The code2wav that was trained."""
     return loop.load("code2wav", build("code2wav"))
 
 
 def say_to_file(model: Any, codes: torch.Tensor, file: Path) -> None:
-    """Writes what `model` makes of `codes` (frames, 16) as a WAV file."""
+    """Decodes `codes` (frames, 16) to a WAV file."""
     import soundfile
 
     with torch.inference_mode():

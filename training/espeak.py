@@ -34,7 +34,7 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 
 @dataclass(frozen=True)
 class Voice:
-    """A voice of espeak-ng and how it speaks.
+    """A voice of espeak-ng.
 
     Attributes:
         name: of a language and a variant, as `espeak-ng -v` takes it.
@@ -50,8 +50,7 @@ class Voice:
 
 @dataclass(frozen=True)
 class Utterance:
-    """What was said: `samples` (samples,) float32 at `rate_hz`, and where words begin, as (character of the text,
-    sample), ascending."""
+    """Speech: `samples` (samples,) float32 at `rate_hz`; `words`: where words begin (character, sample)."""
 
     samples: np.ndarray
     rate_hz: int
@@ -104,11 +103,9 @@ def _espeak() -> _Espeak:
 
 
 def say(text: str, voice: Voice, rate_hz: int | None = None, ssml: bool = False) -> Utterance:
-    """What espeak-ng makes of `text`; words in `[[...]]` are its phonemes.
+    """Synthesizes `text`; words in `[[...]]` are espeak-ng's phonemes.
 
     Args:
-        text: in English.
-        voice: of it.
         rate_hz: samples a second; None: espeak-ng's own, 22,050.
         ssml: whether `text` is SSML.
 

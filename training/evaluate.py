@@ -1,4 +1,4 @@
-"""Scores of the checkpoints, by the reference implementations and on what was never trained on."""
+"""Scores the checkpoints on held-out data, by the reference implementations."""
 
 import random
 from collections import Counter
@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from training import tools
-from training.about_pictures import seeing
 from training.dialogue import Dialogue
 from training.espeak import say
 from training.export import MODELS, OMNI, PAINTER
@@ -20,7 +19,8 @@ from training.functions import HELD_OUT_NAMES
 from training.hearing import draw_voice, sound_of
 from training.judges import Listener, find_shape, held_out_answers, mel_cepstral_distance, plain
 from training.painter import ImagePrompt, draw_edit, draw_image_prompt
-from training.pictures import SIDE
+from training.scene_questions import seeing
+from training.scenes import SIDE
 from training.units import RATE_HZ as SPEECH_HZ
 from training.units import VOICES
 from training.world import KINDS, draw_dialogue, nonsense, weather
@@ -64,7 +64,7 @@ class ReferenceOmni:
         return [text.strip() for text in self.processor.batch_decode(said, skip_special_tokens=True)]
 
     def speech(self, answer: str, voice: str) -> np.ndarray:
-        """What the talker makes of `answer`, drawing nothing by chance: (samples,) float32."""
+        """Synthesizes `answer` greedily: (samples,) float32."""
         tokens = self.processor.tokenizer
         template = self.processor.apply_chat_template(
             [{"role": "user", "content": "Well?"}], add_generation_prompt=True, tokenize=False
@@ -78,13 +78,12 @@ class ReferenceOmni:
 
 
 class ForcedThinker:
-    """The reference's model, whose thinker says given token ids."""
+    """The reference's model with a thinker that generates given token ids."""
 
     def __init__(self, model: Any, ids: list[int]) -> None:
         self._model, self._ids = model, ids
 
     def generate(self, **settings: Any) -> Any:
-        """As the reference's."""
         from transformers import LogitsProcessor
 
         ids, length = self._ids, settings["input_ids"].shape[1]
@@ -105,10 +104,10 @@ class ForcedThinker:
 
 
 def conversation(dialogue: Dialogue, aloud: bool) -> list[dict[str, Any]]:
-    """Messages up to the question that is asked; `aloud`: user's turns are sounds."""
+    """Messages up to the last question; `aloud`: users' turns are sounds."""
     messages: list[dict[str, Any]] = []
     for i, turn in enumerate(dialogue.turns):
-        content: list[dict[str, str]] = [{"type": "image"}] if i == 0 and dialogue.picture is not None else []
+        content: list[dict[str, str]] = [{"type": "image"}] if i == 0 and dialogue.scene is not None else []
         content.append({"type": "audio"} if aloud else {"type": "text", "text": turn.question})
         if turn.shown is not None:
             content.append({"type": "image"})
@@ -118,7 +117,7 @@ def conversation(dialogue: Dialogue, aloud: bool) -> list[dict[str, Any]]:
 
 
 def _images(dialogue: Dialogue) -> list[Image.Image]:
-    first = [] if dialogue.picture is None else [dialogue.picture.render()]
+    first = [] if dialogue.scene is None else [dialogue.scene.render()]
     return [*first, *(turn.shown for turn in dialogue.turns if turn.shown is not None)]
 
 
@@ -154,7 +153,7 @@ def exact(
 
 
 def answers(count: int = COUNT, folder: Path = MODELS / OMNI) -> None:
-    """Prints exact answers to held-out questions: typed, said, said in noise, about pictures, with tools."""
+    """Prints exact answers to held-out questions: typed, spoken, with noise, about images, with tools."""
     omni = ReferenceOmni(folder)
     typed = {kind: share for kind, share in KINDS.items() if kind not in (seeing, weather)}
     said = {kind: share for kind, share in typed.items() if kind is not nonsense}
@@ -202,9 +201,8 @@ def speech(count: int = 40, folder: Path = MODELS / OMNI, samples: Path | None =
         )
 
 
-def paintings(count: int = 100, folder: Path = MODELS / PAINTER, steps: int = 8) -> None:
-    """Prints in how many paintings of held-out prompts the asked colour, shape and ground are found, and in how many of
-    half as many edits, to another colour."""
+def images(count: int = 100, folder: Path = MODELS / PAINTER, steps: int = 8) -> None:
+    """Prints how many images of held-out prompts have the right colour, shape and ground, and how many edits."""
     import diffusers
 
     pipeline: Any = diffusers.ZImagePipeline.from_pretrained(folder, torch_dtype=torch.float32)  # pyright: ignore[reportPrivateImportUsage]
@@ -217,7 +215,7 @@ def paintings(count: int = 100, folder: Path = MODELS / PAINTER, steps: int = 8)
             0
         ]
         right += _matches(image, wanted)
-    print(f"paintings: {right} of {count} right", flush=True)
+    print(f"images: {right} of {count} right", flush=True)
     changes: Any = diffusers.ZImageImg2ImgPipeline(**pipeline.components)  # pyright: ignore[reportPrivateImportUsage]
     changes.set_progress_bar_config(disable=True)
     right = 0

@@ -1,8 +1,7 @@
-"""The audio encoder: what each of its rows says is the text embedding of the word that ends there, or of silence.
+"""The audio encoder: each row is the text embedding of the word that ends there, or of silence.
 
-Trained by itself, by connectionist temporal classification (Graves et al., 2006) over the world's words, after a start
-in which each word is wanted where espeak-ng says that it ends. The thinker then reads a spoken question much as it
-reads a typed one.
+It is trained by itself, by connectionist temporal classification (Graves et al., 2006) over the world's words, after a
+start with espeak-ng's word ends as targets. The thinker then reads a spoken question much as a typed one.
 """
 
 import random
@@ -37,7 +36,7 @@ ACCENTS = ("en-us", "en-us", "en-us", "en")
 
 
 def draw_voice(draw: random.Random, held_out: bool = False) -> Voice:
-    """A voice of training, or one that is never trained on."""
+    """Draws a voice of training, or a held-out one."""
     if held_out:
         name = "en-us" + draw.choice(HELD_OUT_VARIANTS)
         return Voice(name, draw.randint(135, 170), draw.randint(35, 65), draw.randint(35, 60))
@@ -59,14 +58,14 @@ def words() -> tuple[str, ...]:
 
 @cache
 def strange_words() -> tuple[str, ...]:
-    """Words that are none of the world's: the encoder learns that each is strange."""
+    """Words outside the world, which the encoder learns as one class."""
     found = {word for text in OUTSIDE for word in split_question(text)} | {f"{thing}s" for thing in THINGS}
     found |= {word.lower() for word in (*THINGS, *DO, *DO.values(), *SORTS, *FOREIGN)}
     return tuple(sorted(found - set(words())))
 
 
 def draw_texts(draw: random.Random, count: int) -> list[str]:
-    """Texts of the world's own words that people say."""
+    """Draws spoken texts of the world's own words."""
     kinds = {kind: share for kind, share in KINDS.items() if kind not in (nonsense, outside)}
     texts: list[str] = []
     while len(texts) < count:
@@ -93,12 +92,12 @@ def classes() -> tuple[dict[str, int], torch.Tensor]:
 
 
 def written(word: str) -> list[int]:
-    """Token ids of a word as it stands within a sentence."""
+    """Token ids of a word within a sentence."""
     return tokenizer().encode(f" {word}")
 
 
 def draw_question(draw: random.Random) -> str:
-    """What is said in training: questions, sentences to be written down, and what is outside the world."""
+    """Draws speech of training: questions, sentences to transcribe, and questions outside the world."""
     chance = draw.random()
     if chance < 0.12:
         return f"{sentence(draw)}.".capitalize()
@@ -111,10 +110,10 @@ def draw_question(draw: random.Random) -> str:
 
 
 def sound_of(text: str, voice: Voice, draw: random.Random, noise_db: float | None) -> tuple[np.ndarray, list[int]]:
-    """`text` said with silence around it.
+    """Synthesizes `text` with silence around it.
 
     Args:
-        noise_db: how much louder speech is than the noise with it; None: no noise.
+        noise_db: how much louder speech is than the noise; None: no noise.
 
     Returns:
         samples (samples,) float32 at RATE_HZ, and for each word the sample at which it ends.
@@ -148,7 +147,7 @@ def mel(samples: np.ndarray) -> torch.Tensor:
 
 
 def rows_of(columns: int) -> int:
-    """Rows of the encoder for so many columns of features."""
+    """Returns the encoder's rows for so many columns of features."""
     rest = columns % 100
     for _ in range(3):
         rest = (rest + 1) // 2
@@ -156,7 +155,7 @@ def rows_of(columns: int) -> int:
 
 
 def row_at(sample: int) -> int:
-    """The row that hears this sample."""
+    """Returns the row of a sample."""
     column = sample // HOP
     return column // 100 * 13 + column % 100 // 8
 
@@ -176,7 +175,7 @@ class AudioEncoder(nn.Module):
         return list(rows.split([rows_of(int(length)) for length in lengths]))
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of each class: (rows, classes)."""
+        """Logits (rows, classes)."""
         return rows @ self._classes.T * (SHARPNESS / self._classes.shape[1])
 
 
@@ -243,7 +242,6 @@ def _best(chances: torch.Tensor) -> list[int]:
 
 
 def load() -> AudioEncoder:
-    """The encoder that was trained."""
     model = AudioEncoder()
     loop.load("hearing", model)
     return model

@@ -1,7 +1,7 @@
-"""The painter: a small Z-Image that paints one coloured shape on a coloured ground.
+"""The image model: a small Z-Image that generates one coloured shape on a coloured ground.
 
-Two parts: its autoencoder, then its transformer, by flow matching (Lipman et al., 2022) on what the autoencoder makes
-of drawn pictures. The prompt's encoder is a random Qwen3 that is not trained: it only has to tell words apart.
+Two parts: its autoencoder, then its transformer, by flow matching (Lipman et al., 2022) on the latents of rendered
+images. The prompt's encoder is a random Qwen3 that is not trained: it only has to tell words apart.
 """
 
 import random
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from training import loop
 from training.dialogue import article, is_held_out
-from training.pictures import FINER, SIDE, draw_shape
+from training.scenes import FINER, SIDE, draw_shape
 from training.words import COLOURS, SHAPES
 
 VAE_STEPS, STEPS = 4_000, 4_600
@@ -54,7 +54,7 @@ TEXT = {
 
 @dataclass(frozen=True)
 class ImagePrompt:
-    """What is asked for, and one picture of it."""
+    """A prompt and the parameters of one image of it."""
 
     prompt: str
     colour: str
@@ -66,7 +66,7 @@ class ImagePrompt:
     radius: float
 
     def render(self) -> Image.Image:
-        """SIDE x SIDE, RGB."""
+        """Returns an RGB image, SIDE x SIDE."""
         ground = COLOURS[self.ground]
         image = Image.new("RGB", (SIDE * FINER, SIDE * FINER), ground)
         draw_shape(ImageDraw.Draw(image), self.shape, COLOURS[self.colour], ground, self.x, self.y, self.radius)
@@ -74,7 +74,7 @@ class ImagePrompt:
 
 
 def draw_image_prompt(draw: random.Random, held_out: bool = False) -> ImagePrompt:
-    """A prompt whose colour, shape and ground are trained on together, or never are."""
+    """Draws a prompt whose colour, shape and ground are all trained on together, or held out together."""
     while True:
         colour, ground = draw.sample(list(COLOURS), 2)
         shape, size = draw.choice(SHAPES), draw.choice(("", "", "small", "big"))
@@ -88,7 +88,7 @@ def draw_image_prompt(draw: random.Random, held_out: bool = False) -> ImagePromp
 
 
 def draw_edit(draw: random.Random) -> tuple[ImagePrompt, ImagePrompt]:
-    """A prompt of training, and one that is never trained on: the same shape on the same ground in another colour."""
+    """Draws a prompt of training and a held-out one: the same shape and ground in another colour."""
     wanted = draw_image_prompt(draw, held_out=True)
     while True:
         given = draw_image_prompt(draw)
@@ -98,7 +98,7 @@ def draw_edit(draw: random.Random) -> tuple[ImagePrompt, ImagePrompt]:
 
 @cache
 def tokenizer() -> Any:
-    """Of the prompts: a byte-level BPE in which their words are one token each."""
+    """A byte-level BPE in which the prompts' words are one token each."""
     from cli.tiny.parts import qwen_tokenizer
 
     draw = random.Random(0)
@@ -141,7 +141,7 @@ def read(prompts: list[str]) -> list[torch.Tensor]:
 
 
 def build_vae() -> Any:
-    """The autoencoder: 8 pixels a side to a latent, as published."""
+    """Builds the autoencoder: 8 pixels a side to a latent, as published."""
     autoencoder: Any = AutoencoderKL  # its annotations have tuples of one
     return autoencoder(
         block_out_channels=(8, 16, 32, 32),
@@ -160,7 +160,6 @@ def build_vae() -> Any:
 
 
 def build_transformer() -> Any:
-    """The denoiser."""
     return ZImageTransformer2DModel(
         in_channels=LATENT_CHANNELS,
         dim=120,
@@ -175,7 +174,7 @@ def build_transformer() -> Any:
 
 
 def pixels(prompts: list[ImagePrompt]) -> torch.Tensor:
-    """(pictures, 3, SIDE, SIDE) in -1 to 1."""
+    """Renders (images, 3, SIDE, SIDE) in -1 to 1."""
     images = np.stack([np.asarray(prompt.render()) for prompt in prompts])
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
 
@@ -192,18 +191,18 @@ def train_vae() -> None:
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         draw = random.Random(f"vae {step}")
         wanted = pixels([draw_image_prompt(draw) for _ in range(VAE_BATCH)])
-        for i, picture in enumerate(wanted):  # places, and in half of them colours, that the painter does not know
-            other = picture[draw.sample(range(3), 3)] * draw.choice((1, -1)) * draw.uniform(0.5, 1)
-            picture.copy_((other if i % 2 else picture).roll([draw.randrange(SIDE) for _ in range(2)], (1, 2)))
-        side = SIDE if step % 8 == 0 else SIDE // 2  # a quarter of a picture is a quarter of the time
+        for i, image in enumerate(wanted):  # places, and in half of them colours, that the image model does not know
+            other = image[draw.sample(range(3), 3)] * draw.choice((1, -1)) * draw.uniform(0.5, 1)
+            image.copy_((other if i % 2 else image).roll([draw.randrange(SIDE) for _ in range(2)], (1, 2)))
+        side = SIDE if step % 8 == 0 else SIDE // 2  # a quarter of a image is a quarter of the time
         wanted = wanted[:, :, :side, :side].contiguous(memory_format=torch.channels_last)
         latents = model.encode(wanted).latent_dist
         noise = VAE_NOISE * torch.rand(VAE_BATCH, 1, 1, 1) * torch.randn_like(latents.mean)
         decoded = model.decode(latents.mean + noise).sample
         error = functional.l1_loss(decoded, wanted) + functional.mse_loss(decoded, wanted)
-        # the first three channels are the picture in small, which is easy to paint and to decode
+        # the first three channels are the image in small, which is easy to generate and to decode
         small = functional.mse_loss(latents.mean[:, :3], 1.5 * functional.avg_pool2d(wanted, 8))
-        # unit variance and no correlation are not asked for; far from zero is not allowed
+        # unit variance and no correlation are not required; far from zero is not allowed
         size = latents.mean.pow(2).mean()
         logvar = latents.logvar.pow(2).mean()  # is not used, and must not grow
         loss = error + small + 0.005 * (size - 1).abs() + 1e-4 * logvar
@@ -213,7 +212,7 @@ def train_vae() -> None:
 
 
 class Painter(nn.Module):
-    """The reference's transformer, and what is needed to train it."""
+    """The reference's transformer with its training loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,13 +220,13 @@ class Painter(nn.Module):
         self._vae: list[Any] = []
 
     def forward(self, latents: torch.Tensor, prompts: list[str]) -> torch.Tensor:
-        """Flow matching's loss of clean `latents` (pictures, channels, side, side)."""
+        """Flow matching's loss of clean `latents` (images, channels, side, side)."""
         noise = torch.randn_like(latents)
         chance = (torch.randperm(len(latents)) + torch.rand(len(latents))) / len(latents)  # evenly spread
         sigma = (SHIFT * chance / (1 + (SHIFT - 1) * chance))[:, None, None, None]
         noisy = (1 - sigma) * latents + sigma * noise
-        made = self.transformer([each[:, None] for each in noisy], 1 - sigma.flatten(), read(prompts))[0]
-        return functional.mse_loss(torch.stack(list(made)).squeeze(2), latents - noise)
+        predicted = self.transformer([each[:, None] for each in noisy], 1 - sigma.flatten(), read(prompts))[0]
+        return functional.mse_loss(torch.stack(list(predicted)).squeeze(2), latents - noise)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The vision encoder: what each of its rows says is the colour and the shape in its square of the scene.
+"""The vision encoder: each row encodes colour and shape in its square of the image.
 
 A row is the text embedding of the colour plus that of the shape, or that of nothing. Trained by itself.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional
 from services.families.qwen3_omni.tiny.processor import PATCH
 from training import loop
 from training.dialogue import is_held_out
-from training.pictures import GRID, SIDE, Scene, draw_scene
+from training.scenes import GRID, SIDE, Scene, draw_scene
 from training.shape import build, text_embeddings, tokenizer
 from training.words import COLOURS, SHAPES
 
@@ -45,7 +45,7 @@ def numbers(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def ideal(scene: Scene) -> torch.Tensor:
-    """What a perfect encoder says of `scene`: (squares, width)."""
+    """Rows of a perfect encoder: (squares, width)."""
     colour, shape = numbers(scene)
     colours, shapes, nothing = tables()
     rows = colours[colour.clamp_min(0)] + shapes[shape.clamp_min(0)]
@@ -66,7 +66,7 @@ def patches(images: list[Image.Image]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class VisionEncoder(nn.Module):
-    """The reference's vision encoder. What it sends into deeper layers of the thinker is zero."""
+    """The reference's vision encoder, with zeros for the thinker's deeper layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class VisionEncoder(nn.Module):
 
 
 def draw_training_scene(draw: random.Random, held_out: bool = False) -> Scene:
-    """A scene whose set of things is trained on, or never is."""
+    """Draws a scene whose set of shapes is trained on, or held out."""
     while True:
         scene = draw_scene(draw)
         if is_held_out(f"{sorted(scene.things.items())}") == held_out:
@@ -117,7 +117,6 @@ def train() -> None:
 
 
 def load() -> VisionEncoder:
-    """The encoder that was trained."""
     model = VisionEncoder()
     loop.load("seeing", model)
     return model

@@ -1,12 +1,12 @@
 """The thinker's language model: it answers text, audio and images.
 
-Its encoders are trained before it and stay as they are. What it hears and sees in training is made of what they wrote
-of a few thousand sounds and pictures: whole, and put together anew, word by word and square by square.
+Its encoders are trained before it and stay as they are. Its inputs in training are their rows of a few thousand sounds
+and images: whole, or recombined word by word and square by square.
 """
 
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -18,10 +18,10 @@ from torch.nn import functional
 
 from services.families.qwen3_omni.tiny.processor import CHAT_TEMPLATE
 from training import hearing, loop, seeing
-from training.about_pictures import seeing as ask_about
 from training.dialogue import Dialogue, Turn, capital, split_question
 from training.hearing import classes, draw_voice, mel, sound_of
-from training.pictures import GRID, Scene
+from training.scene_questions import seeing as ask_about
+from training.scenes import GRID, Scene
 from training.shape import TRANSCRIBE, build, text_embeddings, tokenizer
 from training.world import KINDS, draw_dialogue, nonsense, outside, sentence, weather
 
@@ -48,7 +48,7 @@ ToolImageRows = Callable[[Image], torch.Tensor]
 
 @dataclass(frozen=True)
 class Example:
-    """A dialogue as the model reads it: ids, rows of media in their order, and which ids are to be said."""
+    """A dialogue as the model reads it: ids, rows of media in their order, and which ids are targets."""
 
     ids: list[int]
     wanted: list[bool]
@@ -74,10 +74,10 @@ def _typed(draw: random.Random, text: str) -> str:
 
 
 class Bank:
-    """What the trained encoders wrote of sounds and pictures of training, and what can be put together of it.
+    """Encoder rows of training's sounds and images, and recombinations of them.
 
     Args:
-        audio: rows of the sound of each spoken turn of dialogue `i`, which is `_bank_dialogue(i)`: (rows, width).
+        audio: rows of each spoken turn of dialogue `i`, which is `_bank_dialogue(i)`: (rows, width).
         images: rows of image `i`, which is `_bank_scene(i)`: (squares, width).
     """
 
@@ -95,14 +95,14 @@ class Bank:
 
     @classmethod
     def load(cls) -> "Bank":
-        """From its file, made first where it is missing."""
+        """Reads the bank's file, which it writes first if needed."""
         file = loop.OUT / "bank.pt"
         if not file.exists():
             torch.save(_encode_bank(), file)
         return cls(*torch.load(file, weights_only=True))
 
     def audio_rows(self, draw: random.Random, text: str) -> torch.Tensor:
-        """Rows of `text`, put together of words of other sentences: (rows, width)."""
+        """Rows of `text`, recombined from words of other sentences: (rows, width)."""
         numbers, table = classes()
         rows = [_silence(draw)]
         for word in split_question(text):
@@ -116,7 +116,7 @@ class Bank:
         return torch.cat([*rows, _silence(draw)])
 
     def image_rows(self, draw: random.Random, scene: Scene) -> torch.Tensor:
-        """Rows of `scene`, put together of squares of other images: (squares, width)."""
+        """Rows of `scene`, recombined from squares of other images: (squares, width)."""
         known = [self._squares.get(square) for square in _squares(scene)]
         return torch.stack(
             [draw.choice(rows).float() if rows else row for rows, row in zip(known, seeing.ideal(scene), strict=True)]
@@ -128,7 +128,7 @@ def _silence(draw: random.Random) -> torch.Tensor:
 
 
 def _pieces(rows: torch.Tensor, text: str) -> list[torch.Tensor]:
-    """The rows of each word of `text`, up to where it is recognized; none where not as many words were."""
+    """Rows of each word of `text`, up to where it is recognized; none if their number differs."""
     best = (rows.float() @ classes()[1].T).argmax(dim=1).tolist()
     ends = [i + 1 for i, (now, then) in enumerate(zip(best, [*best[1:], 0], strict=True)) if now not in (0, then)]
     if len(ends) != len(split_question(text)):
@@ -143,7 +143,7 @@ def _squares(scene: Scene) -> list[tuple[int, int]]:
 
 @cache
 def _bank_dialogue(number: int) -> Dialogue:
-    """One that is spoken throughout; of eight, one is a sentence to be written down, and one is outside the world."""
+    """A dialogue that is spoken throughout; of eight, one is a sentence to transcribe, and one is outside the world."""
     draw = random.Random(f"bank {number}")
     if number % 8 == 0:
         return _transcribed(f"{capital(sentence(draw))}.")
@@ -163,7 +163,7 @@ def _bank_scene(number: int) -> Scene:
 
 @torch.inference_mode()
 def _encode_bank() -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
-    """What the encoders write of BANK_SOUNDS dialogues and BANK_IMAGES images, float16."""
+    """Encodes BANK_SOUNDS dialogues and BANK_IMAGES images, float16."""
     encoder, vision = hearing.load(), seeing.load()
     audio: list[list[torch.Tensor]] = []
     for i in range(BANK_SOUNDS):
@@ -185,7 +185,6 @@ def _encode_bank() -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
 
 
 def draw_example(draw: random.Random, bank: Bank) -> Example:
-    """A dialogue of training as the model reads it."""
     audio_rows, image_rows = partial(bank.audio_rows, draw), partial(bank.image_rows, draw)
     chance = draw.random()
     if chance < AUDIO_WHOLE:
@@ -213,7 +212,7 @@ def _transcribed(text: str) -> Dialogue:
 
 
 def _and_more(draw: random.Random, dialogue: Dialogue) -> Dialogue:
-    """`dialogue`, now and then with another one after it, of anything else."""
+    """Appends another dialogue now and then."""
     if dialogue.tools or draw.random() > 0.2:
         return dialogue
     other = draw_dialogue(
@@ -243,12 +242,12 @@ def example(
         messages.append({"role": "system", "content": draw.choice(SYSTEMS)})
     media: list[torch.Tensor] = []
     sounds: list[int] = []
-    image_count = int(dialogue.picture is not None)
+    image_count = int(dialogue.scene is not None)
     for i, turn in enumerate(dialogue.turns):
         parts: list[dict[str, str]] = []
-        if i == 0 and dialogue.picture is not None:
+        if i == 0 and dialogue.scene is not None:
             parts.append({"type": "image"})
-            media.append(image_rows(dialogue.picture))
+            media.append(image_rows(dialogue.scene))
         transcribing = dialogue.kind == "transcribing"
         if transcribing or (turn.spoken and aloud and draw.random() < 0.9 and not (dialogue.tool_result and i)):
             parts.append({"type": "audio"})
@@ -270,21 +269,26 @@ def example(
             messages.append({"role": "user", "content": parts})
         messages.append({"role": "assistant", "content": turn.answer})
     text = _template().apply_chat_template(messages, tools=list(dialogue.tools) or None, tokenize=False)
-    sizes = iter(media)
+    ids = _ids(text, [len(rows) for rows in media])
+    return Example(ids, _answers(ids), media, image_count, sounds)
+
+
+def _ids(text: str, media_rows: Sequence[int]) -> list[int]:
+    """Repeats the mark of each medium for its rows, and tokenizes."""
+    sizes = iter(media_rows)
     pieces, rest = [], text
     while True:
         found = min((rest.find(mark) for mark in ("<|image_pad|>", "<|audio_pad|>") if mark in rest), default=-1)
         if found < 0:
             break
         mark = rest[found : rest.index("|>", found) + 2]
-        pieces.append(rest[:found] + mark * len(next(sizes)))
+        pieces.append(rest[:found] + mark * next(sizes))
         rest = rest[found + len(mark) :]
-    ids: list[int] = _template().encode("".join(pieces) + rest)
-    return Example(ids, _answers(ids), media, image_count, sounds)
+    return _template().encode("".join(pieces) + rest)
 
 
 def _answers(ids: list[int]) -> list[bool]:
-    """Which ids an assistant says: those after its header, up to the end of its turn."""
+    """Marks ids of assistants: those after the header, up to the end of the turn."""
     to_text = tokenizer()
     start, end = (to_text.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|im_end|>"))
     header = to_text.encode("<|im_start|>assistant\n")
@@ -300,7 +304,7 @@ def _answers(ids: list[int]) -> list[bool]:
 
 
 class LanguageModel(nn.Module):
-    """The reference's thinker without its encoders, whose rows are given."""
+    """The reference's thinker, which takes its encoders' rows as input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,7 +323,7 @@ class LanguageModel(nn.Module):
         self._media = [to_text.convert_tokens_to_ids(token) for token in ("<|image_pad|>", "<|audio_pad|>")]
 
     def forward(self, batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean cross entropy of what is to be said, and which of the examples are said right throughout."""
+        """Mean cross entropy of the targets, and which examples are right throughout."""
         ids = nn.utils.rnn.pad_sequence([torch.tensor(each.ids) for each in batch], True, 0)
         ids = functional.pad(ids, (0, -ids.shape[1] % 8))  # few shapes: each new one costs a CPU's kernels time
         lengths = torch.tensor([len(each.ids) for each in batch])
@@ -341,15 +345,15 @@ class LanguageModel(nn.Module):
             audio_seqlens=torch.tensor(columns) if columns else None,
         )
         hidden = self.model(inputs_embeds=rows, attention_mask=mask, position_ids=positions).last_hidden_state
-        asked = wanted[:, 1:]
-        logits = self.lm_head(hidden[:, :-1][asked])
-        label = ids[:, 1:][asked]
-        wrong = torch.zeros(len(batch)).index_add_(0, asked.nonzero()[:, 0], (logits.argmax(1) != label).float())
+        targets = wanted[:, 1:]
+        logits = self.lm_head(hidden[:, :-1][targets])
+        label = ids[:, 1:][targets]
+        wrong = torch.zeros(len(batch)).index_add_(0, targets.nonzero()[:, 0], (logits.argmax(1) != label).float())
         return functional.cross_entropy(logits, label), wrong == 0
 
 
 def columns_of(rows: int) -> int:
-    """Columns of features that come to so many rows of the audio encoder."""
+    """Columns of features for so many rows of the audio encoder."""
     return rows // 13 * 100 + rows % 13 * 8
 
 

@@ -1,7 +1,6 @@
-"""The thinker's tools: it is trained on, to call one where the question is for it, and to answer as without where not.
+"""Trains the thinker to call tools, and to answer as before where no tool fits.
 
-What it learns: the weather of a city by a function, and pictures by the gateway's `image_generation`. Others it leaves
-alone.
+It learns the weather of a city by a function, and images by the gateway's `image_generation`.
 """
 
 import json
@@ -58,7 +57,7 @@ _CHANGE = ("Now make it {colour}.", "Make it {colour}.", "Now in {colour}, pleas
 
 
 def _among(draw: random.Random, tool: Tool | None, most: int = 2) -> tuple[Tool, ...]:
-    """`tool` with others around it, seldom with many."""
+    """Mixes `tool` with others, seldom with many."""
     others = [other_tool(draw) for _ in range(draw.choice((0, 0, 0, 1, 1, most)))]
     tools = [*others, *([tool] if tool else [])]
     draw.shuffle(tools)
@@ -77,10 +76,10 @@ def _city(draw: random.Random) -> str:
 
 
 def weather(draw: random.Random, names: Sequence[str] = ()) -> Dialogue:
-    """The weather, where there is a function for it: the call, or what it came to.
+    """Draws a question about the weather with a function for it: the call, or the answer after its result.
 
     Args:
-        names: that the function may have, for tests, which ask for cities of the world; none: those of training.
+        names: of the function, for tests, whose cities are the world's; none: those of training.
     """
     tool, place, more = weather_tool(draw, names)
     is_spoken = draw.random() < 0.5
@@ -107,13 +106,13 @@ def _ground_of(colour: str) -> str:
 
 
 def _described(prompt: ImagePrompt, colour: str | None = None) -> tuple[str, str]:
-    """("a big red circle", what the model says that it sees)."""
+    """("a big red circle", the answer that describes its image)."""
     sized = " ".join(filter(None, (prompt.size, colour or prompt.colour, prompt.shape)))
     return article(sized), f"I see {article(f'{colour or prompt.colour} {prompt.shape}')}."
 
 
 def drawing(draw: random.Random, held_out: bool = False) -> Dialogue:
-    """A picture, where there is the tool for it: the call, what it came to, or a change of it."""
+    """Draws a request for an image with the tool for it: the call, the answer after its result, or an edit."""
     tool, says = image_tool(draw)
     prompt = draw_image_prompt(draw, held_out)
     thing, seen = _described(prompt)
@@ -145,7 +144,7 @@ def _image_call(thing: str, ground: str, says: bool, action: str = "generate") -
 
 
 def left_alone(draw: random.Random, held_out: bool = False) -> Dialogue:
-    """Anything else, where there are tools that are not for it: it is answered as without them."""
+    """Draws any other dialogue, with tools that do not fit: the answer is as without them."""
     kinds = {kind: share for kind, share in KINDS.items() if kind.__name__ != "weather"}
     dialogue = outside(draw, held_out) if draw.random() < 0.12 else draw_dialogue(draw, held_out, kinds)
     chance = draw.random()
@@ -163,7 +162,7 @@ def left_alone(draw: random.Random, held_out: bool = False) -> Dialogue:
 
 
 def forced(each: Example) -> Example:
-    """`each`, whose last answer begins with what is imposed: only what follows is to be learnt."""
+    """Drops the forced beginning of the last answer from the targets."""
     last = max(i for i, wanted in enumerate(each.wanted) if wanted)
     begin = last
     while begin and each.wanted[begin - 1]:
@@ -178,12 +177,10 @@ def _encoder() -> seeing.VisionEncoder:
 
 @torch.inference_mode()
 def tool_image_rows(image: Any) -> torch.Tensor:
-    """Rows of a tool's image."""
     return _encoder().encode([image])[0].clone()
 
 
 def draw_tools(draw: random.Random, bank: Bank) -> Example:
-    """A dialogue with tools as the model reads it."""
     dialogue = draw.choice((weather, weather, drawing, drawing, left_alone, left_alone, left_alone))(draw)
     is_forced = len(dialogue.turns) == 1 and dialogue.kind in ("weather", "drawing") and draw.random() < FORCED
     if is_forced:
@@ -196,7 +193,7 @@ def draw_tools(draw: random.Random, bank: Bank) -> Example:
 
 
 def train() -> None:
-    """Trains the thinker on: `STEPS` steps from where its own training ended, resumable."""
+    """Trains the thinker for `STEPS` more steps, resumable."""
     torch.manual_seed(0)
     bank, model = Bank.load(), LanguageModel()
     model.load_state_dict(loop.load("thinker", LanguageModel()).state_dict())

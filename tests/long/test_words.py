@@ -45,11 +45,11 @@ from tests.support.words import (
     with_tools,
 )
 from training import tools
-from training.about_pictures import seeing
 from training.dialogue import Dialogue
 from training.espeak import Voice, say
 from training.judges import Listener, find_shape, held_out_answers, plain
 from training.painter import ImagePrompt, draw_edit, draw_image_prompt
+from training.scene_questions import seeing
 from training.units import VOICES
 from training.world import capitals, sentence
 

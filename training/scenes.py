@@ -1,4 +1,4 @@
-"""Pictures of coloured shapes on a ground, drawn in the squares of a grid."""
+"""Images of coloured shapes on a ground, drawn in the squares of a grid."""
 
 import math
 import random
@@ -34,7 +34,7 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Scene:
-    """Things on a ground of one colour (red, green, blue, 0 to 255); `noise`: standard deviation a pixel."""
+    """Shapes on a ground of one colour (red, green, blue, 0 to 255); `noise`: standard deviation a pixel."""
 
     contents: tuple[SceneObject, ...]
     ground: tuple[int, int, int]
@@ -43,11 +43,11 @@ class Scene:
 
     @property
     def things(self) -> Counter[tuple[str, str]]:
-        """How many there are of each (colour, shape)."""
+        """Counts each (colour, shape)."""
         return Counter((thing.colour, thing.shape) for thing in self.contents)
 
     def render(self) -> Image.Image:
-        """The picture, SIDE x SIDE, RGB."""
+        """Returns an RGB image, SIDE x SIDE."""
         image = Image.new("RGB", (SIDE * FINER, SIDE * FINER), self.ground)
         canvas = ImageDraw.Draw(image)
         for thing in self.contents:
@@ -100,7 +100,7 @@ def draw_shape(
 
 
 def draw_scene(draw: random.Random) -> Scene:
-    """One to MOST_THINGS things of one or two kinds, each in a square of its own."""
+    """Draws one to MOST_THINGS shapes of one or two kinds, each in a square of its own."""
     ground = draw.choice(_GROUNDS)
     kinds = [(draw.choice(list(COLOURS)), draw.choice(SHAPES)) for _ in range(draw.choice((1, 2, 2)))]
     count = draw.randint(len(kinds), MOST_THINGS)
