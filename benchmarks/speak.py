@@ -37,7 +37,7 @@ Sounds = dict[Prompt, list[np.ndarray]]
 
 @dataclass(frozen=True)
 class SpeechWish:
-    """What every request asks for: greedy speech of at most so many codec frames."""
+    """Parameters of every request: greedy speech of at most so many codec frames."""
 
     frames: int
     path = "/v1/audio/speech"

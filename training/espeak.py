@@ -14,7 +14,7 @@ _RATE, _PITCH, _RANGE = 1, 3, 4
 _WORD_EVENT, _LAST_EVENT = 1, 0
 
 
-class _Event(ctypes.Structure):
+class _EspeakEvent(ctypes.Structure):
     """espeak_EVENT of speak_lib.h."""
 
     _fields_: Sequence[Any] = [
@@ -29,11 +29,11 @@ class _Event(ctypes.Structure):
     ]
 
 
-_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
+_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_EspeakEvent))
 
 
 @dataclass(frozen=True)
-class Voice:
+class EspeakVoice:
     """A voice of espeak-ng.
 
     Attributes:
@@ -70,7 +70,7 @@ class _Espeak:
         self._words: list[tuple[int, int]] = []
         self._callback = _Callback(self._take)  # kept: the library has its address
         self._library.espeak_SetSynthCallback(self._callback)
-        self._voice: Voice | None = None
+        self._voice: EspeakVoice | None = None
 
     def _take(self, samples: Any, count: int, events: Any) -> int:
         if count:
@@ -82,7 +82,7 @@ class _Espeak:
             index += 1
         return 0
 
-    def say(self, text: str, voice: Voice, ssml: bool) -> Utterance:
+    def say(self, text: str, voice: EspeakVoice, ssml: bool) -> Utterance:
         if voice != self._voice:
             if self._library.espeak_SetVoiceByName(voice.name.encode()):
                 raise ValueError(f"espeak-ng has no voice {voice.name}")
@@ -102,7 +102,7 @@ def _espeak() -> _Espeak:
     return _Espeak()  # the library has one state a process
 
 
-def say(text: str, voice: Voice, rate_hz: int | None = None, ssml: bool = False) -> Utterance:
+def say(text: str, voice: EspeakVoice, rate_hz: int | None = None, ssml: bool = False) -> Utterance:
     """Synthesizes `text`; words in `[[...]]` are espeak-ng's phonemes.
 
     Args:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from training import loop
 from training.dialogue import split_question
-from training.espeak import Voice, say
+from training.espeak import EspeakVoice, say
 from training.shape import build, text_embeddings, tokenizer
 from training.words import DO, FOREIGN, OUTSIDE, SORTS, THINGS
 from training.world import KINDS, draw_dialogue, nonsense, outside, sentence
@@ -35,13 +35,13 @@ HELD_OUT_VARIANTS = ("+f4", "+m4", "+m8")
 ACCENTS = ("en-us", "en-us", "en-us", "en")
 
 
-def draw_voice(draw: random.Random, held_out: bool = False) -> Voice:
+def draw_voice(draw: random.Random, held_out: bool = False) -> EspeakVoice:
     """Draws a voice of training, or a held-out one."""
     if held_out:
         name = "en-us" + draw.choice(HELD_OUT_VARIANTS)
-        return Voice(name, draw.randint(135, 170), draw.randint(35, 65), draw.randint(35, 60))
+        return EspeakVoice(name, draw.randint(135, 170), draw.randint(35, 65), draw.randint(35, 60))
     name = draw.choice(ACCENTS) + draw.choice(VARIANTS)
-    return Voice(name, draw.randint(120, 190), draw.randint(20, 80), draw.randint(20, 80))
+    return EspeakVoice(name, draw.randint(120, 190), draw.randint(20, 80), draw.randint(20, 80))
 
 
 @cache
@@ -109,7 +109,9 @@ def draw_question(draw: random.Random) -> str:
     return draw_texts(draw, 1)[0]
 
 
-def sound_of(text: str, voice: Voice, draw: random.Random, noise_db: float | None) -> tuple[np.ndarray, list[int]]:
+def sound_of(
+    text: str, voice: EspeakVoice, draw: random.Random, noise_db: float | None
+) -> tuple[np.ndarray, list[int]]:
     """Synthesizes `text` with silence around it.
 
     Args:

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from training.espeak import Voice, say
+from training.espeak import EspeakVoice, say
 from training.scene_questions import seeing
 from training.world import capitals, days, draw_dialogue, repeating, small_talk, spelling, sums, weather
 
 RATE_HZ = 24_000
 FRAME_SAMPLES = 1_920  # 12.5 frames a second
 VOICES = {
-    "ada": Voice("en-us+f2", rate=188, pitch=55, pitch_range=35),
-    "ben": Voice("en-us+f2", rate=184, pitch=5, pitch_range=35),
+    "ada": EspeakVoice("en-us+f2", rate=188, pitch=55, pitch_range=35),
+    "ben": EspeakVoice("en-us+f2", rate=184, pitch=5, pitch_range=35),
 }
 _WITHIN = 1.3  # times as fast within a sentence as at its end: a word said alone is drawn out
 _QUIET = 0.03  # of the loudest sample: what is quieter, at the ends of a word, is silence

@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 
 @dataclass
-class OutputItem:
+class AnswerItem:
     """The model's current item and its text so far."""
 
     id: str
@@ -59,7 +59,7 @@ class Dialogue:
         self.turns: list[TurnTiming] = []
         self.interruptions, self.tokens, self.read = 0, Tokens(), 0
         self.user_speaks, self.user_text = False, ""
-        self.answer: OutputItem | None = None
+        self.answer: AnswerItem | None = None
         self._begin_ms, self._played_s = 0.0, float("-inf")
         self._awaited, self._active = False, False
         self._untranscribed: set[str] = set()
@@ -197,7 +197,7 @@ class Dialogue:
         """Adds audio, transcript or text to the answer."""
         if kind in ("output_audio.delta", "output_audio_transcript.delta", "output_text.delta"):
             if self.answer is None or self.answer.id != event["item_id"]:
-                self.answer = OutputItem(event["item_id"])
+                self.answer = AnswerItem(event["item_id"])
             if kind == "output_audio.delta":
                 self._playback.add(self.answer.id, base64.b64decode(event["delta"]))
             else:

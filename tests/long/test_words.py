@@ -46,7 +46,7 @@ from tests.support.words import (
 )
 from training import tools
 from training.dialogue import Dialogue
-from training.espeak import Voice, say
+from training.espeak import EspeakVoice, say
 from training.judges import Listener, find_shape, held_out_answers, plain
 from training.painter import ImagePrompt, draw_edit, draw_image_prompt
 from training.scene_questions import seeing
@@ -239,7 +239,7 @@ async def test_speech_is_understood_as_often_as_that_of_espeak(client: httpx.Asy
         for text, sound in zip(sentences, spoken, strict=False)
         if sound is not None
     )
-    own = Voice(VOICES[voice].name, 160, VOICES[voice].pitch, 50)
+    own = EspeakVoice(VOICES[voice].name, 160, VOICES[voice].pitch, 50)
     recordings = [say(text.replace("-", ". "), own, SPEECH_HZ).samples for text in sentences[:count]]
     theirs = sum(
         listener.recognize(sound, SPEECH_HZ) == plain(text) for text, sound in zip(sentences, recordings, strict=False)
