@@ -18,7 +18,7 @@ from gateway.pipeline.kinds import KINDS
 PROCESSES = ("gateway", *KINDS)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 CA_VALID_FOR = datetime.timedelta(days=3650)
-# Clocks differ: what was made now is valid on a machine that is behind.
+# A new certificate is valid on a machine whose clock is behind, too.
 _CLOCK_SKEW = datetime.timedelta(minutes=5)
 
 

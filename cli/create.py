@@ -25,7 +25,7 @@ Seed = Annotated[int | None, typer.Option(help="default: random")]
 Lora = Annotated[list[str] | None, typer.Option(help="NAME=WEIGHT of a loaded adapter; may be repeated")]
 Seconds = Annotated[float | None, typer.Option(help="length; default: the model's")]
 LOCAL = "http://127.0.0.1:8000"
-# Flags that are members of a request's body, and what the body calls those that it has by another name.
+# Flags that are members of a request's body, and the body's names for some of them.
 _MEMBERS = ("prompt", "n", "size", "seconds", "steps", "guidance", "negative", "seed")
 _RENAMED = {"steps": "num_inference_steps", "guidance": "guidance_scale", "negative": "negative_prompt"}
 

@@ -59,7 +59,7 @@ def _known_arch(arch: str) -> str:
 
 @app.command()
 def tiny(
-    out: Annotated[Path, typer.Option(help="directory to write; made if needed")],
+    out: Annotated[Path, typer.Option(help="directory to write; created if needed")],
     arch: Annotated[str, typer.Option(help=f"one of {', '.join(ARCHS)}", callback=_known_arch)] = ARCHS[0],
     seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
     size: Annotated[

@@ -16,7 +16,7 @@ _TICK_S = 0.1
 
 
 def profile(
-    out: Annotated[Path, typer.Option(file_okay=False, help=f"directory for {TRACE}; made if needed")],
+    out: Annotated[Path, typer.Option(file_okay=False, help=f"directory for {TRACE}; created if needed")],
     seconds: Annotated[float, typer.Option(min=0.1, help="how long is recorded; ctrl-C ends it sooner")] = 5.0,
     stage: Annotated[
         list[str] | None, typer.Option(help="of these stages alone; may be repeated; default: all")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cli.plan import LaunchError
 
-LEAST_FREE_BYTES = 16 * 2**20  # for logs; a start that fails for want of room says so nowhere
+LEAST_FREE_BYTES = 16 * 2**20  # for logs, which say why a start failed
 FAILED_PREFIX = "quartet-failed-"
 KEPT_S = 24 * 3600.0
 

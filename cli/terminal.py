@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-Report = Callable[[str, float | None], None]  # (what is being done, share of all that is done: 0 to 1, None: not known)
+Report = Callable[[str, float | None], None]  # (label, share of the work done: 0 to 1, None: unknown)
 console = Console(stderr=True)
 
 

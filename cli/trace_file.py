@@ -174,8 +174,8 @@ class _Writer:
                 event["ts"] = round(base_us + event["ts"], 3)
                 self._merged.operations += 1
             if event.get("cat") == "cpu_op":
-                event.pop("args", None)  # numbers that mean something to torch alone: half of the file
-            if isinstance(event.get("id"), int):  # arrows from a call to its kernel: each file has ids of its own
+                event.pop("args", None)  # of use to torch alone, and half of the file
+            if isinstance(event.get("id"), int):  # flow ids are unique in their file only
                 event["id"] += flows
             yield event
         for original, pid in pids.items():

@@ -11,8 +11,8 @@ from cli.talking.sound import InputMeter
 from cli.talking.summary import Tokens, TurnTiming
 
 USER, MODEL, NOTE, ERROR = "you", "model", "", "error"
-MARK = "mark-"  # begins ids of events that ask nothing but how far the server has read
-_ROOM_S = 0.3  # for which the last of an answer is still in the room, and in the buffers of the devices
+MARK = "mark-"  # prefix of event ids that probe how far the server has read
+_ROOM_S = 0.3  # echo in the room, and sound in the buffers of the devices
 _NO_TURN = "input_audio_buffer_commit_empty"
 _HARMLESS = {"response_cancel_not_active"}  # it ended meanwhile
 

@@ -20,9 +20,9 @@ BackgroundTask: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 Vad: TypeAlias = Literal["server", "semantic", "manual"]
 
 _SHOW_S = 0.1
-_MARK_PIECES = 5  # a file is not further ahead of the server than this
+_MARK_PIECES = 5  # a file is at most this far ahead of the server
 _MOST_SILENCE_S = 30.0  # after a file, for its last turn to end
-_TRANSCRIPT_S = 30.0  # for which the last transcripts are waited for, when all else is over
+_TRANSCRIPT_S = 30.0  # wait for the last transcripts
 
 
 def session_settings(

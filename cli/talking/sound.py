@@ -9,7 +9,7 @@ BYTES_PER_SAMPLE = 2
 PIECE_MS = 40  # of what is sent at a time
 PIECE_BYTES = RATE_HZ * PIECE_MS // 1000 * BYTES_PER_SAMPLE
 SILENCE_DB = -96.0
-_LOUD_DB = 20.0  # what is so much quieter than a turn's loudest piece is no speech
+_LOUD_DB = 20.0  # below a turn's loudest piece: no speech
 _KEPT_PIECES = 10 * 60 * 1000 // PIECE_MS  # a turn's last word is looked for in so many
 
 
