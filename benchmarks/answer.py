@@ -12,7 +12,7 @@ class Answer:
     """One request. Moments are seconds of `time.perf_counter`.
 
     Attributes:
-        prompt: what was asked.
+        prompt: its text.
         sent_s: just before it was sent.
         done_s: its end.
         text_s: when each chunk with text came.

@@ -36,7 +36,7 @@ class Silences:
 
 
 class Stages:
-    """Asks stages what they have to do.
+    """Reads the load of stages.
 
     Args:
         addresses: by name.
@@ -109,7 +109,7 @@ async def barge_in(
 
 
 async def _interrupt(caller: Caller, said: Utterance, silences: Silences) -> None:
-    """Speaks into an answer, and returns when the next one is heard."""
+    """Speaks into an answer, and returns when the next one sounds."""
     since = len(caller.events)
     caller.say(said.samples)
     started = await caller.until(_STARTED, since=since)

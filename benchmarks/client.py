@@ -1,5 +1,6 @@
-"""Asks a gateway for speech and notes when each piece came. Pieces are read only after the load is over: on a machine
-that the servers share, a client that parses JSON while they work would be part of what it measures."""
+"""Requests speech from a gateway and notes when each piece came. Pieces are parsed only after the load is over: on a
+machine that the servers share, a client that parses JSON meanwhile would be part of what it measures.
+"""
 
 import base64
 import json
@@ -16,7 +17,7 @@ PCM16_BYTES = 2
 
 @dataclass(frozen=True)
 class Wish:
-    """What every request asks for.
+    """Parameters of every request.
 
     Attributes:
         tokens: most text tokens.
@@ -48,7 +49,7 @@ class Wish:
 
 
 class Request(Protocol):
-    """What a gateway is asked: where, and the body of the POST."""
+    """A request: path, and the body of the POST."""
 
     @property
     def path(self) -> str: ...
@@ -97,7 +98,7 @@ class Gateway:
         self._model = ""
 
     async def facts(self) -> dict[str, Any]:
-        """The `quartet` object of its model: sample rate, samples a frame, ...; to be asked before `send`.
+        """The `quartet` object of its model: sample rate, samples a frame, ...; read before `send`.
 
         Raises:
             httpx.HTTPError: it cannot be reached.

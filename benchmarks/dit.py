@@ -1,7 +1,7 @@
-"""Pictures, videos and sound: the dit stage beside plain diffusers on the same weights, in one run (`make bench-dit`).
+"""Images, videos and sound: the dit stage beside plain diffusers on the same weights, in one run (`make bench-dit`).
 
 Each checkpoint: N outputs, one after another and at once, by diffusers and by the stage's process over gRPC. Then, on a
-checkpoint for videos, a picture during a video. Both sides are up at the same time and take turns; no figures are
+checkpoint for videos, an image during a video. Both sides are up at the same time and take turns; no figures are
 printed unless their outputs are the same. docs/benchmarks.md defines every figure.
 """
 
@@ -149,7 +149,7 @@ def started(model: Path, options: argparse.Namespace, scratch: Path) -> Iterator
 def compare(
     title: str, asked: Sequence[Wish], stages: Sequence[Quartet], diffusers: Diffusers, options: argparse.Namespace
 ) -> Result:
-    """All sides under both loads. Ends the program if Quartet's outputs are others, unless variants were asked for."""
+    """Runs all sides under both loads. Ends the program if Quartet's outputs differ, unless variants were requested."""
     count = len(asked)
     rows = [Row("diffusers, one after another", False), Row(f"diffusers, one call for {count}", False)]
     runs: list[Callable[[], Turn]] = [lambda: diffusers.run(asked, False), lambda: diffusers.run(asked, True)]
@@ -172,7 +172,7 @@ def compare(
 
 
 def require_same(title: str, rows: Sequence[Row], options: argparse.Namespace, size: Size) -> None:
-    """Ends the program if Quartet's outputs are not those of diffusers; not where variants were asked for."""
+    """Ends the program if Quartet's outputs are not those of diffusers, unless variants were requested."""
     limit = most_apart(options, size)
     differing = [f"{row.title}: {row.apart} apart" for row in rows if row.is_quartet and row.apart > limit]
     if differing and not options.variant:
@@ -190,7 +190,7 @@ def most_apart(options: argparse.Namespace, size: Size) -> int:
 
 
 def video_wish(stage: Quartet, options: argparse.Namespace) -> Wish | None:
-    """The video that a picture comes into; None where the model makes none."""
+    """The video that an image comes into; None where the model makes none."""
     info = stage.info.dit
     if options.no_video or not info.frames_multiple:
         return None

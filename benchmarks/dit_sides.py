@@ -62,7 +62,7 @@ async def receive(
     on_step: Callable[[int], object] = lambda step: None,
     progress_interval_ms: int = 0,
 ) -> Received:
-    """One request to its end; `on_step` is told the number of each step that is reported, from 1.
+    """Runs one request to its end; `on_step` gets the number of each reported step, from 1.
 
     Raises:
         grpc.aio.AioRpcError: it was refused or failed.
@@ -126,7 +126,7 @@ class Quartet:
             self.info = stub.GetServerInfo(server_info_pb2.GetServerInfoRequest())
 
     def run(self, asked: Sequence[Wish], at_once: bool) -> Turn:
-        """Sends `asked` one after another, or all at once. Ends the program if one fails."""
+        """Sends the requests one after another, or all at once. Ends the program if one fails."""
 
         async def load(stub: dit_pb2_grpc.DitServiceStub) -> list[Received]:
             def send(wish: Wish) -> Coroutine[Any, Any, Received]:
@@ -197,7 +197,7 @@ class Diffusers:
         self._receive()
 
     def run(self, asked: Sequence[Wish], together: bool) -> Turn:
-        """Makes `asked` one after another, or in one call."""
+        """Runs the requests one after another, or in one call."""
         before_s = sum(self._groups.cpu_s().values())
         self._pipe.send(job(asked, self._pipeline, together))
         turn: Turn = self._receive()

@@ -1,4 +1,4 @@
-"""A picture during a video: how long it waits, and how much it delays the video, in the video's own steps."""
+"""An image during a video: how long it waits, and how much it delays the video, in the video's own steps."""
 
 import asyncio
 import time
@@ -25,12 +25,12 @@ TITLES = {
 
 @dataclass(frozen=True)
 class During:
-    """One round. Times from when the picture was sent, in steps of the video in a run of its own; `delay` likewise.
+    """One round. Times from when the image was sent, in steps of the video in a run of its own; `delay` likewise.
 
     Attributes:
         step_ms: of the video alone.
-        passed: steps of the video that ended between the picture's sending and the end of its first step: a count.
-        apart: most steps of 8 bit pixels between the two videos, or the two pictures, with and without the other.
+        passed: steps of the video that ended between the image's sending and the end of its first step: a count.
+        apart: most steps of 8 bit pixels between the two videos, or the two images, with and without the other.
     """
 
     step_ms: float
@@ -45,10 +45,10 @@ class During:
 
 
 def measure(side: Quartet, video: Wish, rounds: int) -> list[During]:
-    """Each round: the video, the picture, and both. The first, which warms up, does not count.
+    """Each round: the video, the image, and both. The first, which warms up, does not count.
 
     Args:
-        video: of at least SENT_AFTER_STEP + 1 steps. The picture has the same size and steps, and one frame.
+        video: of at least SENT_AFTER_STEP + 1 steps. The image has the same size and steps, and one frame.
     """
     picture = replace(video, seed=video.seed + 1, size=replace(video.size, frames=1))
     return [side.call(lambda stub: _round(stub, video, picture)) for _ in range(rounds + 1)][1:]

@@ -1,4 +1,4 @@
-"""What the dit's benchmark asks for, in the words of each side, and what it gets back."""
+"""Requests and outputs of the dit's benchmark, in the words of each side."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,12 +85,12 @@ class Wish:
 
 @dataclass(frozen=True)
 class Job:
-    """What diffusers is to do.
+    """Work of diffusers.
 
     Attributes:
         prompts, seeds: of each output.
         arguments: of every call.
-        negative: what each prompt is told to keep out; None: the argument is left out.
+        negative: each negative prompt; None: the argument is left out.
         result: the field of the pipeline's result.
         together: one call for all of them, otherwise a call each.
     """
@@ -131,7 +131,7 @@ def wishes(count: int, size: Size, seed: int) -> list[Wish]:
 
 
 def job(asked: Sequence[Wish], pipeline: str, together: bool) -> Job:
-    """`asked`, all of one size, for diffusers."""
+    """Translates requests, all of one size, for diffusers."""
     family = FAMILIES[pipeline]
     return Job(
         [wish.prompt for wish in asked],
@@ -144,7 +144,7 @@ def job(asked: Sequence[Wish], pipeline: str, together: bool) -> Job:
 
 
 def size_for(info: server_info_pb2.DitInfo, **asked: Any) -> Size:
-    """What a request of that model is: what is `asked` for where it is not None, else the stage's own defaults.
+    """Size of a request: `asked` where it is not None, else the stage's own defaults.
 
     Args:
         asked: steps, width_height (pixels), frames, audio_s, guidance.
@@ -163,7 +163,7 @@ def size_for(info: server_info_pb2.DitInfo, **asked: Any) -> Size:
 
 
 def as_integers(data: np.ndarray) -> np.ndarray:
-    """One output to be compared: floats of pictures (0 to 1) as 8 bit, of sound (samples, channels) as PCM16."""
+    """Converts an output for comparison: floats of images (0 to 1) to 8 bit, of sound (samples, channels) to PCM16."""
     if data.dtype == np.uint8:
         return data
     if data.ndim == 2:

@@ -66,7 +66,7 @@ def figures(answers: Sequence[Answer], sample_rate_hz: int) -> Figures:
     """Figures of one load.
 
     Raises:
-        ValueError: no answer has audio, so that there is nothing to tell.
+        ValueError: no answer has audio.
     """
     answered = [answer for answer in answers if answer.error is None]
     spoken = [answer for answer in answered if answer.samples]

@@ -1,4 +1,4 @@
-"""How long after the user's last sample an answer is heard: by `/v1/realtime`, and by whole turns to chats."""
+"""Time from the user's last sample to the answer's sound: by `/v1/realtime`, and by whole turns to chats."""
 
 import asyncio
 import base64
@@ -71,11 +71,7 @@ class Realtime:
 
 
 class WholeTurns:
-    """A side that listens by itself, and sends each turn to chat completions after as much silence as server_vad.
-
-    Args:
-        gateway: asks a gateway.
-    """
+    """A side that detects turns itself, and sends each to chat completions after as much silence as server_vad."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

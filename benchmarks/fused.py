@@ -149,7 +149,7 @@ class _SpeechInput:
         self._position = 0
 
     def wanted(self, positions: int, multimodal: list[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
-        """Name of each kind of rows -> which of a prompt of `positions` the talker service asks for."""
+        """Name of each kind of rows -> those of a prompt of `positions` that the talker service requests."""
         from quartet.v1 import stream_pb2
 
         ranges = {

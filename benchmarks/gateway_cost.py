@@ -137,7 +137,7 @@ async def cost_of_microphones(side: Side, flags: argparse.Namespace, idle: float
 
 
 async def ttft_at(side: Side, rate_per_s: float, flags: argparse.Namespace) -> None:
-    """TTFT of spoken answers that are asked for at a rate."""
+    """TTFT of spoken answers at a rate of requests."""
     arrivals = poisson_arrivals(rate_per_s, round(rate_per_s * flags.rate_s), seed=1)
     answers = await open_loop(lambda _: ask(side, speech=True), arrivals)
     ttft_ms = [1000 * answer.ttft_s for answer in answers if answer.ttft_s is not None]

@@ -22,9 +22,9 @@ Send = Callable[[str], Awaitable[Answer]]  # sends a prompt, returns when its an
 
 
 async def closed_loop(send: Send[Answer], concurrency: int, requests: int) -> list[Answer]:
-    """`concurrency` workers, each of which sends its next request when its last is complete, `requests` in all.
+    """Runs `concurrency` workers, each of which sends its next request when its last is complete, `requests` in all.
 
-    Request i asks prompt i modulo the number of prompts.
+    Request i has prompt i modulo the number of prompts.
 
     Returns:
         The answers in the order of their requests.

@@ -65,8 +65,10 @@ class Caller:
         await self._socket.send(json.dumps({"type": kind, **members}))
 
     def say(self, samples: np.ndarray) -> float:
-        """Says (n,) int16 after all that it has been told to say. Returns the `time.perf_counter` at which the first
-        sample is recorded. Between two such calls it records silence."""
+        """Speaks (n,) int16 after all earlier sound. Returns the first sample's `time.perf_counter`.
+
+        Between two such calls it records silence.
+        """
         begins_s = self._began_s + self._tick * self._append_s + len(self._track) / RATE_HZ
         self._track = np.concatenate([self._track, samples])
         return begins_s

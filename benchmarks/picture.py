@@ -1,4 +1,4 @@
-"""The benchmark as a picture: first sound, audio a second, and gaps."""
+"""Charts of the benchmark: first sound, audio a second, and gaps."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Time to the first audio of a long prompt of pictures, by each transport between the stages.
+"""Time to the first audio of a long prompt of images, by each transport between the stages.
 
-The states of the pictures' positions go from the thinker to the talker, as wide as those of the published model: 2,560
+The states of the images' positions go from the thinker to the talker, as wide as those of the published model: 2,560
 positions of 2,048 float32 are 20 MiB. A system is started for each transport, one after the other; no two requests
-share a picture, so none is answered from a cache.
+share an image, so none is answered from a cache.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from client import Gateway, Wish
 from holdings import sent_bytes
 from PIL import Image
 
-from cli.plan import PIPELINE, Options
+from cli.plan import PIPELINE, LaunchOptions
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
 from cli.up import console, running
@@ -35,7 +35,7 @@ WARM_UP = 2  # requests that do not count
 
 
 def picture(noise: np.random.Generator) -> dict[str, Any]:
-    """A part of a message: a picture that nobody has seen."""
+    """Returns a part of a message with a new image."""
     data = io.BytesIO()
     Image.fromarray(noise.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)).save(data, "PNG", compress_level=1)
     url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
@@ -43,7 +43,7 @@ def picture(noise: np.random.Generator) -> dict[str, Any]:
 
 
 async def measure(url: str, flags: argparse.Namespace) -> list[float]:
-    """TTFA in seconds of `flags.requests` requests, one after another, each with other pictures."""
+    """TTFA in seconds of `flags.requests` requests, one after another, each with other images."""
     noise, seconds = np.random.default_rng(0), []
     gateway = Gateway(url, Wish(tokens=8, frames=8, temperature=0.0, seed=0))
     try:
@@ -72,7 +72,7 @@ def main() -> None:
         for transport, settings in TRANSPORTS.items():
             run_directory = Path(scratch) / transport
             arguments = {"thinker": [*settings, "--max-context-tokens=8192"], "talker": settings, "code2wav": settings}
-            options = Options(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, arguments)
+            options = LaunchOptions(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, arguments)
             with running(options) as stack:
                 console.print(transport)
                 seconds = asyncio.run(measure(stack.url, flags))

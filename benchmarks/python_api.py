@@ -15,12 +15,12 @@ from pathlib import Path
 from client import Gateway, Wish
 from load import PROMPTS, closed_loop
 
-from cli.plan import Options
+from cli.plan import LaunchOptions
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
 from cli.up import console, running
 from quartet import AsyncOmni
-from quartet.messages import Options as PromptOptions
+from quartet.messages import Options
 
 Said = list[tuple[str, int]]  # of each request its text, and samples of audio
 
@@ -36,7 +36,7 @@ async def over_http(gateway: Gateway, flags: argparse.Namespace) -> tuple[float,
     return took_s, [answer.said for answer in answers]
 
 
-async def by_omni(omni: AsyncOmni, wish: PromptOptions, flags: argparse.Namespace) -> tuple[float, Said]:
+async def by_omni(omni: AsyncOmni, wish: Options, flags: argparse.Namespace) -> tuple[float, Said]:
     """Seconds that the load takes as one list of prompts, and what was said."""
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(flags.requests)]
     began = time.perf_counter()
@@ -51,7 +51,7 @@ async def measure(url: str, run_directory: Path, flags: argparse.Namespace) -> t
     """Seconds of each round (over HTTP, by Omni). The first round of each side warms up and does not count."""
     gateway = Gateway(url, Wish(flags.tokens, flags.frames, temperature=0.0, seed=0))
     talker = {"temperature": 0.0, "max_frames": flags.frames}
-    wish: PromptOptions = {
+    wish: Options = {
         "speech": True,
         "temperature": 0.0,
         "seed": 0,
@@ -88,7 +88,7 @@ def main() -> None:
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quartet-bench-") as scratch:
         model, run_directory = make_checkpoint(Path(scratch) / "model", 0, "tiny"), Path(scratch) / "run"
-        options = Options(str(model), port=free_ports(1)[0], run_directory=run_directory)
+        options = LaunchOptions(str(model), port=free_ports(1)[0], run_directory=run_directory)
         with running(options) as stack:
             http_s, omni_s = asyncio.run(measure(stack.url, run_directory, flags))
     for name, seconds in (("HTTP", http_s), ("Omni", omni_s)):

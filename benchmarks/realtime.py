@@ -1,4 +1,4 @@
-"""`/v1/realtime` under load (`make bench-realtime`): how soon an answer is heard after the user's last sample, how soon
+"""`/v1/realtime` under load (`make bench-realtime`): how soon an answer sounds after the user's last sample, how soon
 it is silent when the user speaks, and what listening costs.
 
 Users are voices of espeak-ng, sent in real time. Beside it a client that finds the end of turns by itself and sends
@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from speech import console, machine, started
 from utterances import Utterance, utterance
 
-from cli.plan import StartError
+from cli.plan import LaunchError
 from services.common.engine.process import freeze_heap
 
 PAUSE_S = 0.3  # within every other turn: longer than a speculation waits for, shorter than server_vad does
@@ -139,7 +139,7 @@ async def measure(at: Target, options: argparse.Namespace, report: Report) -> No
 
 
 def _bar(progress: Progress, title: str, total: int) -> TaskID:
-    """A new bar; in a log a line, as bars are drawn there only at the end."""
+    """Makes a bar; in a log a line, as bars appear there only at the end."""
     if not console.is_terminal:
         console.print(title)
     return progress.add_task(title, total=total)
@@ -186,7 +186,7 @@ def main() -> None:
         try:
             with target(options, Path(scratch)) as at:
                 asyncio.run(measure(at, options, report))
-        except (StartError, RuntimeError, Lost, httpx.HTTPError) as error:
+        except (LaunchError, RuntimeError, Lost, httpx.HTTPError) as error:
             lost = f"{type(error).__name__}: {error}"
     show(console, report)
     if options.json:

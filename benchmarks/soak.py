@@ -23,7 +23,7 @@ from holdings import Holding, arenas, holdings, sent_bytes
 from processes import system_pids
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cli.plan import PIPELINE, Options
+from cli.plan import PIPELINE, LaunchOptions
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
 from cli.up import console, running
@@ -200,7 +200,7 @@ def main() -> None:
         arguments = {"thinker": settings, "talker": settings}
         arguments["code2wav"] = [each for each in settings if "shared" not in each]  # it sends nothing
         run_directory = Path(scratch) / "run"
-        options = Options(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, arguments)
+        options = LaunchOptions(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, arguments)
         with running(options) as stack:
             faults = asyncio.run(soak(stack.url, run_directory, flags))
             alive = len(arenas() - others)

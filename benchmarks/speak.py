@@ -26,7 +26,7 @@ from report import show
 from speech import Run, console, load_gateway, target, write_json
 from transformers_peer import in_line
 
-from cli.plan import StartError
+from cli.plan import LaunchError
 from gateway.pipelines import SHIPPED
 
 MOST_APART = 2  # steps of PCM16 between sides that say the same: float32 sums in another order
@@ -37,7 +37,7 @@ Sounds = dict[Prompt, list[np.ndarray]]
 
 @dataclass(frozen=True)
 class SpeechWish:
-    """What every request asks for: greedy speech of at most so many codec frames."""
+    """Parameters of every request: greedy speech of at most so many codec frames."""
 
     frames: int
     path = "/v1/audio/speech"
@@ -136,7 +136,7 @@ def main() -> None:
             with target(options, Path(scratch), SHIPPED / "speech.yaml", options.arch) as at:
                 wish, read = SpeechWish(options.frames), partial(spoken, sounds=sounds)
                 runs, facts = asyncio.run(load_gateway(at, options, wish, read))
-        except (StartError, httpx.HTTPError) as error:
+        except (LaunchError, httpx.HTTPError) as error:
             sys.exit(f"{type(error).__name__}: {error}")
         if options.no_peer or at.model is None or speak_peer.family(at.model) not in speak_peer.PEERS:
             console.print("the peer is left out: it needs --model of a family in speak_peer.py and no --no-peer")

@@ -31,7 +31,7 @@ from processes import Groups, system_pids
 from report import VLLM_OMNI, Load, show
 from rich.console import Console
 
-from cli.plan import PIPELINE, Options, StartError
+from cli.plan import PIPELINE, LaunchError, LaunchOptions
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
 from cli.up import running
@@ -136,7 +136,7 @@ def started(
     """A new system: its gateway's URL, and its checkpoint, which is made at `tiny` if the options name none."""
     model = options.model or make_checkpoint(tiny, seed=0, size="tiny", arch=arch)
     flags, begun_s = stage_arguments(options.flag), time.monotonic()
-    with running(Options(str(model), "127.0.0.1", free_ports(1)[0], pipeline, run_directory, flags)) as stack:
+    with running(LaunchOptions(str(model), "127.0.0.1", free_ports(1)[0], pipeline, run_directory, flags)) as stack:
         console.print(f"ready after {time.monotonic() - begun_s:.0f} s")
         yield stack.url, model
 
@@ -255,7 +255,7 @@ def main() -> None:
             with target(options, Path(scratch), arch=options.arch) as at:
                 wish = Wish(options.tokens, options.frames, options.temperature, options.seed)
                 runs, facts = asyncio.run(load_gateway(at, options, wish))
-        except (StartError, httpx.HTTPError) as error:
+        except (LaunchError, httpx.HTTPError) as error:
             sys.exit(f"{type(error).__name__}: {error}")
         rate_hz = facts["sample_rate_hz"]
         if options.no_peer or options.temperature or at.model is None:

@@ -29,7 +29,7 @@ from processes import Groups, system_pids
 from rich.console import Console
 from rich.table import Table
 
-from cli.plan import PIPELINE, Options
+from cli.plan import PIPELINE, LaunchOptions
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
 from cli.up import running
@@ -148,7 +148,7 @@ def both(model: Path, scratch: Path, run_directory: Path | None) -> Iterator[tup
     # The gateway, which nobody asks anything, checks the health of the stages; seldom, so that it costs them nothing.
     quiet = {"gateway": ["--health-interval-s=2"]}
     run_directory = scratch / "run"
-    options = Options(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, quiet)
+    options = LaunchOptions(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, quiet)
     with running(options), _sides(model, scratch, run_directory) as sides:
         yield sides
 

@@ -69,7 +69,7 @@ def table(timings: list[Timing]) -> Table:
 
 
 def report_windows(options: argparse.Namespace) -> None:
-    """Prints, and writes where asked for, the figures of a decoder whose limit is arithmetic."""
+    """Prints, and writes if requested, the figures of a decoder whose limit is arithmetic."""
     timings = measure_windows(options)
     console.print(f"windows of {options.frames} codes of every stream a step, {options.dtype}")
     console.print(windows_table(timings))

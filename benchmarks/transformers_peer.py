@@ -24,13 +24,13 @@ from services.families.qwen2_5_omni.thinker import SYSTEM_PROMPT
 
 @dataclass(frozen=True)
 class Family:
-    """How one family's model is asked.
+    """How one family's model is called.
 
     Attributes:
         model: its class in transformers.
         arguments: of `generate`, for so many tokens and codec frames.
         samples_per_frame: of a codec frame.
-        mend: works around faults that change what it says.
+        mend: works around faults that change its output.
         system: what a conversation begins with here; "": nothing.
     """
 

@@ -89,7 +89,7 @@ async def watched() -> AsyncIterator[Side]:
 
 
 def producer(pipe: Connection, directory: str) -> None:
-    """Serves what `pipe` asks for, until it closes."""
+    """Serves the requests of `pipe`, until it closes."""
     logs.configure("warning", "benchmark")
     with contextlib.suppress(EOFError):
         uvloop.run(_produce(pipe, Path(directory)))

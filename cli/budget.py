@@ -1,7 +1,7 @@
-"""`quartet budget`: how thinker, talker and code2wav share GPUs, computed from the checkpoint, or why they cannot.
+"""`quartet budget`: divides GPU memory between thinker, talker and code2wav.
 
-Weights are the checkpoint's own sizes; key-value memory follows from its config. What cannot be read from a checkpoint
-(CUDA contexts, activations, graphs) is allowed for by the constants below: estimates, on the safe side.
+Weights and key-value memory come from the checkpoint. The constants below estimate the rest (CUDA contexts,
+activations, graphs), on the safe side.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,13 +46,12 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Demand:
-    """What shall be served.
+    """What the system must serve.
 
     Attributes:
         streams: spoken answers at a time.
-        context_tokens: longest prompt plus output; the thinker must hold at least one such request.
+        context_tokens: longest prompt plus output.
         talker_positions: longest prompt plus frames of a spoken answer.
-        dit_bytes: memory for a dit beside talker and code2wav.
     """
 
     streams: int = 8
@@ -63,20 +62,17 @@ class Demand:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which stage is on which of several equal GPUs: the thinker on the first `tensor_parallel`, talker and code2wav
-    (and a dit) on the next one if `apart`, else on the first."""
+    """Equal GPUs: the thinker is on the first `tensor_parallel`, the rest on the next if `apart`, else on the first."""
 
     tensor_parallel: int = 1
     apart: bool = False
 
     @property
     def gpus(self) -> int:
-        """How many are used."""
         return self.tensor_parallel + self.apart
 
     @property
     def speech_gpu(self) -> int:
-        """The GPU of talker and code2wav."""
         return self.tensor_parallel if self.apart else 0
 
     def __str__(self) -> str:
@@ -85,7 +81,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Share:
-    """What one stage takes of each of its GPUs. Bytes."""
+    """Bytes that a stage takes of each of its GPUs."""
 
     stage: str
     gpus: range
@@ -101,11 +97,11 @@ class Share:
 
 @dataclass(frozen=True)
 class Budget:
-    """Who gets what of GPUs of `gpu_bytes`, and the settings that make it so.
+    """Shares of GPUs of `gpu_bytes`, and the settings that cause them.
 
     Attributes:
-        context_tokens: what the thinker's key-value cache holds, of all requests together.
-        settings: names are those of .env, for stages on one GPU.
+        context_tokens: capacity of the thinker's key-value cache.
+        settings: by their names in .env, for stages on one GPU.
     """
 
     gpu_bytes: int
@@ -115,22 +111,11 @@ class Budget:
     settings: Mapping[str, str]
 
     def free_bytes(self, gpu: int) -> int:
-        """What is left of a GPU."""
         return self.gpu_bytes - sum(share.total for share in self.shares if gpu in share.gpus)
 
 
 def share_out(sizes: Sizes, gpu_bytes: int, demand: Demand, layout: Layout = Layout()) -> Budget:
-    """Gives talker and code2wav what `demand` takes, and the thinker the rest of its GPUs.
-
-    Args:
-        sizes: of the checkpoint.
-        gpu_bytes: memory of each GPU.
-        demand: what shall be served.
-        layout: of the stages; default: all on one GPU.
-
-    Raises:
-        TooLittleMemory: it does not fit.
-    """
+    """Gives talker and code2wav what `demand` takes, and the thinker the rest. Raises TooLittleMemory."""
     usable = gpu_bytes - int(gpu_bytes * FREE_SHARE)
     speech = _speech(sizes, demand, layout)
     taken = sum(share.total for share in speech)
@@ -168,26 +153,21 @@ def share_out(sizes: Sizes, gpu_bytes: int, demand: Demand, layout: Layout = Lay
 
 
 def layouts(sizes: Sizes, gpus: int, tensor_parallel: int | None = None) -> list[Layout]:
-    """Layouts on at most `gpus` GPUs, the better first: talker and code2wav on a GPU of their own, then the thinker on
-    as many as its heads can be split over; with `tensor_parallel` on that many. A checkpoint without speech has nothing
-    to set apart."""
+    """Lists layouts on at most `gpus` GPUs, best first: speech on its own GPU, then the most GPUs for the thinker.
+    `tensor_parallel` fixes their number.
+    """
     ranks = [1 << n for n in reversed(range(gpus.bit_length())) if sizes.heads % (1 << n) == 0]
-    made = [
+    candidates = [
         Layout(n, apart)
         for apart in ((True, False) if sizes.has_speech else (False,))
         for n in ranks
         if n + apart <= gpus
     ]
-    return [layout for layout in made if tensor_parallel in (None, layout.tensor_parallel)]
+    return [layout for layout in candidates if tensor_parallel in (None, layout.tensor_parallel)]
 
 
 def best(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand, tensor_parallel: int | None = None) -> Budget:
-    """The budget of the first of `layouts` that fits.
-
-    Raises:
-        TooLittleMemory: none does; says what the nearest one lacks.
-        BudgetError: the thinker cannot be split over `tensor_parallel` GPUs.
-    """
+    """Returns the budget of the first layout that fits. Raises TooLittleMemory, or BudgetError: none is possible."""
     errors = []
     for layout in layouts(sizes, gpus, tensor_parallel):
         try:
@@ -203,7 +183,7 @@ def best(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand, tensor_paralle
 
 
 def _speech(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
-    """What is on the GPU of talker and code2wav besides a thinker."""
+    """Shares of the GPU of talker and code2wav, without the thinker's."""
     gpu = range(layout.speech_gpu, layout.speech_gpu + 1)
     dit = (Share("dit", gpu, 0, 0, demand.dit_bytes, "as asked for"),) if demand.dit_bytes else ()
     if not sizes.has_speech:
@@ -239,7 +219,7 @@ def _too_few(
 
 
 def lines(budget: Budget) -> Iterator[str]:
-    """The budget for people, and the settings."""
+    """Prints the budget and its settings."""
     yield from share_lines(budget)
     yield ""
     if budget.layout.gpus == 1:
@@ -252,7 +232,6 @@ def lines(budget: Budget) -> Iterator[str]:
 
 
 def share_lines(budget: Budget) -> Iterator[str]:
-    """Who gets what, in GiB of each GPU."""
     yield f"{'stage':<10}{'GPU':<6}{'weights':>9}{'working':>9}{'requests':>10}{'total':>8}  GiB"
     for share in budget.shares:
         parts = (share.weights, share.working, share.requests, share.total)
@@ -264,7 +243,7 @@ def share_lines(budget: Budget) -> Iterator[str]:
 
 
 def up_flags(budget: Budget) -> Iterator[str]:
-    """The settings as flags of `quartet up`, with the devices."""
+    """Writes the settings and devices as flags of `quartet up`."""
     thinker = [("tensor-parallel-size", budget.layout.tensor_parallel)]
     speech = [("device", f"cuda:{budget.layout.speech_gpu}")]
     flags = {"thinker": thinker, "talker": speech, "code2wav": speech}
@@ -281,10 +260,7 @@ def up_flags(budget: Budget) -> Iterator[str]:
 
 
 def table(sizes: Sizes, demand: Demand) -> Iterator[str]:
-    """The table of docs/gpus.md, in Markdown: what fits on one to eight GPUs of a kind.
-
-    A cell has the layout, and how many thousand tokens the thinker's KV cache holds.
-    """
+    """Writes the table of docs/gpus.md: each cell has the layout and the KV cache in thousands of tokens."""
     yield "| GPUs | " + " | ".join(str(gpus) for gpus in range(1, MOST_GPUS + 1)) + " |"
     yield "|---" * (MOST_GPUS + 1) + "|"
     for name, memory_mib in GPUS.items():

@@ -1,4 +1,4 @@
-"""`quartet tls`: a CA, and a certificate for each process, for trying mutual TLS out or for a box of one's own."""
+"""`quartet tls`: makes a CA and a certificate for each process."""
 
 import datetime
 import inspect
@@ -18,24 +18,16 @@ from gateway.pipeline.kinds import KINDS
 PROCESSES = ("gateway", *KINDS)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 CA_VALID_FOR = datetime.timedelta(days=3650)
-# Clocks differ: what was made now is valid on a machine that is behind.
+# A new certificate is valid on a machine whose clock is behind, too.
 _CLOCK_SKEW = datetime.timedelta(minutes=5)
 
 
 class Authority:
-    """A certificate authority.
-
-    Args:
-        certificate: its own.
-        key: signs.
-    """
-
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self._certificate, self._key = certificate, key
 
     @classmethod
     def create(cls) -> "Authority":
-        """A new one, that nobody trusts yet."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Quartet CA")])
         usage = _key_usage("key_cert_sign", "crl_sign")
@@ -50,7 +42,7 @@ class Authority:
 
     @classmethod
     def load(cls, certificate_file: Path, key_file: Path) -> "Authority":
-        """One that was written before. Raises OSError or ValueError: its files cannot be read."""
+        """Reads a CA from its files. Raises OSError or ValueError."""
         key = load_pem_private_key(key_file.read_bytes(), password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ValueError(f"{key_file} is no key that `quartet tls` made")
@@ -58,20 +50,14 @@ class Authority:
 
     @property
     def certificate_pem(self) -> bytes:
-        """For those who shall trust it."""
         return self._certificate.public_bytes(Encoding.PEM)
 
     @property
     def key_pem(self) -> bytes:
-        """For nobody else."""
         return _key_pem(self._key)
 
     def issue(self, hosts: Sequence[str], valid_for: datetime.timedelta) -> tuple[bytes, bytes]:
-        """(certificate, key) in PEM for a process that is reached by `hosts`, names or IP addresses, and calls others.
-
-        Raises:
-            ValueError: a host is neither.
-        """
+        """Returns (certificate, key) in PEM for a process at `hosts`, names or addresses. Raises ValueError."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -88,19 +74,16 @@ class Authority:
 
 
 def make_certificates(directory: Path, hosts: Iterable[str], days: int, processes: Sequence[str] = PROCESSES) -> bool:
-    """Writes ca.crt and ca.key, and PROCESS/tls.crt, PROCESS/tls.key and PROCESS/ca.crt, into `directory`.
+    """Writes a CA, unless it is there, and each process's certificate, key and CA into `directory`.
 
     Args:
-        directory: made if needed. A CA that is there already is kept: only the certificates are new.
-        hosts: names and addresses that every certificate is for, beside its process's name and this machine.
-        days: how long the certificates are valid.
-        processes: those that get one.
+        hosts: names and addresses of every certificate, beside its process's name and this machine.
 
     Returns:
         Whether the CA is new.
 
     Raises:
-        OSError, ValueError: a file cannot be written, the CA cannot be read, or a host is no name.
+        OSError, ValueError: a file or a host is at fault.
     """
     files = directory / "ca.crt", directory / "ca.key"
     is_new = not files[1].exists()
@@ -133,7 +116,6 @@ def _builder(
 
 
 def _key_usage(*granted: str) -> x509.KeyUsage:
-    """What a key may be used for: of the parameters of x509.KeyUsage those that are `granted`."""
     return x509.KeyUsage(**{usage: usage in granted for usage in inspect.signature(x509.KeyUsage).parameters})
 
 
@@ -149,7 +131,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(file: Path, content: bytes, mode: int) -> None:
-    """Under another name first: a process that reads it again never sees a part of it."""
+    """Replaces the file at once: a process that reads it never sees a part."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
     part.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""`quartet chat`: one streamed request; text to the terminal, speech to a WAV file."""
+"""`quartet chat`: sends one streamed request; text to the terminal, speech to a WAV file."""
 
 import base64
 import mimetypes
@@ -11,13 +11,12 @@ from typing import Any
 
 import httpx
 
-from cli.http import ApiError, check, events
+from cli.http import ServerError, check, events
 
 
 @dataclass
-class Answer:
-    """What came back. Times in milliseconds from before the request was sent; `pcm` is mono PCM16; `facts` are what
-    /v1/models says of the model."""
+class ChatAnswer:
+    """An answer. Milliseconds count from before the request; `pcm` is mono PCM16; `facts` come from /v1/models."""
 
     facts: dict[str, Any]
     text: str = ""
@@ -30,12 +29,11 @@ class Answer:
 
     @property
     def audio_s(self) -> float:
-        """Seconds of speech."""
         return len(self.pcm) / 2 / self.facts["sample_rate_hz"] if self.pcm else 0.0
 
 
 def part(kind: str, file: Path) -> dict[str, Any]:
-    """A content part of `kind` ("image", "audio", "video") with the file as a data URL."""
+    """Returns a content part of `kind` ("image", "audio", "video") with the file as a data URL."""
     media_type = mimetypes.guess_type(file.name)[0] or f"{kind}/*"
     data = base64.b64encode(file.read_bytes()).decode()
     return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{media_type};base64,{data}"}}
@@ -48,23 +46,19 @@ def ask(
     on_text: Callable[[str], None],
     on_thought: Callable[[str], None] = lambda _: None,
     before: Sequence[dict[str, Any]] = (),
-) -> Answer:
-    """Asks the server of `client` and calls `on_text` with each piece of text as it comes, `on_thought` with those of
-    what the model thinks before.
+) -> ChatAnswer:
+    """Sends a chat request; calls `on_text` and `on_thought` with each piece. Raises ServerError.
 
     Args:
-        content: content parts of the one user message.
+        content: parts of the user's message.
         options: further members of the request's body.
         before: messages of the conversation so far.
-
-    Raises:
-        ApiError: the server refused, or broke off.
     """
     models = check(client.get("/v1/models")).json()["data"]
     if not models:
-        raise ApiError("no model is served yet: its thinker is not ready")
+        raise ServerError("no model is served yet: its thinker is not ready")
     model = models[0]
-    answer = Answer(model["quartet"])
+    answer = ChatAnswer(model["quartet"])
     body = {"model": model["id"], "messages": [*before, {"role": "user", "content": content}], "stream": True}
     body |= options
     sent_s = time.perf_counter()
@@ -76,8 +70,7 @@ def ask(
     return answer
 
 
-def write_wav(answer: Answer, file: Path) -> None:
-    """Writes the speech as a mono PCM16 WAV at the model's sample rate."""
+def write_wav(answer: ChatAnswer, file: Path) -> None:
     with wave.open(str(file), "wb") as out:
         out.setnchannels(1)
         out.setsampwidth(2)
@@ -86,7 +79,7 @@ def write_wav(answer: Answer, file: Path) -> None:
 
 
 def _add(
-    answer: Answer,
+    answer: ChatAnswer,
     chunk: dict[str, Any],
     now_ms: float,
     on_text: Callable[[str], None],

@@ -1,9 +1,8 @@
-"""The first mistakes of `quartet up`, told in one line before a process starts or a library of a stage is imported."""
+"""Finds mistakes of `quartet up` before a process starts or a stage's library is imported."""
 
 import contextlib
 import errno
 import io
-import os
 import re
 import socket
 import sys
@@ -15,7 +14,8 @@ from typing import Any
 
 from cli.budget import GIB
 from cli.checkpoints import check_files, check_hub, no_permission
-from cli.plan import DIFFUSION, GATEWAY, Options, PlannedStage, StartError, UsageError, is_diffusion
+from cli.doctor.system import SHARED_MEMORY, memory_bytes
+from cli.plan import DIFFUSION, GATEWAY, LaunchError, LaunchOptions, PlannedStage, UsageError, is_diffusion
 from cli.ports import holder
 from gateway.access.api_keys import read_key_file
 from gateway.settings import GatewaySettings
@@ -26,18 +26,17 @@ from services.demo_models import OMNI, resolve
 from services.registry import family_of, read_config
 from services.thinker import cpu
 
-SHARED_MEMORY = "/dev/shm"
 LEAST_SHARED_MEMORY_BYTES = 64 * 1024
 HOST_BYTES = 2 * GIB  # without GPUs: the processes themselves, and the thinker's KV cache
 _HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def check(options: Options, stages: Sequence[PlannedStage]) -> None:
-    """Looks at what the flags name.
+def check(options: LaunchOptions, stages: Sequence[PlannedStage]) -> None:
+    """Checks all that the flags name.
 
     Raises:
         UsageError: a checkpoint, a file or a flag for a process is at fault.
-        StartError: the port is taken, or the weights are larger than this machine's memory.
+        LaunchError: the port is taken, or the weights exceed this machine's memory.
     """
     for kind in {stage.kind for stage in stages}:
         check_machine(kind)
@@ -52,11 +51,7 @@ def check(options: Options, stages: Sequence[PlannedStage]) -> None:
 
 
 def check_model(flag: str, model: str, kind: str) -> None:
-    """Looks at the checkpoint of a stage of `kind`: a directory's config, or how a hub id is written.
-
-    Raises:
-        UsageError: it is neither, or the directory has no checkpoint for such a stage.
-    """
+    """Checks a directory's config, or the form of a hub id. Raises UsageError."""
     folder = Path(resolve(model))
     try:
         _check_model(flag, model, kind, folder)
@@ -88,49 +83,41 @@ def _check_model(flag: str, model: str, kind: str, folder: Path) -> None:
 
 
 def check_machine(kind: str) -> None:
-    """Looks at what a stage of `kind` needs of this machine beside memory.
-
-    Raises:
-        StartError: something is not there; names it and what to do.
-    """
+    """Checks what a stage of `kind` needs of this machine beside memory. Raises LaunchError."""
     if kind == "thinker" and not has_gpu() and (lacks := cpu.lacks()):
-        raise StartError(f"{kind}: {lacks}")
+        raise LaunchError(f"{kind}: {lacks}")
     if sys.platform == "linux":
         try:
             with tempfile.TemporaryFile(dir=SHARED_MEMORY) as file:
                 file.write(bytes(LEAST_SHARED_MEMORY_BYTES))
         except OSError as error:
-            raise StartError(
+            raise LaunchError(
                 f"{SHARED_MEMORY}: {error.strerror}: processes share memory there, so mount it with 64 MiB or more "
                 f"(docker: --shm-size=1g; else mount -t tmpfs tmpfs {SHARED_MEMORY})"
             ) from None
 
 
 def stage_settings(kind: str, model: str, flags: Sequence[str]) -> Any:
-    """The settings of a stage, from `flags` and its environment variables. Imports no engine.
-
-    Raises:
-        ValueError: a flag or variable is at fault.
-    """
+    """Reads a stage's settings from `flags` and the environment. Imports no engine. Raises ValueError."""
     settings = getattr(import_module(f"services.{kind}.config"), f"{kind.title()}Settings")  # e.g. Code2WavSettings
     return _load(settings, ["--model", model, *flags])
 
 
 def _load(cls: type[Settings], flags: Sequence[str]) -> Settings:
-    told = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(output):
             return cls.load(list(flags))
     except SystemExit as error:
         if not error.code:  # --help, which has been printed
             raise
         if isinstance(error.code, str):
             raise ValueError(error.code.replace("\n", ": ", 1).replace("\n", "; ")) from None
-        fault = told.getvalue().rpartition("error: ")[2].strip()
+        fault = output.getvalue().rpartition("error: ")[2].strip()
         raise ValueError(fault.replace("unrecognized arguments", "no such flag")) from None
 
 
-def _check_settings(options: Options, stages: Sequence[PlannedStage]) -> None:
+def _check_settings(options: LaunchOptions, stages: Sequence[PlannedStage]) -> None:
     name = GATEWAY
     try:
         if options.has_gateway:
@@ -142,7 +129,7 @@ def _check_settings(options: Options, stages: Sequence[PlannedStage]) -> None:
         raise UsageError(f"{name}: {error}") from None
 
 
-def _check_files(options: Options) -> None:
+def _check_files(options: LaunchOptions) -> None:
     try:
         tls.load(options.tls)
         if options.api_keys_file is not None:
@@ -160,34 +147,23 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             by = f" by {found}" if error.errno == errno.EADDRINUSE and (found := holder(port)) else ""
-            raise StartError(f"--port {port}: {error.strerror}{by}; name a free one") from None
+            raise LaunchError(f"--port {port}: {error.strerror}{by}; name a free one") from None
 
 
 def _check_memory(models: Iterable[str]) -> None:
-    """Of checkpoints that are directories: those on the hub have not been fetched."""
+    """Checks directories only: the sizes on the hub are unknown."""
     files = (file for model in models for file in Path(resolve(model)).rglob("*.safetensors"))
     needed = HOST_BYTES + sum(file.stat().st_size for file in files)
     if needed > memory_bytes():
-        raise StartError(too_large(needed, memory_bytes()))
+        raise LaunchError(too_large(needed, memory_bytes()))
 
 
 def too_large(
     needed: int, there: int, where: str = "this machine", remedy: str = "take a larger one, or a smaller model"
 ) -> str:
-    """That a model needs `needed` bytes and `where` has `there`, and what to change."""
     return f"the model needs {needed / GIB:.1f} GiB, {where} has {there / GIB:.1f}: {remedy}"
 
 
-def memory_bytes() -> int:
-    """Memory of this machine, or of this container."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()  # of a container
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdecimal() else total
-
-
 def has_gpu() -> bool:
-    """Whether NVIDIA's driver is there."""
+    """Returns whether NVIDIA's driver is there."""
     return Path("/dev/nvidiactl").exists()

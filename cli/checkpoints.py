@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be had and is whole, as far as can be known before anything starts. Imports no torch."""
+"""Checks that a checkpoint is available and whole, before anything starts. Imports no torch."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cli import hub
 from cli.budget import GIB
-from cli.plan import StartError, UsageError
+from cli.plan import LaunchError, UsageError
 from services.common.engine.hub_faults import hub_fault
 
 _LFS_POINTER = b"version "
@@ -16,11 +16,7 @@ _HEADER_BYTES = 8  # of a safetensors file: the length of the header, which is J
 
 
 def check_files(flag: str, model: str, folder: Path) -> None:
-    """Looks at each safetensors file in `folder`: whether it can be read, and is as long as its header says.
-
-    Raises:
-        UsageError: one is not; names it.
-    """
+    """Compares the length of each safetensors file in `folder` with its header. Raises UsageError."""
     for file in sorted(folder.rglob("*.safetensors")):
         try:
             fault = _fault_of(file)
@@ -31,7 +27,7 @@ def check_files(flag: str, model: str, folder: Path) -> None:
 
 
 def no_permission(file: Path, error: OSError) -> str:
-    """That `file` cannot be read, and what to do."""
+    """Describes a file that cannot be read, and the remedy."""
     whose = f"; user {os.getuid()} must be able to read it (chmod, chown)" if isinstance(error, PermissionError) else ""
     return f"{error.filename or file}: {error.strerror}{whose}"
 
@@ -55,14 +51,13 @@ def _fault_of(file: Path) -> str | None:
 
 
 def check_hub(flag: str, model: str, config_file: str) -> None:
-    """Asks the hub for `config_file` of `model`, and whether there is room for the rest. Where the environment keeps it
-    from being asked (HF_HUB_OFFLINE), the stage says what is missing.
+    """Fetches `config_file` from the hub and checks the disk's room for the rest; HF_HUB_OFFLINE skips it.
 
     Raises:
         UsageError: the hub does not give it.
-        StartError: there is no room for it.
+        LaunchError: there is no room.
     """
-    if not hub.may_be_asked():
+    if not hub.is_allowed():
         return
     try:
         hub.fetched(model, config_file)
@@ -78,14 +73,14 @@ def check_hub(flag: str, model: str, config_file: str) -> None:
     missing = sum(_missing_bytes(model, cache))
     free = shutil.disk_usage(cache).free
     if missing > free:
-        raise StartError(
+        raise LaunchError(
             f"{flag} {model}: the disk is full: {missing / GIB:.3g} GiB are to be fetched, {free / GIB:.3g} are free "
             f"in {cache}: make room there, or name another place by HF_HOME"
         )
 
 
 def _missing_bytes(model: str, cache: Path) -> Iterator[int]:
-    """Sizes of the weights on the hub that are not here; none where the hub does not say."""
+    """Sizes of weights that are not in the cache, as far as the hub gives them."""
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     if not hub.is_reached():

@@ -1,4 +1,4 @@
-"""The commands that have a running server make a picture, a video or a sound."""
+"""The commands that have a running server make an image, a video or a sound."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -21,11 +21,11 @@ Size = Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels; default:
 Steps = Annotated[int | None, typer.Option(help="denoising steps; default: the model's")]
 Guidance = Annotated[float | None, typer.Option(help="how strictly the prompt is followed; default: the model's")]
 Negative = Annotated[str | None, typer.Option(help="what to keep out")]
-Seed = Annotated[int | None, typer.Option(help="default: drawn")]
+Seed = Annotated[int | None, typer.Option(help="default: random")]
 Lora = Annotated[list[str] | None, typer.Option(help="NAME=WEIGHT of a loaded adapter; may be repeated")]
 Seconds = Annotated[float | None, typer.Option(help="length; default: the model's")]
 LOCAL = "http://127.0.0.1:8000"
-# Flags that are members of a request's body, and what the body calls those that it has by another name.
+# Flags that are members of a request's body, and the body's names for some of them.
 _MEMBERS = ("prompt", "n", "size", "seconds", "steps", "guidance", "negative", "seed")
 _RENAMED = {"steps": "num_inference_steps", "guidance": "guidance_scale", "negative": "negative_prompt"}
 
@@ -45,30 +45,30 @@ def image(
         list[Path] | None, typer.Option(exists=True, dir_okay=False, help="to start from; may be repeated")
     ] = None,
     mask: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="transparent where --image is painted anew")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="transparent where --image is drawn anew")
     ] = None,
     lora: Lora = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Have a running server make pictures of a prompt, or of others."""
-    from cli.generation import IMAGE_FORMATS, Image, asking, make_images
+    """Have a running server make images from a prompt, or from other images."""
+    from cli.generation import IMAGE_FORMATS, Image, client_with_bar, make_images
     from cli.http import files
 
     file_format = format_by_suffix(out, IMAGE_FORMATS)
     if mask and not image:
-        raise typer.BadParameter("needs --image, the picture it is a mask of", param_hint="--mask")
+        raise typer.BadParameter("needs --image, the image it is a mask of", param_hint="--mask")
     body = _body(ctx.params, output_format=file_format)
     written: dict[int, Image] = {}
     try:
-        with asking("waiting", url, api_key) as (client, report):
+        with client_with_bar("waiting", url, api_key) as (client, report):
             uploads = files("image[]", image or ()) + files("mask", [mask] if mask else ())
-            for picture in make_images(client, body, uploads, report):
-                _numbered(out, picture.output, n).write_bytes(picture.content)
-                written[picture.output] = picture
+            for result in make_images(client, body, uploads, report):
+                _numbered(out, result.output, n).write_bytes(result.content)
+                written[result.output] = result
     finally:
-        for output, made in sorted(written.items()):  # also those of a request that failed or was given up
-            typer.echo(f"wrote {_numbered(out, output, n)}: {made.size}, seed {made.seed}")
-    last = max(written.values(), key=lambda made: made.total_ms)
+        for output, result in sorted(written.items()):  # also those of a request that failed or was given up
+            typer.echo(f"wrote {_numbered(out, output, n)}: {result.size}, seed {result.seed}")
+    last = max(written.values(), key=lambda result: result.total_ms)
     typer.echo(f"{last.num_inference_steps} steps, {last.total_ms / 1000:.1f} s", err=True)
 
 
@@ -89,18 +89,18 @@ def video(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a video. Ctrl-C gives it up there, too."""
-    from cli.generation import VIDEO_FORMATS, asking, make_video
+    from cli.generation import VIDEO_FORMATS, client_with_bar, make_video
     from cli.http import files
 
     format_by_suffix(out, VIDEO_FORMATS)
     if seconds is not None and frames is not None:
         raise typer.BadParameter("says the same as --seconds; give one of the two", param_hint="--frames")
     body = _body(ctx.params, num_frames=frames)
-    with asking("sending", url, api_key) as (client, report):
-        made = make_video(client, body, files("input_reference", [image] if image else ()), report, out)
-    how = made["quartet"]
+    with client_with_bar("sending", url, api_key) as (client, report):
+        finished = make_video(client, body, files("input_reference", [image] if image else ()), report, out)
+    how = finished["quartet"]
     length = f"{how['num_frames']} frames, {how['frames_per_second']:g} a second"
-    typer.echo(f"wrote {out}: {made['size']}, {length}, seed {how['seed']}")
+    typer.echo(f"wrote {out}: {finished['size']}, {length}, seed {how['seed']}")
 
 
 def sound(
@@ -117,12 +117,12 @@ def sound(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a sound."""
-    from cli.generation import AUDIO_FORMATS, asking
+    from cli.generation import AUDIO_FORMATS, client_with_bar
     from cli.http import check
 
     response_format = format_by_suffix(out, AUDIO_FORMATS)
     body = _body(ctx.params, response_format=response_format)
-    with asking("making the sound", url, api_key) as (client, _):
+    with client_with_bar("making the sound", url, api_key) as (client, _):
         response = check(client.post("/v1/audio/generations", json=body))
         out.write_bytes(response.content)
     typer.echo(f"wrote {out}: seed {response.headers['x-quartet-seed']}")
@@ -135,7 +135,7 @@ def say(
     ] = None,
     url: Url = LOCAL,
     voice: Annotated[str | None, typer.Option(help="one of those that `quartet voice list` shows")] = None,
-    language: Annotated[str | None, typer.Option(help="of the text; default: heard from it")] = None,
+    language: Annotated[str | None, typer.Option(help="of the text; default: detected")] = None,
     instructions: Annotated[str | None, typer.Option(help="how to say it")] = None,
     speed: Annotated[float, typer.Option(min=0.25, max=4, help="the pitch stays")] = 1.0,
     seed: Seed = None,
@@ -143,27 +143,27 @@ def say(
 ) -> None:
     """Have a running server speak a text."""
     from cli import say as spoken
-    from cli.generation import AUDIO_FORMATS, asking
+    from cli.generation import AUDIO_FORMATS, client_with_bar
     from cli.http import connect
 
     if out is None and sys.stdout.isatty():
         reason = "is missing: a terminal plays no sound. Name a file, or pipe it into a player"
         raise typer.BadParameter(reason, param_hint="--out")
-    asked = {"voice": voice, "language": language, "instructions": instructions, "seed": seed, "speed": speed}
-    settings = {name: value for name, value in asked.items() if value is not None}
+    given = {"voice": voice, "language": language, "instructions": instructions, "seed": seed, "speed": speed}
+    settings = {name: value for name, value in given.items() if value is not None}
     settings["response_format"] = "wav" if out is None else format_by_suffix(out, AUDIO_FORMATS)
     if text == "-":  # no bar: somebody may be typing on that terminal
         with connect(url, api_key) as client:
             spoken.say_typed(client, settings, spoken.typed(sys.stdin.fileno()), out)
     else:
-        with asking("waiting", url, api_key) as (client, report):
+        with client_with_bar("waiting", url, api_key) as (client, report):
             spoken.say(client, {"input": text, **settings}, report, out)
     if out is not None:
         typer.echo(f"wrote {out}")
 
 
 def transcribe(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="sound or film")],
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="sound or video")],
     url: Url = LOCAL,
     format: Annotated[
         Literal["text", "json", "verbose_json", "srt", "vtt"], typer.Option(help="of what comes")
@@ -174,14 +174,14 @@ def transcribe(
     translate: Annotated[bool, typer.Option("--translate", help="into English")] = False,
     api_key: ApiKey = None,
 ) -> None:
-    """Have a running server write down what is said, with the times if the format has them."""
-    from cli.generation import asking
+    """Have a running server transcribe speech, with times if the format has them."""
+    from cli.generation import client_with_bar
     from cli.http import check, files, written
     from cli.say import model_that
 
     path = f"/v1/audio/{'translations' if translate else 'transcriptions'}"
     fields = {"response_format": format, "language": language, "prompt": prompt}
-    with asking("sending", url, api_key) as (client, report):
+    with client_with_bar("sending", url, api_key) as (client, report):
         fields["model"] = model_that(client, "hears", lambda facts: "audio" in facts["input_modalities"])
         report("listening", None)
         form = {name: value for name, value in fields.items() if value is not None}
@@ -193,8 +193,7 @@ def transcribe(
 
 
 def _body(flags: Mapping[str, Any], **own: Any) -> dict[str, Any]:
-    """A request's members: those that `flags` name, and the endpoint's `own`. What has no value is the server's to
-    choose."""
+    """Builds a request's body; leaves out what has no value."""
     members = {_RENAMED.get(flag, flag): flags.get(flag) for flag in _MEMBERS} | {
         "lora": _weights(flags["lora"]),
         **own,
@@ -203,7 +202,7 @@ def _body(flags: Mapping[str, Any], **own: Any) -> dict[str, Any]:
 
 
 def format_by_suffix(out: Path, formats: dict[str, Any]) -> str:
-    """The format that the suffix of --out names; the work is not begun if it could not be written."""
+    """Returns the format of --out. Raises BadParameter: the file could not be written."""
     if out.suffix.lower() not in formats:
         raise typer.BadParameter(f"{out.name!r} must end in one of {' '.join(formats)}", param_hint="--out")
     if not out.absolute().parent.is_dir():
@@ -212,12 +211,12 @@ def format_by_suffix(out: Path, formats: dict[str, Any]) -> str:
 
 
 def _numbered(file: Path, output: int, count: int) -> Path:
-    """The file of one of `count` outputs: a.png, or a-1.png, a-2.png and so on."""
+    """Returns a.png, or of several outputs a-1.png, a-2.png and so on."""
     return file if count == 1 else file.with_name(f"{file.stem}-{output + 1}{file.suffix}")
 
 
 def _weights(loras: Iterable[str] | None) -> dict[str, float] | None:
-    """NAME=WEIGHT as {name: weight}; a name alone has weight 1."""
+    """Parses NAME=WEIGHT; a name alone has weight 1."""
     weights: dict[str, float] = {}
     for lora in loras or ():
         name, _, weight = lora.partition("=")

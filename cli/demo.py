@@ -1,4 +1,4 @@
-"""`quartet demo`: the models that come with Quartet are asked aloud, about a picture, in writing, and to paint."""
+"""`quartet demo`: asks the shipped models aloud, about an image and in writing, and generates an image."""
 
 import io
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from cli.chat import Answer, ask, part, write_wav
+from cli.chat import ChatAnswer, ask, part, write_wav
 from cli.generation import Image as MadeImage
 from cli.generation import make_images
 from cli.http import check, connect
@@ -23,9 +23,9 @@ from cli.up import running
 
 ASSETS = Path(__file__).parent / "assets"
 PHASES = ("queue_ms", "prefill_ms", "first_output_ms", "decode_ms", "total_ms")
-PICTURE_PROMPT = "a yellow cross on a blue ground"
-PICTURE_COLOURS = ((240, 210, 30), (31, 80, 200))  # what the painter calls yellow and blue
-PICTURE_STEPS = 8
+IMAGE_PROMPT = "a yellow cross on a blue ground"
+IMAGE_COLOURS = ((240, 210, 30), (31, 80, 200))  # the shades of the model's yellow and blue
+IMAGE_STEPS = 8
 _NEAR = 60  # of red, green and blue, 0 to 255: as far as a pixel may be from its colour
 VOICE = "ada"
 STOP_GRACE_S = 3.0  # nobody else's requests are under way, and whoever presses ctrl-C waits
@@ -34,18 +34,16 @@ console = Console()
 
 
 class DemoError(CommandError):
-    """The demo ran, but what came out is not what it must be."""
+    """The demo's output is wrong."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One of the demo's questions, and what the answer must be.
+    """One of the demo's questions and its right answer.
 
     Attributes:
-        shown: how it is told to the user.
-        content: of the message.
-        answer: the right one.
-        follows: whether it goes on with the conversation of the one before.
+        shown: what the terminal shows.
+        follows: whether it continues the previous conversation.
     """
 
     shown: str
@@ -59,14 +57,14 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def questions() -> list[Question]:
-    """What is asked, in order; the first one is a recording."""
-    picture = part("image", ASSETS / "shapes.png")
+    """Lists the questions in order; the first one is a recording."""
+    image = part("image", ASSETS / "shapes.png")
     return [
         Question(f"aloud, {ASSETS / 'sum.wav'}", [part("audio", ASSETS / "sum.wav")], "Seven plus five is twelve."),
         Question("And minus four?", [_text("And minus four?")], "Twelve minus four is eight.", follows=True),
         Question(
             f"What do you see? ({ASSETS / 'shapes.png'})",
-            [picture, _text("What do you see?")],
+            [image, _text("What do you see?")],
             "I see two blue circles and a yellow star.",
         ),
         Question(
@@ -77,19 +75,12 @@ def questions() -> list[Question]:
     ]
 
 
-def run(seed: int, port: int | None, out: Path, picture_file: Path, *, verbose: bool = False) -> None:
-    """Runs the demo; writes the last answer's speech to `out`, the painted picture to `picture_file`.
-
-    Args:
-        seed: of what is drawn by chance.
-        port: of the HTTP API; None: a free one.
-        out, picture_file: are written.
-        verbose: see `Options`.
+def run(seed: int, port: int | None, out: Path, image_file: Path, *, verbose: bool = False) -> None:
+    """Runs the demo; writes the last answer's speech to `out` and the generated image to `image_file`.
 
     Raises:
-        StartError, ApiError: the system did not start, or did not answer.
-        DemoError: an answer is wrong, the speech is silent or of the wrong length, or the picture is not what was
-            asked for.
+        LaunchError, ServerError: the system did not start or answer.
+        DemoError: an answer, the speech or the image is wrong.
     """
     scratch = temporary("quartet-demo-")
     options = demo_options(
@@ -104,39 +95,38 @@ def run(seed: int, port: int | None, out: Path, picture_file: Path, *, verbose: 
         running(options, STOP_GRACE_S) as stack,
         connect(stack.url) as client,
     ):
-        console.print(f"heard in {ASSETS / 'sum.wav'}: [bold]{_heard(client)}[/bold]\n")
+        console.print(f"heard in {ASSETS / 'sum.wav'}: [bold]{_transcript(client)}[/bold]\n")
         answers = _converse(client, seed)
-        picture = _make_picture(client, seed)
+        image = _make_image(client, seed)
     write_wav(answers[-1], out)
-    picture_file.write_bytes(picture.content)
+    image_file.write_bytes(image.content)
     for question, answer in zip(questions(), answers, strict=True):
         _check_speech(answer)
         if answer.text != question.answer:
             raise DemoError(f"{question.shown}: {answer.text!r} is wrong; {question.answer!r} is right")
-    _check_picture(picture)
+    _check_image(image)
     answer = answers[-1]
-    console.print(_table(answer, picture))
+    console.print(_table(answer, image))
     console.print(
         f"wrote {out}: {answer.text!r}, {answer.audio_s:.2f} s of speech at {answer.facts['sample_rate_hz']} Hz, "
         f"{answer.frames} frames"
     )
-    console.print(f"wrote {picture_file}: {PICTURE_PROMPT}, {picture.size}, {picture.num_inference_steps} steps")
+    console.print(f"wrote {image_file}: {IMAGE_PROMPT}, {image.size}, {image.num_inference_steps} steps")
     console.print(
         "\ntalk to it: [bold]quartet up[/bold] in one terminal; in another [bold]quartet talk[/bold], "
         '[bold]quartet chat "What is nine minus three?" --out answer.wav[/bold] or '
-        f"[bold]quartet image {PICTURE_PROMPT!r} --out cross.png[/bold]"
+        f"[bold]quartet image {IMAGE_PROMPT!r} --out cross.png[/bold]"
     )
 
 
-def _heard(client: httpx.Client) -> str:
-    """What the recording says, as the model writes it down."""
+def _transcript(client: httpx.Client) -> str:
     file = ASSETS / "sum.wav"
     files = {"file": (file.name, file.read_bytes(), "audio/wav")}
     model = check(client.get("/v1/models")).json()["data"][0]["id"]
     return check(client.post("/v1/audio/transcriptions", files=files, data={"model": model})).json()["text"]
 
 
-def _converse(client: httpx.Client, seed: int) -> list[Answer]:
+def _converse(client: httpx.Client, seed: int) -> list[ChatAnswer]:
     settings = {
         "modalities": ["text", "audio"],
         "audio": {"format": "pcm16", "voice": VOICE},
@@ -144,7 +134,7 @@ def _converse(client: httpx.Client, seed: int) -> list[Answer]:
         "max_tokens": 64,
         "quartet": {"talker": {"max_frames": 200, "seed": seed}},
     }
-    answers: list[Answer] = []
+    answers: list[ChatAnswer] = []
     before: list[dict[str, Any]] = []
     for question in questions():
         before = before if question.follows else []
@@ -163,15 +153,15 @@ def _converse(client: httpx.Client, seed: int) -> list[Answer]:
     return answers
 
 
-def _make_picture(client: httpx.Client, seed: int) -> MadeImage:
-    console.print(f"[bold]paints {PICTURE_PROMPT}[/bold]\n")
-    body = {"prompt": PICTURE_PROMPT, "num_inference_steps": PICTURE_STEPS, "seed": seed}
+def _make_image(client: httpx.Client, seed: int) -> MadeImage:
+    console.print(f"[bold]paints {IMAGE_PROMPT}[/bold]\n")
+    body = {"prompt": IMAGE_PROMPT, "num_inference_steps": IMAGE_STEPS, "seed": seed}
     with bar("waiting") as report:
-        (picture,) = make_images(client, body, (), report)
-    return picture
+        (image,) = make_images(client, body, (), report)
+    return image
 
 
-def _check_speech(answer: Answer) -> None:
+def _check_speech(answer: ChatAnswer) -> None:
     samples = np.frombuffer(answer.pcm, np.int16)
     expected = answer.frames * answer.facts["samples_per_frame"] - answer.facts["trimmed_samples"]
     if len(samples) != expected:
@@ -180,33 +170,33 @@ def _check_speech(answer: Answer) -> None:
         raise DemoError("the speech is silent")
 
 
-def _check_picture(picture: MadeImage) -> None:
-    """The cross's colour is in its middle part and the ground's at its edges."""
+def _check_image(image: MadeImage) -> None:
+    """Checks the cross's colour in the middle and the ground's at the edges."""
     try:
-        pixels = np.asarray(Image.open(io.BytesIO(picture.content)).convert("RGB")).astype(int)
+        pixels = np.asarray(Image.open(io.BytesIO(image.content)).convert("RGB")).astype(int)
     except OSError as error:
         raise DemoError(f"the picture's file is broken: {error}") from None
-    cross, ground = (np.abs(pixels - colour).max(axis=2) < _NEAR for colour in PICTURE_COLOURS)
+    cross, ground = (np.abs(pixels - colour).max(axis=2) < _NEAR for colour in IMAGE_COLOURS)
     edges = np.concatenate((ground[0], ground[-1], ground[:, 0], ground[:, -1]))
     if edges.mean() < 0.9 or not 0.02 < cross.mean() < 0.6:
         raise DemoError(
-            f"the picture is not {PICTURE_PROMPT}: {cross.mean():.0%} of it is yellow, "
+            f"the picture is not {IMAGE_PROMPT}: {cross.mean():.0%} of it is yellow, "
             f"{edges.mean():.0%} of its edges are blue"
         )
 
 
-def _table(answer: Answer, picture: MadeImage) -> Table:
+def _table(answer: ChatAnswer, image: MadeImage) -> Table:
     table = Table(title="where the time of the last answer and of the picture went (ms)", title_justify="left")
     table.add_column("stage")
     for phase in PHASES:
         table.add_column(phase.removesuffix("_ms").replace("_", " "), justify="right")
-    for stage, timings in (answer.timings | {"dit": picture.timings}).items():
+    for stage, timings in (answer.timings | {"dit": image.timings}).items():
         table.add_row(stage, *(f"{timings[p]:.1f}" if timings.get(p) is not None else "-" for p in PHASES))
     table.add_section()
     first_audio = f"{answer.ttfa_ms:.1f}" if answer.ttfa_ms else "-"
     table.add_row(
         "client: answer", "TTFT", f"{answer.ttft_ms or 0:.1f}", f"TTFA {first_audio}", "", f"{answer.total_ms:.1f}"
     )
-    table.add_row("client: picture", "", "", "", "", f"{picture.total_ms:.1f}")
+    table.add_row("client: picture", "", "", "", "", f"{image.total_ms:.1f}")
     table.caption = f"RTF {answer.total_ms / 1000 / answer.audio_s:.2f} (time to the last audio over seconds of audio)"
     return table

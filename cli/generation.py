@@ -1,4 +1,4 @@
-"""`quartet image`, `quartet video`, `quartet sound`: has a running server make something, and writes it to files."""
+"""Requests of `quartet image`, `quartet video` and `quartet sound`."""
 
 import base64
 import contextlib
@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from cli.http import ApiError, File, address, check, connect, events, payload, reaching, written
+from cli.http import File, ServerError, address, check, connect, download, events, payload, reaching
 from cli.terminal import CommandError, Report, bar
 
 IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
@@ -19,15 +19,12 @@ AUDIO_FORMATS = {".wav": "wav", ".flac": "flac", ".mp3": "mp3", ".ogg": "opus", 
 POLL_S = 0.5
 PATIENCE_S = 60.0  # a job outlives its gateway: that may be back in this time
 DELETE_S = 10.0
-_BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Image:
-    """A finished image: `content` is its file, `size` is "WIDTHxHEIGHT", `output` counts from 0.
-
-    `total_ms` is the client's time in milliseconds since before it sent the request. The last image of a request also
-    has its number of steps and the dit's `timings`, in milliseconds.
+    """A finished image: `content` is its file, `size` is "WIDTHxHEIGHT", `output` counts from 0. `total_ms` counts from
+    before the request. Only the request's last image has its number of steps and the dit's `timings` in milliseconds.
     """
 
     output: int
@@ -40,12 +37,8 @@ class Image:
 
 
 @contextlib.contextmanager
-def asking(what: str, url: str, api_key: str | None) -> Iterator[tuple[httpx.Client, Report]]:
-    """A client of the server at `url`, and a bar for what it does, which is `what` at first.
-
-    Raises:
-        CommandError: the server, or a file, is at fault.
-    """
+def client_with_bar(what: str, url: str, api_key: str | None) -> Iterator[tuple[httpx.Client, Report]]:
+    """Connects to `url` and shows a progress bar, which says `what` at first. Raises CommandError."""
     try:
         with bar(what) as report, connect(url, api_key) as client:
             yield client, report
@@ -54,15 +47,12 @@ def asking(what: str, url: str, api_key: str | None) -> Iterator[tuple[httpx.Cli
 
 
 def make_images(client: httpx.Client, body: dict[str, Any], uploads: Sequence[File], report: Report) -> Iterator[Image]:
-    """Has the server of `client` make images: each as soon as it is finished.
+    """Requests images and yields each as soon as it is finished. Raises ServerError.
 
     Args:
-        body: members of the request, as of POST /v1/images/generations.
-        uploads: images to start from, and a mask of the first of them; none: the prompt alone.
-        report: is told of the steps of all images together.
-
-    Raises:
-        ApiError: the server refused, or broke off.
+        body: members of POST /v1/images/generations.
+        uploads: images to start from, and a mask of the first; none: the prompt alone.
+        report: gets the steps of all images together.
     """
     wanted = body.get("n", 1)
     body = body | {"stream": True, "quartet": {"progress": True}}
@@ -82,25 +72,20 @@ def make_images(client: httpx.Client, body: dict[str, Any], uploads: Sequence[Fi
                 steps_made, timings = how.get("num_inference_steps", 0), how.get("timings", {}).get("dit", {})
                 yield Image(how["output"], content, event["size"], how["seed"], total_ms, steps_made, timings)
     if count != wanted:
-        raise ApiError(f"{address(client)}: the answer ended after {count} of {wanted} pictures")
+        raise ServerError(f"{address(client)}: the answer ended after {count} of {wanted} images")
 
 
 def make_video(
     client: httpx.Client, body: dict[str, Any], uploads: Sequence[File], report: Report, out: Path
 ) -> dict[str, Any]:
-    """Has the server of `client` make a video by a job, follows it, and writes its file to `out`. Ctrl-C deletes it.
+    """Has a video job made and writes its file to `out`; ctrl-C deletes the job. Returns the finished video's object.
 
     Args:
-        body: members of the request, as of POST /v1/videos.
+        body: members of POST /v1/videos.
         uploads: the first frame, if any.
-        report: is told of the progress.
-
-    Returns:
-        The finished video's object.
 
     Raises:
-        ApiError: the server refused, is not reached any more, or could not make it.
-        OSError: the file cannot be written.
+        ServerError, OSError
     """
     video = check(client.post("/v1/videos", **payload(body, uploads))).json()
     path = f"/v1/videos/{video['id']}"
@@ -108,8 +93,8 @@ def make_video(
         with reaching(address(client, path)):
             video = _until_ended(client, video, report)
             if video["status"] != "completed":
-                raise ApiError(video["error"]["message"])
-            _fetch(client, f"{path}/content", out)
+                raise ServerError(video["error"]["message"])
+            download(client, "GET", f"{path}/content", out)
     except KeyboardInterrupt:
         with contextlib.suppress(httpx.HTTPError):
             client.delete(path, timeout=DELETE_S)
@@ -118,8 +103,8 @@ def make_video(
 
 
 def _until_ended(client: httpx.Client, video: dict[str, Any], report: Report) -> dict[str, Any]:
-    """The video once it is completed or failed."""
-    heard_s = time.monotonic()
+    """Polls the video until it is completed or failed."""
+    answered_s = time.monotonic()
     while video["status"] in ("queued", "in_progress"):
         if video["status"] == "queued":
             report("waiting", None)
@@ -129,16 +114,9 @@ def _until_ended(client: httpx.Client, video: dict[str, Any], report: Report) ->
         try:
             response = client.get(f"/v1/videos/{video['id']}")
         except httpx.HTTPError:
-            if time.monotonic() - heard_s > PATIENCE_S:
+            if time.monotonic() - answered_s > PATIENCE_S:
                 raise
             report(f"no answer from {address(client)}", None)
             continue
-        video, heard_s = check(response).json(), time.monotonic()
+        video, answered_s = check(response).json(), time.monotonic()
     return video
-
-
-def _fetch(client: httpx.Client, path: str, out: Path) -> None:
-    """Writes the file under another name first: a broken download leaves none."""
-    with client.stream("GET", path) as response, written(out) as file:
-        for block in check(response).iter_bytes(_BLOCK_BYTES):
-            file.write(block)

@@ -1,4 +1,4 @@
-"""Commands about machines: what a model needs of its GPUs, and what is here."""
+"""Commands about machines: `quartet budget` and `quartet doctor`."""
 
 import json
 from dataclasses import asdict

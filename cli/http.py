@@ -1,4 +1,4 @@
-"""What the commands that talk to a running server share: its errors, its streams, its forms."""
+"""HTTP for the commands: errors, streams, forms."""
 
 import contextlib
 import json
@@ -12,73 +12,73 @@ import httpx
 from cli.terminal import CommandError
 
 TIMEOUT = httpx.Timeout(600, connect=10)
+_BLOCK_BYTES = 64 * 1024
 
 File = tuple[str, tuple[str, bytes]]  # (field, (name, content))
 
 
-class ApiError(CommandError):
-    """The server cannot be reached, refused, or broke off; the message is the server's where it sent one."""
+class ServerError(CommandError):
+    """The server is not reached, refused, or broke off."""
 
 
 @contextlib.contextmanager
 def connect(url: str, api_key: str | None = None) -> Iterator[httpx.Client]:
-    """A client of the server at `url`, which may ask for a key. Raises ApiError: a request failed on its way."""
+    """Opens a client of the server at `url`. Raises ServerError."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     with reaching(url), httpx.Client(base_url=url, timeout=TIMEOUT, headers=headers) as client:
         yield client
 
 
 def address(client: httpx.Client, path: str = "") -> str:
-    """The URL of the server of `client`, or of `path` there."""
     return f"{str(client.base_url).rstrip('/')}{path}"
 
 
 def socket_of(client: httpx.Client, path: str) -> tuple[str, dict[str, str]]:
-    """URL and headers of a WebSocket to `path` of the server of `client`."""
+    """Returns URL and headers of a WebSocket to `path`."""
     key = client.headers.get("authorization")
     return f"ws{address(client, path).removeprefix('http')}", {"authorization": key} if key else {}
 
 
 @contextlib.contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Names `url` where a request fails on its way. Raises ApiError then."""
+    """Turns a failed request to `url` into a ServerError."""
     try:
         yield
     except httpx.HTTPError as error:
-        raise ApiError(f"{url}: {error or type(error).__name__}") from None
+        raise ServerError(f"{url}: {error or type(error).__name__}") from None
 
 
 def message(body: Mapping[str, Any]) -> str:
-    """The text of an error body, with the parameter at fault."""
+    """Returns the text of an error body, with the parameter at fault."""
     error = body["error"]
     param = error.get("param")
     return error["message"] if not param or error["message"].startswith(f"{param}:") else f"{param}: {error['message']}"
 
 
 def check(response: httpx.Response) -> httpx.Response:
-    """The response, if it is a success. Raises ApiError otherwise, with what the server says."""
+    """Returns a successful response. Raises ServerError otherwise."""
     if response.is_success:
         return response
     try:
         text = message(json.loads(response.read()))
     except (ValueError, KeyError, TypeError):  # not this server's: a proxy's, or another program's
         text = f"{response.request.url}: status {response.status_code}"
-    raise ApiError(text)
+    raise ServerError(text)
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The server-sent events of a streamed response. Raises ApiError: refused, or ended by an error."""
+    """Yields the server-sent events of a response. Raises ServerError."""
     for line in check(response).iter_lines():
         if line.startswith("data: {"):
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
-                raise ApiError(message(event))
+                raise ServerError(message(event))
             yield event
 
 
 @contextlib.contextmanager
 def written(out: Path | None) -> Iterator[BinaryIO]:
-    """The file to write, under another name first: speech that breaks off leaves none. None: stdout."""
+    """Opens `out`, or stdout for None. A block that fails leaves no file."""
     if out is None:
         yield sys.stdout.buffer
         return
@@ -91,13 +91,21 @@ def written(out: Path | None) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
+def download(client: httpx.Client, method: str, path: str, out: Path | None, **request: Any) -> None:
+    """Writes a response's body to `out` as it comes; None: stdout. Raises ServerError, OSError."""
+    with client.stream(method, path, **request) as response, written(out) as file:
+        for block in check(response).iter_bytes(_BLOCK_BYTES):
+            file.write(block)
+            file.flush()
+
+
 def files(field: str, paths: Sequence[Path]) -> list[File]:
-    """Files of a form; httpx tells their media types from their names. Raises OSError: one cannot be read."""
+    """Reads files of a form. Raises OSError."""
     return [(field, (path.name, path.read_bytes())) for path in paths]
 
 
 def payload(body: Mapping[str, Any], uploads: Sequence[File]) -> dict[str, Any]:
-    """What httpx sends: JSON, or with files a form, whose fields are texts as they are and the rest as JSON."""
+    """Returns httpx's arguments: JSON, or with files a form."""
     if not uploads:
         return {"json": body}
     fields = {name: value if isinstance(value, str) else json.dumps(value) for name, value in body.items()}

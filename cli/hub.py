@@ -1,4 +1,4 @@
-"""Asks the model hub for a file, at once or not at all: its client tries for half a minute to reach one."""
+"""Fetches files from the model hub, without its client's half minute of retries."""
 
 import os
 from functools import cache
@@ -11,26 +11,25 @@ from services.common.rpc.probe import listens
 CONNECT_S = 5.0
 
 
-def may_be_asked() -> bool:
-    """Whether the environment lets it be asked."""
+def is_allowed() -> bool:
+    """Returns whether the environment allows requests to the hub."""
     return os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("", "0", "false", "no", "off")
 
 
 def fetched(model: str, file: str) -> Path:
-    """Where `file` of `model` is, which is fetched if it is not here yet. Asks once a process.
+    """Returns the path of `file` of `model`, fetched once a process if needed.
 
     Raises:
-        Exception: what the hub's client raises: it is not given, or not reached and not here.
-        ImportError: the client is not installed.
+        Exception: whatever the hub's client raises.
     """
-    found = _asked(model, file)
+    found = _fetch(model, file)
     if isinstance(found, Exception):
         raise found
     return found
 
 
 @cache
-def _asked(model: str, file: str) -> Path | Exception:
+def _fetch(model: str, file: str) -> Path | Exception:
     from huggingface_hub import hf_hub_download
 
     try:
@@ -41,7 +40,7 @@ def _asked(model: str, file: str) -> Path | Exception:
 
 @cache
 def is_reached() -> bool:
-    """Whether the hub takes connections; one behind a proxy is taken to."""
+    """Returns whether the hub takes connections; assumes so behind a proxy."""
     from huggingface_hub import constants
 
     parts = urlsplit(constants.ENDPOINT)

@@ -1,4 +1,4 @@
-"""The `quartet` command. Heavy imports happen inside the commands, so that `quartet --help` is quick."""
+"""The `quartet` command. Commands import heavy modules themselves, so that `quartet --help` is quick."""
 
 import asyncio
 import contextlib
@@ -18,6 +18,21 @@ from cli.voice import app as voice_commands
 
 Media = Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="show the end of the log of a process that cannot start")]
+Pipeline = Annotated[
+    Path | None, typer.Option(help="YAML file, or name of a shipped one; default: that of the model's family")
+]
+ApiKeysFile = Annotated[
+    Path | None, typer.Option(help="YAML of API keys, as `quartet key` prints them; needed by any other --host")
+]
+TlsCert = Annotated[
+    Path | None, typer.Option(envvar="QUARTET_TLS_CERT", help="PEM: mutual TLS between all processes; `quartet tls`")
+]
+TlsKey = Annotated[Path | None, typer.Option(envvar="QUARTET_TLS_KEY", help="PEM of its key")]
+TlsCa = Annotated[Path | None, typer.Option(envvar="QUARTET_TLS_CA", help="PEM of the CA")]
+TlsServerName = Annotated[
+    str | None,
+    typer.Option(envvar="QUARTET_TLS_SERVER_NAME", help="name in the certificate; default: it has 127.0.0.1"),
+]
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, help="Quartet: omni-modal models as gRPC stages."
 )
@@ -44,7 +59,7 @@ def _known_arch(arch: str) -> str:
 
 @app.command()
 def tiny(
-    out: Annotated[Path, typer.Option(help="directory to write; made if needed")],
+    out: Annotated[Path, typer.Option(help="directory to write; created if needed")],
     arch: Annotated[str, typer.Option(help=f"one of {', '.join(ARCHS)}", callback=_known_arch)] = ARCHS[0],
     seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
     size: Annotated[
@@ -65,9 +80,7 @@ def up(
     ] = None,
     host: Annotated[str, typer.Option(help="address of the HTTP API")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port of the HTTP API")] = 8000,
-    pipeline: Annotated[
-        Path | None, typer.Option(help="YAML file, or name of a shipped one; default: that of the model's family")
-    ] = None,
+    pipeline: Pipeline = None,
     dit_model: Annotated[str | None, typer.Option(help="the dit's checkpoint, beside stages of other kinds")] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="directory for logs and state.json; default: a temporary one")
@@ -79,22 +92,14 @@ def up(
     dit_arg: StageFlags = None,
     encoder_arg: StageFlags = None,
     gateway_arg: StageFlags = None,
-    api_keys_file: Annotated[
-        Path | None, typer.Option(help="YAML of API keys, as `quartet key` prints them; needed by any other --host")
-    ] = None,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(envvar="QUARTET_TLS_CERT", help="PEM: mutual TLS between all processes; `quartet tls`"),
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(envvar="QUARTET_TLS_KEY", help="PEM of its key")] = None,
-    tls_ca: Annotated[Path | None, typer.Option(envvar="QUARTET_TLS_CA", help="PEM of the CA")] = None,
-    tls_server_name: Annotated[
-        str | None,
-        typer.Option(envvar="QUARTET_TLS_SERVER_NAME", help="name in the certificate; default: it has 127.0.0.1"),
-    ] = None,
+    api_keys_file: ApiKeysFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    tls_server_name: TlsServerName = None,
 ) -> None:
     """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
-    from cli.plan import GATEWAY, Options, Tls, demo_options, pipeline_for
+    from cli.plan import GATEWAY, LaunchOptions, Tls, demo_options, pipeline_for
     from cli.up import serve
     from gateway.pipeline.kinds import KINDS
 
@@ -110,7 +115,7 @@ def up(
     if model is None:
         options = demo_options(pipeline, dit_model, **others)
     else:
-        options = Options(model, pipeline=pipeline or pipeline_for(model), dit_model=dit_model, **others)
+        options = LaunchOptions(model, pipeline=pipeline or pipeline_for(model), dit_model=dit_model, **others)
     asyncio.run(serve(options))
 
 
@@ -179,13 +184,13 @@ def top(
 
 @app.command()
 def demo(
-    seed: Annotated[int, typer.Option(help="seed of what is drawn by chance: speech and picture")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of speech and image")] = 0,
     port: Annotated[int | None, typer.Option(help="port of the HTTP API while it runs; default: a free one")] = None,
     out: Annotated[Path, typer.Option(help="WAV file for the spoken answer")] = Path("demo.wav"),
-    picture: Annotated[Path, typer.Option(help="PNG file for the picture made")] = Path("demo.png"),
+    picture: Annotated[Path, typer.Option(help="PNG file for the generated image")] = Path("demo.png"),
     verbose: Verbose = False,
 ) -> None:
-    """Everything once, on the models that come with Quartet: asked aloud, in writing, about a picture; it paints."""
+    """Everything once, on the models that come with Quartet: speech, text, an image as input, a generated image."""
     from cli.demo import run
 
     run(seed, port, out, picture, verbose=verbose)
@@ -203,18 +208,18 @@ def key(
 
     from gateway.access.api_keys import ApiKeyEntry, digest, new_key
 
-    made = new_key()
+    secret = new_key()
     try:
         entry = ApiKeyEntry(
             name=name,
-            sha256=digest(made),
+            sha256=digest(secret),
             max_concurrent_requests=max_concurrent_requests,
             requests_per_minute=requests_per_minute,
             admin=admin,
         )
     except ValidationError as error:
         raise typer.BadParameter(error.errors()[0]["msg"], param_hint=str(error.errors()[0]["loc"][0])) from None
-    typer.echo(f"the key, which is not kept anywhere: {made}", err=True)
+    typer.echo(f"the key, which is not kept anywhere: {secret}", err=True)
     typer.echo("below `keys:` in the gateway's --api-keys-file:", err=True)
     members = [f'{field}: "{value}"' if field == "sha256" else f"{field}: {value}" for field, value in entry if value]
     typer.echo("  - " + "\n    ".join(members))

@@ -1,4 +1,4 @@
-"""What a `quartet up` starts: the stages of its pipeline file, each with its checkpoint."""
+"""Plans a `quartet up`: the stages of its pipeline file, each with its checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,19 +21,19 @@ GATEWAY = "gateway"  # the process beside the stages
 DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 
 
-class StartError(CommandError):
-    """A process cannot start; the message says why, and what to do. `details`: the end of its log, where asked for."""
+class LaunchError(CommandError):
+    """A process cannot start; the message has cause and remedy, `details` the end of its log."""
 
 
-class UsageError(StartError):
-    """A flag of `quartet up` is at fault; the message names it and what to give instead, in one line."""
+class UsageError(LaunchError):
+    """A flag of `quartet up` is at fault."""
 
     exit_status = 2
 
 
 @dataclass
 class Tls:
-    """Files and name of the TLS settings that all processes get; see `services.common.rpc.settings.TlsSettings`."""
+    """TLS settings of all processes; see `services.common.rpc.settings.TlsSettings`."""
 
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -42,31 +42,27 @@ class Tls:
 
     @property
     def files(self) -> list[Path]:
-        """Those of the certificate, its key and the CA; none for connections in the clear."""
         return [file for file in (self.tls_cert, self.tls_key, self.tls_ca) if file is not None]
 
     @property
     def flags(self) -> list[str]:
-        """As on a process's command line."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         return [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
 
 
 @dataclass
-class Options:
-    """What to start.
+class LaunchOptions:
+    """A system to start.
 
     Attributes:
-        model: every stage's checkpoint, a directory, a hub id, or the name of one that comes with Quartet; where a
-            diffusion model's stages stand beside others, theirs is `dit_model`.
+        model: checkpoint of every stage: a directory, a hub id, or a shipped model's name.
+        dit_model: checkpoint of the diffusion stages where they stand beside others.
         host, port: of the HTTP API.
         pipeline: a file, or the name of a shipped one.
-        run_directory: gets the logs and state.json; None: a temporary one, which goes when the system has stopped.
-        stage_arguments: flags for the stage of that kind, or the gateway, after its others.
-        has_gateway: whether the gateway is started; not where a program of the user's own asks the stages.
-        temporary: a directory that goes when the system has stopped, however it did, with all temporary files of the
-            processes; the run directory may lie in it.
-        verbose: whether the error of a failed start has the end of a log.
+        run_directory: gets the logs and state.json; None: a temporary one.
+        stage_arguments: further flags by the kind of stage, or "gateway".
+        temporary: gets temporary files and is removed however the system ends; may hold the run directory.
+        verbose: adds the log's end to a failed start's error.
     """
 
     model: str
@@ -87,25 +83,19 @@ class Options:
 
     @property
     def gateway_flags(self) -> list[str]:
-        """The gateway's command line, without the addresses of the stages."""
+        """The gateway's flags, without the stages' addresses."""
         keys = [f"--api-keys-file={self.api_keys_file}"] if self.api_keys_file else []
         own = ["--host", self.host, "--port", str(self.port), "--pipeline", str(self.pipeline)]
         return [*own, *keys, *self.tls.flags, *self.stage_arguments.get(GATEWAY, ())]
 
 
-def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **others: Any) -> Options:
-    """What is started where no model is named: those that come with Quartet.
-
-    Args:
-        pipeline: that of both of them by default, or what is asked for of them.
-        dit_model: instead of the painter.
-        others: of `Options`.
-    """
-    options = Options(OMNI, pipeline=pipeline or OMNI_DIT_PIPELINE, **others)
+def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **others: Any) -> LaunchOptions:
+    """Options of a system of the shipped models; `dit_model` replaces the painter."""
+    options = LaunchOptions(OMNI, pipeline=pipeline or OMNI_DIT_PIPELINE, **others)
     try:
         kinds = {stage.kind for stage in load_pipeline(options.pipeline).stages.values()}
     except YamlError as error:
-        raise StartError(f"--pipeline: {error}") from None
+        raise LaunchError(f"--pipeline: {error}") from None
     if not kinds - DIFFUSION:
         options.model = dit_model or PAINTER
     elif kinds & DIFFUSION:
@@ -115,7 +105,7 @@ def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **o
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """A stage to start: its name in the pipeline, its kind ("thinker", "dit", ...), its checkpoint, further flags."""
+    """A stage to start; `flags` are those beside model and ports."""
 
     name: str
     kind: str
@@ -124,12 +114,12 @@ class PlannedStage:
 
 
 def is_diffusion(model: str) -> bool:
-    """Whether `model` is the directory of a diffusers checkpoint, or comes with Quartet and is one."""
+    """Returns whether `model` is a diffusers checkpoint directory, or ships with Quartet as one."""
     return (Path(resolve(model)) / "model_index.json").is_file()
 
 
 def pipeline_for(model: str) -> Path:
-    """The pipeline file for a checkpoint directory or hub id; where config.json cannot be read, Qwen3-Omni's."""
+    """Returns the pipeline file of a checkpoint; Qwen3-Omni's if config.json cannot be read."""
     try:
         if is_diffusion(model):
             return DIT_PIPELINE
@@ -140,36 +130,27 @@ def pipeline_for(model: str) -> Path:
 
 
 def _folder_of_config(model: str) -> Path:
-    """Where the config.json of a checkpoint directory or hub id is; the latter's is fetched.
-
-    Raises:
-        OSError: it cannot be read.
-        Exception: see `hub.fetched`.
-    """
+    """Returns the directory of config.json, fetched from the hub if needed. Raises what `hub.fetched` does."""
     folder = Path(resolve(model))
     if folder.is_dir():
         return folder
     return hub.fetched(model, "config.json").parent
 
 
-def stages_to_start(options: Options) -> list[PlannedStage]:
-    """The stages of `options.pipeline`, in its order.
-
-    Raises:
-        StartError: the file is at fault, or the options do not fit it.
-    """
+def stages_to_start(options: LaunchOptions) -> list[PlannedStage]:
+    """Lists the pipeline's stages. Raises LaunchError: its file is at fault, or the options do not fit it."""
     try:
         config = load_pipeline(options.pipeline)
     except YamlError as error:
-        raise StartError(f"--pipeline: {error}") from None
+        raise LaunchError(f"--pipeline: {error}") from None
     planned: dict[str, PlannedStage] = {}
     kinds = {stage.kind for stage in config.stages.values()}
     _check_options(options, kinds)
     for name, stage in config.stages.items():
         if name == GATEWAY or "/" in name:  # names are those of logs, too
-            raise StartError(f"--pipeline: {options.pipeline}: stages.{name}: no name for a process; use another")
+            raise LaunchError(f"--pipeline: {options.pipeline}: stages.{name}: no name for a process; use another")
         if stage.kind in planned:
-            raise StartError(
+            raise LaunchError(
                 f"--pipeline: {options.pipeline}: {planned[stage.kind].name} and {name} are both of kind {stage.kind}, "
                 "but `quartet up` has one checkpoint for each kind; start the stages yourself, by "
                 f"`python -m services.{stage.kind}`"
@@ -182,14 +163,14 @@ def stages_to_start(options: Options) -> list[PlannedStage]:
     return list(planned.values())
 
 
-def _check_options(options: Options, kinds: set[str]) -> None:
+def _check_options(options: LaunchOptions, kinds: set[str]) -> None:
     diffusion, file = kinds & DIFFUSION, options.pipeline
     if options.dit_model is None and diffusion and kinds - DIFFUSION:
-        raise StartError(f"--dit-model: missing; {file} has a dit beside the stages that --model is for")
+        raise LaunchError(f"--dit-model: missing; {file} has a dit beside the stages that --model is for")
     if options.dit_model is not None and not diffusion:
-        raise StartError(f"--dit-model: {file} has no stage of kind dit; leave it out")
+        raise LaunchError(f"--dit-model: {file} has no stage of kind dit; leave it out")
     if options.dit_model is not None and not kinds - DIFFUSION:
-        raise StartError(f"--dit-model: {file} has no stages but the dit's; name its checkpoint by --model")
+        raise LaunchError(f"--dit-model: {file} has no stages but the dit's; name its checkpoint by --model")
     for kind, arguments in options.stage_arguments.items():
         if arguments and kind not in kinds and kind != GATEWAY:
-            raise StartError(f"--{kind}-arg: {file} has no stage of kind {kind}; leave it out")
+            raise LaunchError(f"--{kind}-arg: {file} has no stage of kind {kind}; leave it out")

@@ -1,4 +1,4 @@
-"""Ports of this machine: which are free, and who has one."""
+"""Ports of this machine."""
 
 import contextlib
 import os
@@ -11,14 +11,13 @@ _LISTENING = "0A"  # of /proc/net/tcp
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now, from a random place on. They are below those that Linux gives to connections: a stage
-    binds its own seconds later, and again when it is restarted, and no connection has taken it by then."""
+    """Finds free ports below those of outgoing connections: a stage binds its port seconds later."""
     free = filter(_is_free, range(random.randrange(10_000, 29_000), 32_768))
     return [next(free) for _ in range(count)]
 
 
 def holder(port: int) -> str | None:
-    """The process that listens at `port`: "NAME (process PID)". None: it is another user's, or this is no Linux."""
+    """Returns "NAME (process PID)" of who listens at `port`, or None."""
     links = {f"socket:[{inode}]" for inode in _inodes(port)}
     for folder in Path("/proc").glob("[0-9]*/fd") if links else ():
         with contextlib.suppress(OSError):  # another user's, or gone

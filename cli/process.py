@@ -1,4 +1,4 @@
-"""One child process of `quartet up`, in a process group of its own, with a log file."""
+"""A child process of `quartet up`, with its own process group and log file."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ OUT_OF_MEMORY = "out of memory"
 
 
 class ChildProcess:
-    """A process that is started, watched and stopped. Its descendants are in its group and end with it."""
+    """A child process. Its descendants are in its group and end with it."""
 
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], log_file: Path, reaper: Reaper
@@ -33,16 +33,16 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, also the id of its process group. 0 before the first start."""
+        """Id of the process and its group; 0 before the first start."""
         return self._process.pid if self._process else 0
 
     @property
     def exit_status(self) -> int | None:
-        """Exit status once it has ended (negative: the signal), else None."""
+        """Exit status (negative: the signal), or None while it runs."""
         return self._process.returncode if self._process else None
 
     async def start(self) -> None:
-        """Starts it; its output is appended to the log file."""
+        """Starts the process, which appends its output to the log file."""
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -59,14 +59,14 @@ class ChildProcess:
         self._group_is_left = True
 
     async def wait(self) -> int:
-        """Waits for it to end, and ends what is left of its group."""
+        """Waits for its end, and ends the rest of its group."""
         assert self._process
         status = await self._process.wait()
         await self._end_group()
         return status
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, so that it drains; after `grace_s` seconds SIGKILL to its whole group."""
+        """Sends SIGTERM, and after `grace_s` seconds SIGKILL."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself
@@ -78,13 +78,12 @@ class ChildProcess:
         await self.wait()
 
     def log_tail(self) -> str:
-        """The end of the log, for a message about why it died."""
         with self.log_file.open("rb") as log:  # which may be as long as the system has run
             log.seek(-min(TAIL_BYTES, self.log_file.stat().st_size), os.SEEK_END)
             return log.read().decode(errors="replace")
 
     async def _end_group(self) -> None:
-        """Ends what is left of the group, once: later its id may be another's."""
+        """Ends the rest of the group, once: its id may be reused."""
         if self._group_is_left:
             self._group_is_left = False
             for pause_s in waits_for(self.pid):  # not in a thread: at the interpreter's exit none can be had
@@ -94,7 +93,7 @@ class ChildProcess:
 
 
 def oom_kills() -> int:
-    """How many processes this machine's kernel has killed for want of memory since it started; 0 where none counts."""
+    """Returns how many processes the kernel has killed for want of memory; 0 where none counts."""
     try:
         counters = dict(line.split() for line in VMSTAT.read_text().splitlines())
     except OSError:
@@ -103,12 +102,11 @@ def oom_kills() -> int:
 
 
 def ending(status: int, killed: int = 0) -> str:
-    """How a process has ended, in words.
+    """Describes how a process has ended.
 
     Args:
-        status: its exit status; negative: the signal that killed it.
-        killed: how many processes the kernel has killed meanwhile for want of memory. One of them may be a stage's own
-            child: the stage then ends with an error.
+        status: its exit status; negative: the signal.
+        killed: processes that the kernel killed meanwhile for want of memory, perhaps the stage's children.
     """
     said = f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"
     return f"{said}; {OUT_OF_MEMORY}: the kernel has killed {killed} meanwhile (dmesg)" if killed else said

@@ -1,4 +1,4 @@
-"""The commands that look into a running server: `quartet profile` and `quartet trace`."""
+"""`quartet profile` and `quartet trace`."""
 
 import tempfile
 import time
@@ -16,7 +16,7 @@ _TICK_S = 0.1
 
 
 def profile(
-    out: Annotated[Path, typer.Option(file_okay=False, help=f"directory for {TRACE}; made if needed")],
+    out: Annotated[Path, typer.Option(file_okay=False, help=f"directory for {TRACE}; created if needed")],
     seconds: Annotated[float, typer.Option(min=0.1, help="how long is recorded; ctrl-C ends it sooner")] = 5.0,
     stage: Annotated[
         list[str] | None, typer.Option(help="of these stages alone; may be repeated; default: all")
@@ -29,9 +29,9 @@ def profile(
     from cli.trace_file import merge
 
     out.mkdir(parents=True, exist_ok=True)
-    asked = {"seconds": seconds, **({"stages": stage} if stage else {})}
+    body = {"seconds": seconds, **({"stages": stage} if stage else {})}
     with tempfile.TemporaryDirectory() as directory, connect(url, api_key) as client, bar("starting") as report:
-        started = check(client.post("/start_profile", json=asked)).json()["stages"]
+        started = check(client.post("/start_profile", json=body)).json()["stages"]
         for name, replicas in started.items():
             for address, state in replicas.items():
                 if state != "recording":
@@ -43,12 +43,11 @@ def profile(
         merged = merge(archive, out / TRACE)
     for fault in merged.faults:
         typer.echo(f"missing: {fault}", err=True)
-    made = f"{len(merged.processes)} processes, {merged.operations} operations, {len(merged.requests)} requests"
-    typer.echo(f"wrote {out / TRACE}: {made}; open it in https://ui.perfetto.dev")
+    contents = f"{len(merged.processes)} processes, {merged.operations} operations, {len(merged.requests)} requests"
+    typer.echo(f"wrote {out / TRACE}: {contents}; open it in https://ui.perfetto.dev")
 
 
 def _wait(seconds: float, report: Report) -> None:
-    """Waits for them, or for ctrl-C."""
     begun_s = time.monotonic()
     try:
         while (gone_s := time.monotonic() - begun_s) < seconds:
@@ -79,11 +78,11 @@ def trace(
     from rich.console import Console
 
     from cli.http import check, connect
-    from cli.request_table import table
+    from cli.request_table import trace_table
 
     with connect(url, api_key) as client:
-        told = check(client.get(f"/v1/quartet/trace/{quote(request_id, safe='')}")).json()
+        answer = check(client.get(f"/v1/quartet/trace/{quote(request_id, safe='')}")).json()
     console = Console()
-    console.print(table(told, console.width))
-    for lost in told["unreachable"]:
+    console.print(trace_table(answer, console.width))
+    for lost in answer["unreachable"]:
         typer.echo(f"not reached: {lost['stage']} {lost['address']}: {lost['reason']}", err=True)

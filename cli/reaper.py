@@ -1,8 +1,7 @@
 """Ends what a killed `quartet up` leaves behind: `python -P -m cli.reaper [DIRECTORY]`, started by the supervisor.
 
-PR_SET_PDEATHSIG reaches the direct children only, and vLLM has children of its own. The reaper holds the reading end of
-a pipe on which the supervisor writes the id of each process group that it starts. The end of the file means that the
-supervisor is gone, however it went. The reaper then kills the groups and removes the temporary directory.
+PR_SET_PDEATHSIG reaches direct children only, and vLLM has children of its own. The supervisor writes the id of each
+process group to a pipe; when the pipe ends, the reaper kills the groups and removes the directory.
 """
 
 import contextlib
@@ -41,22 +40,22 @@ class Reaper:
         )
 
     def watch(self, group: int) -> None:
-        """Has the process group `group` killed when this process ends."""
+        """Has the process group killed when this process ends."""
         self._write(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """The group has been ended, so that its id may come to mean something else."""
+        """Stops watching a group that has ended: its id may be reused."""
         self._write(f"-{group}\n")
 
     def close(self) -> None:
-        """Has what is still watched killed, and waits until that is done and the directory is gone."""
+        """Has the watched groups killed and the directory removed, and waits for it."""
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
 
     def let_go(self, nothing: int) -> None:
-        """Has the pipe's descriptor stand for `nothing`, another one."""
+        """Replaces the pipe's descriptor by `nothing`."""
         with contextlib.suppress(AttributeError, ValueError):  # it has not been opened, or is closed
             assert self._process.stdin
             os.dup2(nothing, self._process.stdin.fileno(), inheritable=False)
@@ -72,7 +71,7 @@ _reapers: WeakSet[Reaper] = WeakSet()
 
 
 def _let_go() -> None:
-    """In a process forked from the supervisor's: a pipe that it held open too would not end with the supervisor."""
+    """Closes the pipe in a forked process: held open, it would outlive the supervisor."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for reaper in _reapers:
         reaper.let_go(nothing)
@@ -83,11 +82,10 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def waits_for(group: int) -> Iterator[float]:
-    """Seconds to sleep, again and again until no process of `group` is left. Its leader must have ended, or been told
-    to.
+    """Yields seconds to sleep until no process of `group` is left. Its leader must have ended or been signalled.
 
     vLLM's processes notice that their parent is gone, and Python's resource tracker then removes their shared memory;
-    killed at once it could not. What is left after `PATIENCE_S` is killed.
+    killed at once it could not. The rest is killed after `PATIENCE_S`.
     """
     end = time.monotonic() + PATIENCE_S
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -98,14 +96,13 @@ def waits_for(group: int) -> Iterator[float]:
 
 
 def end_group(group: int) -> None:
-    """Returns when no process of `group` is left; see `waits_for`."""
+    """Blocks until no process of `group` is left; see `waits_for`."""
     for pause_s in waits_for(group):
         time.sleep(pause_s)
 
 
 def sweep_shared_memory() -> None:
-    """Removes what killed processes of this user left in /dev/shm: files named after a process that is no more, and the
-    arenas of stages."""
+    """Removes what killed processes of this user left in /dev/shm."""
     sweep(SHARED_MEMORY)
     for file in SHARED_MEMORY.glob("__KMP_REGISTERED_LIB_*"):
         found = _OPENMP_FILE.fullmatch(file.name)
@@ -115,7 +112,6 @@ def sweep_shared_memory() -> None:
 
 
 def main() -> None:
-    """Reads group ids until the supervisor is gone, then kills the groups."""
     groups: set[int] = set()
     for line in sys.stdin:
         change = groups.add if line[0] == "+" else groups.discard

@@ -1,4 +1,4 @@
-"""Where a request's time went, as a table with bars."""
+"""A table of where a request's time went."""
 
 from typing import Any
 
@@ -11,39 +11,37 @@ _BESIDE = 60  # characters of a line that are no bar
 _DONE, _STILL, _MOMENT = "█", "░", "◆"
 
 
-def table(told: dict[str, Any], width: int) -> Table:
-    """The table of what the gateway's /v1/quartet/trace told: a row for each stage, and below it its phases. Times are
-    milliseconds, starts those since the request's own.
+def trace_table(trace: dict[str, Any], width: int) -> Table:
+    """Shows an answer of /v1/quartet/trace: a row for each stage, then its phases. Times are milliseconds.
 
     Args:
-        told: the answer.
         width: characters of a line.
     """
-    spans = told["spans"]
+    spans = trace["spans"]
     line = _Line(spans, max(_LEAST_WIDTH, width - _BESIDE))
-    made = Table(title=f"request {escape(told['request_id'])}", title_justify="left", box=box.SIMPLE_HEAD)
-    made.add_column("stage", no_wrap=True)
+    table = Table(title=f"request {escape(trace['request_id'])}", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("stage", no_wrap=True)
     for heading in ("start ms", "took ms"):
-        made.add_column(heading, justify="right", no_wrap=True)
-    made.add_column("ended", no_wrap=True)
-    made.add_column(f"0 to {_milliseconds(line.end_us - line.start_us)} ms", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("ended", no_wrap=True)
+    table.add_column(f"0 to {_milliseconds(line.end_us - line.start_us)} ms", no_wrap=True)
     for span in spans:
-        part = span["request_id"].removeprefix(told["request_id"])
+        part = span["request_id"].removeprefix(trace["request_id"])
         name, last_us = f"[bold]{escape(span['stage'] + part)}[/bold]", span["end_us"]
         bar = line.bar(span["start_us"], last_us or line.end_us, _DONE if last_us else _STILL)
-        made.add_row(name, *line.times(span["start_us"], last_us), span["outcome"] or "not yet", bar)
+        table.add_row(name, *line.times(span["start_us"], last_us), span["outcome"] or "not yet", bar)
         for phase in span["phases"]:
             times = phase["start_us"], phase["end_us"]
-            made.add_row(f"  {phase['name']}", *line.times(*times), "", f"[dim]{line.bar(*times, _DONE)}[/dim]")
+            table.add_row(f"  {phase['name']}", *line.times(*times), "", f"[dim]{line.bar(*times, _DONE)}[/dim]")
         if (first_us := span["first_output_us"]) is not None:
-            made.add_row("  first output", *line.times(first_us, None), "", line.bar(first_us, first_us, _MOMENT))
+            table.add_row("  first output", *line.times(first_us, None), "", line.bar(first_us, first_us, _MOMENT))
     replicas = dict.fromkeys(f"{span['stage']} {span['address']}" for span in spans if span["address"])
-    made.caption, made.caption_justify = ", ".join(replicas), "left"
-    return made
+    table.caption, table.caption_justify = ", ".join(replicas), "left"
+    return table
 
 
 class _Line:
-    """The time of all `spans` on a line of `width` characters. Its times are microseconds of Unix time."""
+    """Draws times of `spans`, in microseconds of Unix time, on a line of `width` characters."""
 
     def __init__(self, spans: list[dict[str, Any]], width: int) -> None:
         times = [span["end_us"] or span["start_us"] for span in spans]
@@ -53,11 +51,11 @@ class _Line:
         self._width = width
 
     def times(self, first_us: float, last_us: float | None) -> tuple[str, str]:
-        """(start since the line's, length) in milliseconds."""
+        """Returns (start since the line's, length) in milliseconds."""
         return _milliseconds(first_us - self.start_us), "" if last_us is None else _milliseconds(last_us - first_us)
 
     def bar(self, first_us: float, last_us: float, block: str) -> str:
-        """From one time to the other; never nothing."""
+        """Draws a bar of at least one character."""
         scale = self._width / (self.end_us - self.start_us)
         left = min(int((first_us - self.start_us) * scale), self._width - 1)
         right = max(left + 1, round((last_us - self.start_us) * scale))

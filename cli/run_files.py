@@ -1,4 +1,4 @@
-"""The run directory of a `quartet up`: one server at a time has it, and its logs stay when a start has failed."""
+"""Run directories of `quartet up`: one server at a time, and logs that survive a failed start."""
 
 import contextlib
 import fcntl
@@ -10,31 +10,27 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cli.plan import StartError
+from cli.plan import LaunchError
 
-LEAST_FREE_BYTES = 16 * 2**20  # for logs; a start that fails for want of room says so nowhere
+LEAST_FREE_BYTES = 16 * 2**20  # for logs, which say why a start failed
 FAILED_PREFIX = "quartet-failed-"
 KEPT_S = 24 * 3600.0
 
 
 def lock(directory: Path) -> int:
-    """Makes `directory` if needed, and has it locked until the descriptor that is returned is closed.
-
-    Raises:
-        StartError: it cannot be made or written, has no room, or another server has it.
-    """
+    """Makes `directory` and locks it until the returned descriptor is closed. Raises LaunchError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise StartError(f"--run-dir {directory}: {error.strerror}; name a folder that can be written") from None
+        raise LaunchError(f"--run-dir {directory}: {error.strerror}; name a folder that can be written") from None
     try:
         _check_room(directory)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise StartError(f"--run-dir {directory}: {_url_there(directory)} has it; name another folder") from None
-    except StartError:
+        raise LaunchError(f"--run-dir {directory}: {_url_there(directory)} has it; name another folder") from None
+    except LaunchError:
         os.close(descriptor)
         raise
     except OSError:  # a file system without locks
@@ -43,17 +39,17 @@ def lock(directory: Path) -> int:
 
 
 def temporary(prefix: str) -> Path:
-    """A new directory for temporary files. Raises StartError: none can be made."""
+    """Makes a temporary directory. Raises LaunchError."""
     try:
         return Path(tempfile.mkdtemp(prefix=prefix))
     except OSError as error:
         where = Path(error.filename).parent if error.filename else "TMPDIR"
-        raise StartError(f"{where}: {error.strerror}; name another folder for temporary files by TMPDIR") from None
+        raise LaunchError(f"{where}: {error.strerror}; name another folder for temporary files by TMPDIR") from None
 
 
 @contextlib.contextmanager
 def removed(directory: Path) -> Iterator[None]:
-    """`directory` goes when the block ends."""
+    """Removes `directory` when the block ends."""
     try:
         yield
     finally:
@@ -61,10 +57,7 @@ def removed(directory: Path) -> Iterator[None]:
 
 
 def keep_logs(run_directory: Path) -> Path:
-    """Copies the logs out of a temporary run directory. Returns where to. Those that were kept long ago go.
-
-    Where there is no room for them it is the run directory itself.
-    """
+    """Copies the logs of a temporary run directory and removes old copies. Returns where they are."""
     parent = Path(tempfile.gettempdir())
     for old in parent.glob(f"{FAILED_PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -81,10 +74,10 @@ def keep_logs(run_directory: Path) -> Path:
 
 def _check_room(directory: Path) -> None:
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise StartError(f"--run-dir {directory}: Permission denied; name a folder that can be written")
+        raise LaunchError(f"--run-dir {directory}: Permission denied; name a folder that can be written")
     stat = os.statvfs(directory)
     if (free := stat.f_bavail * stat.f_frsize) < LEAST_FREE_BYTES:
-        raise StartError(
+        raise LaunchError(
             f"{directory}: the disk is full, {free / 2**20:.0f} MiB are free and logs need "
             f"{LEAST_FREE_BYTES / 2**20:.0f}: make room there, or name another folder by --run-dir"
         )

@@ -1,4 +1,4 @@
-"""`quartet say`: has a running server speak a text, the whole of it or as it is typed."""
+"""`quartet say`: has a running server speak a text, whole or as it is typed."""
 
 import codecs
 import contextlib
@@ -13,7 +13,7 @@ import httpx
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from cli.http import ApiError, address, check, message, socket_of, written
+from cli.http import ServerError, address, check, download, message, socket_of, written
 from cli.terminal import Report
 
 _BLOCK_BYTES = 64 * 1024
@@ -21,40 +21,28 @@ _OPEN_TIMEOUT_S = 10.0
 
 
 def model_that(client: httpx.Client, does: str, fits: Callable[[dict[str, Any]], object]) -> str:
-    """Name of the server's first model whose facts fit. Raises ApiError: none `does` it."""
+    """Returns the server's first model whose facts fit. Raises ServerError: none `does` it."""
     for model in check(client.get("/v1/models")).json()["data"]:
         if fits(model["quartet"]):
             return model["id"]
-    raise ApiError(f"{address(client)} has no model that {does}")
+    raise ServerError(f"{address(client)} has no model that {does}")
 
 
 def model_that_speaks(client: httpx.Client) -> str:
-    """Name of the server's model that speaks a text. Raises ApiError: it has none."""
     return model_that(client, "speaks a text", lambda facts: facts.get("max_speech_characters"))
 
 
 def say(client: httpx.Client, body: dict[str, Any], report: Report, out: Path | None) -> None:
-    """Has the server of `client` speak a text, and writes the speech as it comes.
-
-    Args:
-        client: of the server.
-        body: members of the request, as of POST /v1/audio/speech, less the model.
-        report: is told what is being done.
-        out: the file; None: stdout.
-
-    Raises:
-        ApiError: the server refused, broke off, or has no model that speaks a text.
+    """Has a text spoken and writes the speech as it comes; `body` as of POST /v1/audio/speech, less the model. Raises
+    ServerError.
     """
     body = {"model": model_that_speaks(client), **body}
     report("speaking", None)
-    with client.stream("POST", "/v1/audio/speech", json=body) as response, written(out) as file:
-        for block in check(response).iter_bytes(_BLOCK_BYTES):
-            file.write(block)
-            file.flush()
+    download(client, "POST", "/v1/audio/speech", out, json=body)
 
 
 def typed(descriptor: int) -> Iterator[str]:
-    """The UTF-8 text that an open file has, as it comes: no line has to be complete."""
+    """Decodes UTF-8 text of an open file as it comes, in no whole lines."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     while block := os.read(descriptor, _BLOCK_BYTES):
         if text := decoder.decode(block):
@@ -62,16 +50,15 @@ def typed(descriptor: int) -> Iterator[str]:
 
 
 def say_typed(client: httpx.Client, settings: dict[str, Any], texts: Iterable[str], out: Path | None) -> None:
-    """Has the server of `client` speak `texts` while they come, as one utterance, and writes the speech as it comes.
+    """Has `texts` spoken while they come, as one utterance.
 
     Args:
-        client: of the server.
         settings: as of the message session.config, less the model.
         texts: read in a thread of its own.
         out: the file; None: stdout.
 
     Raises:
-        ApiError: the server refused, broke off, or has no model that speaks a text.
+        ServerError
     """
     config = {"type": "session.config", "model": model_that_speaks(client), **settings}
     url, headers = socket_of(client, "/v1/audio/speech/stream")
@@ -86,7 +73,7 @@ def say_typed(client: httpx.Client, settings: dict[str, Any], texts: Iterable[st
                 file.write(block)
                 file.flush()
     except (OSError, WebSocketException) as error:
-        raise ApiError(f"{address(client)}: {error or type(error).__name__}") from None
+        raise ServerError(f"{address(client)}: {error or type(error).__name__}") from None
 
 
 def _type(socket: ClientConnection, texts: Iterable[str]) -> None:
@@ -97,14 +84,14 @@ def _type(socket: ClientConnection, texts: Iterable[str]) -> None:
 
 
 def _audio(socket: ClientConnection) -> Iterator[bytes]:
-    """The binary messages, until all is spoken. Raises ApiError: the server refused, or broke off."""
+    """Yields the binary messages until the session is done. Raises ServerError."""
     for received in socket:
         if isinstance(received, bytes):
             yield received
             continue
         event = json.loads(received)
         if event["type"] == "error":
-            raise ApiError(message(event))
+            raise ServerError(message(event))
         if event["type"] == "session.done":
             return
-    raise ApiError("the server broke off")
+    raise ServerError("the server broke off")

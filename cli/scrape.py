@@ -1,4 +1,4 @@
-"""One process's Prometheus metrics at one moment, and what two moments say."""
+"""Prometheus metrics of a process: one moment, and the difference of two."""
 
 import time
 from collections.abc import Mapping
@@ -11,19 +11,14 @@ Labels = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Scrape:
-    """What a metrics page had.
-
-    Attributes:
-        at: time.monotonic() seconds.
-        samples: value by name and labels.
-    """
+    """Samples of a metrics page; `at` is time.monotonic() seconds."""
 
     at: float = field(default_factory=time.monotonic)
     samples: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, page: str) -> "Scrape":
-        """The samples of `page` whose name begins with quartet_. Raises ValueError: it is no metrics page."""
+        """Reads the samples whose name begins with quartet_. Raises ValueError."""
         samples: dict[str, dict[Labels, float]] = {}
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
@@ -32,26 +27,24 @@ class Scrape:
         return cls(samples=samples)
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Sum of the series that have `labels`; None if there is none."""
+        """Sums the series that have `labels`; None if there is none."""
         wanted = labels.items()
         values = [value for has, value in self.samples.get(name, {}).items() if wanted <= has]
         return sum(values) if values else None
 
     def values_of(self, name: str, label: str) -> set[str]:
-        """Values that `label` has in the series of `name`."""
         return {value for has in self.samples.get(name, {}) for key, value in has if key == label}
 
 
 @dataclass(frozen=True)
-class Window:
-    """What happened from one scrape to a later one of the same process. One that was started anew in between, or had
-    nothing in between, is looked at since its start."""
+class MetricsDelta:
+    """What happened between two scrapes of a process; since its start if it was restarted or idle."""
 
     first: Scrape
     last: Scrape
 
     def rate(self, name: str, **labels: str) -> float | None:
-        """Increase of a counter a second; None if there is no such counter, or no time between."""
+        """Increase of a counter a second; None if unknown."""
         now, before = self.last.total(name, **labels), self.first.total(name, **labels) or 0.0
         seconds = self.last.at - self.first.at
         if now is None or seconds <= 0:
@@ -65,7 +58,7 @@ class Window:
         return self._since(first, f"{name}_sum", **labels) / count if count else None
 
     def quantile(self, q: float, name: str, **labels: str) -> float | None:
-        """Quantile `q` (0 to 1) of a histogram's observations, interpolated in its bucket; None if it has none."""
+        """Quantile `q` (0 to 1) of a histogram, interpolated in its bucket; None if it has none."""
         first, bucket = self._base(name, **labels), f"{name}_bucket"
         bounds = sorted(self.last.values_of(bucket, "le"), key=float)
         counts = [(float(le), self._since(first, bucket, le=le, **labels)) for le in bounds]
@@ -79,7 +72,7 @@ class Window:
         return low
 
     def busiest(self, name: str, label: str) -> str | None:
-        """Of a histogram's series that differ in `label` the value with most observations."""
+        """Value of `label` whose series has most observations."""
         values = sorted(self.last.values_of(f"{name}_count", label))
         return max(values, key=lambda value: self.last.total(f"{name}_count", **{label: value}) or 0.0, default=None)
 

@@ -1,4 +1,4 @@
-"""Reads what the stages of a checkpoint need of a GPU, from its config and the headers of its weights."""
+"""Reads a checkpoint's memory needs from its config and the headers of its weights."""
 
 import json
 import struct
@@ -15,16 +15,11 @@ _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class BudgetError(CommandError):
-    """The model's sizes cannot be read, or asked for what cannot be; the message says what to change."""
+    """The model's sizes cannot be read, or a request is impossible."""
 
 
 class TooLittleMemory(BudgetError):
-    """The model does not fit.
-
-    Attributes:
-        lack: what is too little, and for what.
-        short_bytes: how much.
-    """
+    """The model does not fit: `lack` names what is short, `short_bytes` how much."""
 
     def __init__(self, lack: str, remedy: str, short_bytes: int) -> None:
         super().__init__(f"{lack}; {remedy}")
@@ -32,16 +27,12 @@ class TooLittleMemory(BudgetError):
 
 
 def published_sizes() -> Sizes:
-    """Those of the published model of the first family that has a budget."""
+    """Sizes of the first family's published model."""
     return next(family.part("budget").PUBLISHED for family in families() if family.has("budget"))
 
 
 def read_sizes(model: str) -> Sizes:
-    """Sizes of the checkpoint directory or hub id `model`; of one on the hub, only headers are fetched.
-
-    Raises:
-        BudgetError: no such checkpoint, or its family has no budget.
-    """
+    """Sizes of a checkpoint directory or hub id. Raises BudgetError."""
     folder = Path(resolve(model))
     try:
         config, tensors = (read_config(folder), tensor_bytes(folder)) if folder.is_dir() else _hub(model)
@@ -62,11 +53,7 @@ def read_sizes(model: str) -> Sizes:
 
 
 def tensor_bytes(folder: Path) -> Iterator[tuple[str, int]]:
-    """(name, bytes) of every tensor of the safetensors files in `folder`.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Yields (name, bytes) of every safetensors tensor in `folder`. Raises ValueError: there is none."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError("there are no safetensors files in it")
@@ -77,7 +64,7 @@ def tensor_bytes(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def stored_dtype(folder: Path) -> str:
-    """The dtype that weights in `folder` are stored in, e.g. "bfloat16"; "float32" where there are none."""
+    """Dtype of the first weight in `folder`, e.g. "bfloat16"; "float32" where there is none."""
     for path in sorted(folder.glob("*.safetensors")):
         for entry in _header(path).values():
             stored: str = entry["dtype"]
@@ -86,7 +73,7 @@ def stored_dtype(folder: Path) -> str:
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """What a safetensors file says of its tensors, by name."""
+    """Reads a safetensors header: entries by tensor name."""
     with path.open("rb") as file:
         try:
             (length,) = struct.unpack("<Q", file.read(8))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cli import run_files
 from cli.check import check, has_gpu
-from cli.plan import GATEWAY, Options, PlannedStage, StartError, stages_to_start
+from cli.plan import GATEWAY, LaunchError, LaunchOptions, PlannedStage, stages_to_start
 from cli.ports import HOST, free_ports
 from cli.process import OUT_OF_MEMORY, ChildProcess, ending, oom_kills
 from cli.reaper import Reaper
@@ -38,14 +38,10 @@ class Supervisor:
     "address", "metrics_address"}}}, rewritten when a stage is restarted. "url" is null without a gateway.
     """
 
-    def __init__(self, options: Options, progress: Progress) -> None:
-        """Looks at all that the options name. Starts nothing yet.
-
-        Raises:
-            StartError: the options do not fit the pipeline file, or name what cannot be used.
-        """
+    def __init__(self, options: LaunchOptions, progress: Progress) -> None:
+        """Checks the options. Starts nothing yet. Raises LaunchError."""
         self.url = f"http://{options.host}:{options.port}"
-        self._told = {"url": self.url if options.has_gateway else None, "pipeline": str(options.pipeline.absolute())}
+        self._state = {"url": self.url if options.has_gateway else None, "pipeline": str(options.pipeline.absolute())}
         self._progress = progress
         self._places: dict[str, dict[str, str]] = {}
         self._children: dict[str, ChildProcess] = {}
@@ -60,7 +56,7 @@ class Supervisor:
         self._temporary = options.temporary or (None if options.run_directory else self.run_directory)
         try:
             self._lock = run_files.lock(self.run_directory)
-        except StartError:
+        except LaunchError:
             if self._temporary:
                 shutil.rmtree(self._temporary, ignore_errors=True)
             raise
@@ -82,7 +78,7 @@ class Supervisor:
 
     @property
     def names(self) -> list[str]:
-        """The processes: the stages in the pipeline's order, then the gateway, if it is one of them."""
+        """Names of the processes: the stages in the pipeline's order, then the gateway."""
         return list(self._children)
 
     @property
@@ -99,18 +95,14 @@ class Supervisor:
         self._children[name] = ChildProcess(name, command, environment, log_file, self._reaper)
 
     async def start(self) -> None:
-        """Starts everything and returns when all is ready. From then on a process that dies is restarted.
-
-        Raises:
-            StartError: a process ended before all were ready. The logs are kept.
-        """
+        """Starts everything and returns when all is ready. Then restarts processes that die. Raises LaunchError."""
         starting = [asyncio.create_task(self._until_ready(child)) for child in self._children.values()]
         starting.append(asyncio.create_task(self._start_processes()))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await asyncio.gather(*starting)
         except TimeoutError:
-            raise StartError(f"not ready within {START_TIMEOUT_S:g} s; the logs are in {self._kept_logs}") from None
+            raise LaunchError(f"not ready within {START_TIMEOUT_S:g} s; the logs are in {self._kept_logs}") from None
         finally:
             for task in starting:
                 task.cancel()
@@ -120,24 +112,24 @@ class Supervisor:
         self._watchers = [asyncio.create_task(self._keep_running(child)) for child in self._children.values()]
 
     async def _start_processes(self) -> None:
-        """The thinker first, which takes longest. The others at once too where there is a core for each; else one when
-        the one before has imported its libraries: each would only wait for the others' cores, and the thinker with
-        them."""
+        """Starts the thinker first, which takes longest.
+
+        With fewer cores than processes each other process waits for the imports of the one before.
+        """
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         thinkers = [name for name, stage in self._stages.items() if stage.kind == "thinker"]
         for name in sorted(self._children, key=lambda name: name not in thinkers):  # else in their order
             child = self._children[name]
             await child.start()
             self._write_state()
-            host, _, port = self._places[name]["address"].rpartition(":")
-            while cores < len(self._children) and name not in thinkers and child.exit_status is None:
-                if probe.listens(host, int(port), PROBE_S):
+            waits = cores < len(self._children) and name not in thinkers
+            while waits and child.exit_status is None:
+                if self._listens(name):
                     break
                 await asyncio.sleep(PAUSE_S)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stops the gateway first, so that it finishes its requests while the stages are there; then the stages. What
-        has not ended after `grace_s` seconds is killed."""
+        """Stops the gateway first, so that it finishes its requests. Kills the rest after `grace_s` seconds."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -155,8 +147,8 @@ class Supervisor:
             await asyncio.sleep(PAUSE_S)
         self._progress(child.name, "ready")
 
-    def _failed(self, child: ChildProcess, status: int) -> StartError:
-        """What the end of a process that was to start says, in one sentence; the whole is in a file."""
+    def _failed(self, child: ChildProcess, status: int) -> LaunchError:
+        """Describes in one sentence why a process ended before it was ready."""
         log, ended = child.log_tail(), self._ending(status)
         if OUT_OF_MEMORY in ended:
             sentence = f"{child.name} {ended}: {MORE_MEMORY}"
@@ -165,18 +157,21 @@ class Supervisor:
         else:
             last = failures.last_error(log)
             sentence = f"{child.name} {ended}{f': {last}' if last else ''}"
-        error = StartError(f"{sentence} (log: {self._kept_logs / child.log_file.name})")
+        error = LaunchError(f"{sentence} (log: {self._kept_logs / child.log_file.name})")
         error.details = log if self._verbose else ""
         return error
 
     @cached_property
     def _kept_logs(self) -> Path:
-        """Where the logs are when all has been stopped."""
+        """Where the logs are after the stop."""
         return run_files.keep_logs(self.run_directory) if self._temporary else self.run_directory
 
-    def _is_ready(self, name: str) -> bool:
+    def _listens(self, name: str) -> bool:
         host, _, port = self._places[name]["address"].rpartition(":")
-        if not probe.listens(host, int(port), PROBE_S):
+        return probe.listens(host, int(port), PROBE_S)
+
+    def _is_ready(self, name: str) -> bool:
+        if not self._listens(name):
             return False
         if name == GATEWAY:
             return probe.http_state(f"{self.url}/ready", PROBE_S) == "SERVING"
@@ -204,12 +199,12 @@ class Supervisor:
         }
         state = self.run_directory / "state.json"
         scratch = state.with_suffix(".new")
-        scratch.write_text(json.dumps({**self._told, "processes": processes}, indent=1))
+        scratch.write_text(json.dumps({**self._state, "processes": processes}, indent=1))
         scratch.replace(state)
 
 
 def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
-    """What a process needs in its environment before it starts; `stage` is None for the gateway."""
+    """Environment variables of a process; `stage` is None for the gateway."""
     # Their own processes, too, take no module from the user's directory (the flag -P is for one process alone).
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", failures.TRACEBACKS: "1"}  # for the log
     if stage is None or has_gpu():

@@ -1,4 +1,4 @@
-"""What commands say on stderr: how far they are, and that they failed."""
+"""Messages of commands on stderr: progress and errors."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-Report = Callable[[str, float | None], None]  # (what is being done, share of all that is done: 0 to 1, None: not known)
+Report = Callable[[str, float | None], None]  # (label, share of the work done: 0 to 1, None: unknown)
 console = Console(stderr=True)
 
 
 class CommandError(Exception):
-    """A command cannot do what it is asked to; the message says why."""
+    """A command cannot do its work; the message says why."""
 
     exit_status = 1
     details = ""
@@ -21,10 +21,9 @@ class CommandError(Exception):
 
 
 class Commands(TyperGroup):
-    """The commands, whose errors are printed in one place."""
+    """Prints errors of all commands in one place."""
 
     def invoke(self, ctx: typer.Context) -> Any:
-        """Runs the command; one that raises CommandError ends with that error's status."""
         try:
             return super().invoke(ctx)
         except CommandError as error:
@@ -37,11 +36,7 @@ class Commands(TyperGroup):
 
 @contextlib.contextmanager
 def bar(what: str) -> Iterator[Report]:
-    """A bar with the time gone by, on stderr and on a terminal only, that goes when the block ends.
-
-    Args:
-        what: is being done at first; how much of it is done, nobody knows until the first report.
-    """
+    """Shows a progress bar on stderr, on a terminal only; `what` is its first label."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()

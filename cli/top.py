@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from cli.scrape import Scrape, Window
+from cli.scrape import MetricsDelta, Scrape
 from cli.terminal import CommandError
 
 GATEWAY = "gateway"
@@ -24,19 +24,19 @@ _OWN_PATHS = {"/metrics", "/ready", "/health"}  # requests that are not a client
 
 
 class TopError(CommandError):
-    """There is nothing to watch; the message says why."""
+    """There is nothing to watch."""
 
 
 @dataclass(frozen=True)
 class System:
-    """Where a system's numbers are: the gateway's address, and of processes the URL of their metrics, by name."""
+    """Addresses of a system: the gateway, and each process's metrics page by name."""
 
     url: str
     metrics: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_run(cls, run_directory: Path) -> "System":
-        """The one that `quartet up` runs with its files in `run_directory`. Raises TopError: there is none."""
+        """Reads state.json of a `quartet up`. Raises TopError."""
         file = run_directory / "state.json"
         try:
             state = json.loads(file.read_text())
@@ -53,7 +53,7 @@ class System:
 
     @classmethod
     def at(cls, url: str, metrics: Sequence[str]) -> "System":
-        """The gateway at `url` and what `metrics` name, each NAME=URL or NAME=HOST:PORT. Raises TopError."""
+        """Takes the gateway's URL and metrics pages as NAME=URL or NAME=HOST:PORT. Raises TopError."""
         url = url.rstrip("/")
         pages = {GATEWAY: f"{url}/metrics"}
         for given in metrics:
@@ -65,17 +65,13 @@ class System:
 
 
 def _page(address: str) -> str:
-    """URL of a metrics page: `address` as it is if it has a path, else /metrics on it."""
+    """Appends /metrics to an address that has no path."""
     url = address if "://" in address else f"http://{address}"
     return url if url.partition("://")[2].strip("/").count("/") else f"{url.rstrip('/')}/metrics"
 
 
-class Watch:
-    """Looks at a system again and again.
-
-    Attributes:
-        reached: whether the gateway answered the last time.
-    """
+class Monitor:
+    """Samples a system again and again; `reached`: whether the gateway answered last."""
 
     def __init__(self, system: System) -> None:
         self.reached = False
@@ -84,7 +80,7 @@ class Watch:
         self._scrapes: dict[str, deque[Scrape]] = {name: deque() for name in system.metrics}
 
     async def look(self) -> None:
-        """Asks the gateway and every metrics page, at once."""
+        """Queries the gateway and every metrics page at once."""
         async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
             pages = [self._scrape(client, name, url) for name, url in self._system.metrics.items()]
             await asyncio.gather(self._ask(client), *pages)
@@ -107,7 +103,6 @@ class Watch:
             scrapes.popleft()
 
     def table(self) -> Table:
-        """What is known now."""
         table = Table(title=f"{self._system.url}: {self._ready.get('status', '')}", title_justify="left")
         for heading in ("stage", "state"):
             table.add_column(heading, no_wrap=heading == "stage")
@@ -121,15 +116,15 @@ class Watch:
         table.caption, table.caption_justify = "\n".join(filter(None, [self._first_outputs(), *self._edges()])), "left"
         return table
 
-    def _window(self, name: str) -> Window | None:
+    def _window(self, name: str) -> MetricsDelta | None:
         scrapes = self._scrapes.get(name)
-        return Window(scrapes[0], scrapes[-1]) if scrapes else None
+        return MetricsDelta(scrapes[0], scrapes[-1]) if scrapes else None
 
     def _numbers(self, name: str) -> list[str]:
-        """The cells of a process after its state."""
+        """Cells of a process after its state."""
         window = self._window(name)
         if window is None:
-            return [*self._told_load(name), *["-"] * 5]
+            return [*self._gateway_load(name), *["-"] * 5]
         call = window.busiest("quartet_step_seconds", "call")
         only = {} if call is None else {"call": call}
         kv = window.last.total("quartet_kv_cache_used_ratio")
@@ -144,8 +139,8 @@ class Watch:
             _milliseconds(window.quantile(0.5, first)),
         ]
 
-    def _told_load(self, name: str) -> list[str]:
-        """Running and queued of a stage's replicas, as they told the gateway."""
+    def _gateway_load(self, name: str) -> list[str]:
+        """Running and queued requests of a stage's replicas, as the gateway knows them."""
         replicas = self._ready.get("replicas", {}).get(name)
         if not replicas:
             return ["-", "-"]
@@ -160,7 +155,7 @@ class Watch:
         return f"TTFT p50 {ttft} ms, TTFA p50 {ttfa} ms; the last {WINDOW_S:g} s, or since the start if idle"
 
     def _edges(self) -> list[str]:
-        """What each stage sends to which other one, and by which transport."""
+        """Lines of traffic between stages, by transport."""
         lines = []
         for name in self._system.metrics:
             window, sent = self._window(name), "quartet_stream_bytes_total"
@@ -176,7 +171,7 @@ class Watch:
         return lines
 
 
-def _requests_a_second(window: Window, name: str) -> float | None:
+def _requests_a_second(window: MetricsDelta, name: str) -> float | None:
     if name != GATEWAY:
         return window.rate("quartet_requests_total")
     paths = window.last.values_of("quartet_gateway_requests_total", "path") - _OWN_PATHS
@@ -197,22 +192,18 @@ def _coloured(state: str) -> str:
 
 
 async def top(system: System, interval_s: float, once: bool) -> None:
-    """Shows `system`: one table, or one that is renewed every `interval_s` until the task is cancelled.
-
-    Raises:
-        TopError: with `once`, the gateway does not answer.
-    """
-    watch, console = Watch(system), Console()
-    await watch.look()
+    """Prints one table, or renews it every `interval_s`. Raises TopError: `once`, and the gateway does not answer."""
+    monitor, console = Monitor(system), Console()
+    await monitor.look()
     if once:
         await asyncio.sleep(ONCE_S)
-        await watch.look()
-        console.print(watch.table())
-        if not watch.reached:
+        await monitor.look()
+        console.print(monitor.table())
+        if not monitor.reached:
             raise TopError(f"{system.url} does not answer")
         return
-    with Live(watch.table(), console=console, auto_refresh=False) as live:
+    with Live(monitor.table(), console=console, auto_refresh=False) as live:
         while True:
             await asyncio.sleep(interval_s)
-            await watch.look()
-            live.update(watch.table(), refresh=True)
+            await monitor.look()
+            live.update(monitor.table(), refresh=True)

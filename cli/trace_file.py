@@ -1,4 +1,4 @@
-"""One trace of all processes from what the gateway sends of a profile: Chrome's JSON trace format, for Perfetto."""
+"""Merges a profile of all processes into one Chrome JSON trace, for Perfetto."""
 
 import gzip
 import itertools
@@ -17,20 +17,13 @@ MANIFEST = "profile.json"
 _COMPRESSION = 3
 _BATCH = 1000  # events written at a time
 _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d+)')
-_OF_PROCESSES = {"process_name", "process_labels", "process_sort_index"}  # written anew: process ids are
+_PROCESS_EVENTS = {"process_name", "process_labels", "process_sort_index"}  # written anew: process ids are
 _FLOW_IDS = 10**12  # more than a file has
 
 
 @dataclass
-class Merged:
-    """What is in a trace.
-
-    Attributes:
-        processes: names of those in it.
-        operations: number of the engines' events.
-        requests: ids of those that have a span in it.
-        faults: what is missing, and why, for people.
-    """
+class TraceSummary:
+    """Contents of a trace; `operations` counts the engines' events, `faults` names what is missing."""
 
     processes: list[str] = field(default_factory=list)
     operations: int = 0
@@ -38,22 +31,19 @@ class Merged:
     faults: list[str] = field(default_factory=list)
 
 
-def merge(archive: Path, out: Path) -> Merged:
+def merge(archive: Path, out: Path) -> TraceSummary:
     """Writes the trace of `archive`, a tar from the gateway's /stop_profile, to `out`, compressed by gzip.
 
-    Its times are microseconds since the first thing in it, on the gateway's clock. The text of one file of the
-    archive is in memory at a time.
-
-    Raises:
-        CommandError: the archive is cut short, or a file in it is none.
+    Times are microseconds on the gateway's clock since the first event. One file's text is in memory at a time. Raises
+    CommandError: the archive is damaged.
     """
-    merged = Merged()
+    merged = TraceSummary()
     try:
         with tarfile.open(archive) as files, gzip.open(out, "wt", compresslevel=_COMPRESSION, encoding="utf-8") as file:
-            told = json.loads(_member(files, MANIFEST))
+            manifest = json.loads(_member(files, MANIFEST))
             file.write('{"traceEvents": [\n')
-            file.writelines(_lines(_Writer(told, merged).events(files)))
-            head = {"displayTimeUnit": "ms", "otherData": _other_data(told, merged)}
+            file.writelines(_lines(_Writer(manifest, merged).events(files)))
+            head = {"displayTimeUnit": "ms", "otherData": _other_data(manifest, merged)}
             file.write(f"\n], {json.dumps(head)[1:]}")
     except (tarfile.TarError, EOFError, OSError, ValueError, KeyError) as error:
         out.unlink(missing_ok=True)
@@ -75,7 +65,7 @@ def _lines(events: Iterator[Event]) -> Iterator[str]:
 
 
 def _events(text: str) -> Iterator[Event]:
-    """Those of a trace, one at a time: all of them as objects take ten times the memory of the text."""
+    """Yields one event at a time: all as objects take ten times the text's memory."""
     decode, gap = json.JSONDecoder().raw_decode, re.compile(r"[\s,]*")
     opening = re.search(r'"traceEvents"\s*:\s*\[', text)
     if opening is None:
@@ -88,26 +78,26 @@ def _events(text: str) -> Iterator[Event]:
 
 
 def _base_unix_ns(text: str) -> int:
-    """The Unix time in nanoseconds that the times of a trace are since."""
+    """Unix time in nanoseconds that a trace's times start from."""
     found = _BASE.search(text)
     if found is None:
         raise ValueError("a file has no baseTimeNanoseconds")
     return int(found[1])
 
 
-def _origin_us(told: dict[str, Any]) -> float:
-    """The first moment in it: Unix time in microseconds."""
-    spans = [span["start_us"] for process in told["processes"] for span in process["spans"]]
-    return min([*spans, *(process["start_us"] for process in told["processes"] if "start_us" in process)])
+def _origin_us(manifest: dict[str, Any]) -> float:
+    """Unix time in microseconds of the first event."""
+    spans = [span["start_us"] for process in manifest["processes"] for span in process["spans"]]
+    return min([*spans, *(process["start_us"] for process in manifest["processes"] if "start_us" in process)])
 
 
-def _other_data(told: dict[str, Any], merged: Merged) -> dict[str, Any]:
-    """What a reader of the file may want to know beside: the clocks, and what is missing."""
+def _other_data(manifest: dict[str, Any], merged: TraceSummary) -> dict[str, Any]:
+    """Clocks and faults, for the file's reader."""
     return {
-        "origin_unix_us": _origin_us(told),
+        "origin_unix_us": _origin_us(manifest),
         "clocks": {
             f"{process['stage']} {process['address']}": process["clock"]
-            for process in told["processes"]
+            for process in manifest["processes"]
             if "clock" in process
         },
         "missing": merged.faults,
@@ -115,17 +105,16 @@ def _other_data(told: dict[str, Any], merged: Merged) -> dict[str, Any]:
 
 
 class _Writer:
-    """The events of a profile that the gateway `told` of; what they are is counted in `merged`."""
+    """Yields the events of a profile and counts them in `merged`."""
 
-    def __init__(self, told: dict[str, Any], merged: Merged) -> None:
-        self._told, self._merged = told, merged
-        self._origin_us = _origin_us(told)
-        self._end_us = max(process.get("end_us", self._origin_us) for process in told["processes"])
+    def __init__(self, manifest: dict[str, Any], merged: TraceSummary) -> None:
+        self._manifest, self._merged = manifest, merged
+        self._origin_us = _origin_us(manifest)
+        self._end_us = max(process.get("end_us", self._origin_us) for process in manifest["processes"])
         self._pids, self._ids = itertools.count(1), itertools.count(1)
 
     def events(self, files: tarfile.TarFile) -> Iterator[Event]:
-        """All of them."""
-        for process in self._told["processes"]:
+        for process in self._manifest["processes"]:
             name = f"{process['stage']} {process['address']}".rstrip()
             pid = next(self._pids)
             yield from self._named(pid, name)
@@ -135,49 +124,47 @@ class _Writer:
                 text = gzip.decompress(_member(files, file["path"])).decode()
                 yield from self._operations(text, process, f"{name} {file['process']}".rstrip(), pid)
             self._note_faults(name, process)
-        for lost in self._told["lost"]:
+        for lost in self._manifest["lost"]:
             self._merged.faults.append(f"{lost['stage']} {lost['address']}: {lost['reason']}")
 
     def _named(self, pid: int, name: str) -> Iterator[Event]:
-        """What says that a process has this name."""
+        """Events that name a process."""
         self._merged.processes.append(name)
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
 
     def _span(self, span: dict[str, Any], pid: int, end_us: float) -> Iterator[Event]:
-        """A request: an asynchronous slice, as requests overlap, with its phases in it."""
+        """Writes a request as an asynchronous slice, as requests overlap, with its phases in it."""
         self._merged.requests.add(span["request_id"])
         common = {"cat": "request", "id": f"{next(self._ids):#x}", "pid": pid, "tid": pid}
         args = {name: span[name] for name in ("request_id", "outcome")}
-        slices = [(f"{span['stage']} {span['request_id']}", span["start_us"], span["end_us"] or end_us, args)]
-        slices += [(phase["name"], phase["start_us"], phase["end_us"], args) for phase in span["phases"]]
-        (name, start_us, last_us, _), *phases = slices
-        yield {"ph": "b", "name": name, "ts": self._since(start_us), "args": args, **common}
-        for name_of_phase, phase_us, phase_end_us, _ in phases:
-            yield {"ph": "b", "name": name_of_phase, "ts": self._since(phase_us), "args": args, **common}
-            yield {"ph": "e", "name": name_of_phase, "ts": self._since(phase_end_us), **common}
+        name = f"{span['stage']} {span['request_id']}"
+        yield {"ph": "b", "name": name, "ts": self._since(span["start_us"]), "args": args, **common}
+        for phase in span["phases"]:
+            yield {"ph": "b", "name": phase["name"], "ts": self._since(phase["start_us"]), "args": args, **common}
+            yield {"ph": "e", "name": phase["name"], "ts": self._since(phase["end_us"]), **common}
         if (first_us := span["first_output_us"]) is not None:
             yield {"ph": "n", "name": "first output", "ts": self._since(first_us), "args": args, **common}
-        yield {"ph": "e", "name": name, "ts": self._since(last_us), **common}
+        yield {"ph": "e", "name": name, "ts": self._since(span["end_us"] or end_us), **common}
 
     def _since(self, unix_us: float) -> float:
         return round(unix_us - self._origin_us, 3)
 
     def _operations(self, text: str, process: dict[str, Any], name: str, own_pid: int) -> Iterator[Event]:
-        """The events of a file of torch's profiler, with this trace's process ids and time."""
+        """Yields torch's events with this trace's process ids and time."""
         base_us = _base_unix_ns(text) / 1000 - self._origin_us - process["clock"]["offset_us"]
         pids, labels = dict[int, int](), dict[int, str]()
         flows = next(self._ids) * _FLOW_IDS
         for event in _events(text):
-            theirs = event.get("pid")
-            if not isinstance(theirs, int):  # "Spans", "Traces": of the profiler
+            original = event.get("pid")
+            if not isinstance(original, int):  # "Spans", "Traces": of the profiler
                 continue
-            if event["name"] in _OF_PROCESSES:
-                labels |= {theirs: event["args"]["labels"]} if event["name"] == "process_labels" else {}
+            if event["name"] in _PROCESS_EVENTS:
+                labels |= {original: event["args"]["labels"]} if event["name"] == "process_labels" else {}
                 continue
-            if theirs not in pids:
-                pids[theirs] = own_pid if theirs == process["pid"] else next(self._pids)
-            event["pid"] = pids[theirs]
+            if original not in pids:
+                pids[original] = own_pid if original == process["pid"] else next(self._pids)
+            event["pid"] = pids[original]
             if event["ph"] == "M":
                 event.pop("ts", None)
                 if event["name"] == "thread_name" and own_pid == event["pid"]:
@@ -187,17 +174,16 @@ class _Writer:
                 event["ts"] = round(base_us + event["ts"], 3)
                 self._merged.operations += 1
             if event.get("cat") == "cpu_op":
-                event.pop("args", None)  # numbers that mean something to torch alone: half of the file
-            if isinstance(event.get("id"), int):  # arrows from a call to its kernel: each file has ids of its own
+                event.pop("args", None)  # of use to torch alone, and half of the file
+            if isinstance(event.get("id"), int):  # flow ids are unique in their file only
                 event["id"] += flows
             yield event
-        for theirs, pid in pids.items():
+        for original, pid in pids.items():
             if pid != own_pid:
-                label = labels.get(theirs, "")
+                label = labels.get(original, "")
                 yield from self._named(pid, f"{name} {label if label != 'CPU' else ''}".rstrip())
 
     def _note_faults(self, name: str, process: dict[str, Any]) -> None:
-        """What is missing of `process`, and that it may be less than was asked for."""
         faults = self._merged.faults
         if process["missing"]:
             faults.append(f"{name}: {process['missing']}")

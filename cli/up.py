@@ -7,17 +7,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from cli.plan import Options
+from cli.plan import LaunchOptions
 from cli.supervisor import STOP_GRACE_S, Supervisor
 from cli.terminal import console
 
 
-async def serve(options: Options) -> None:
-    """Starts, says when it is ready, restarts what dies, and stops everything on SIGINT or SIGTERM.
-
-    Raises:
-        StartError: a process could not start; all others have been stopped.
-    """
+async def serve(options: LaunchOptions) -> None:
+    """Starts the system, restarts what dies, and stops everything on SIGINT or SIGTERM. Raises LaunchError."""
     supervisor = Supervisor(options, progress=say)
     console.print(f"starting {listed(supervisor.names)}; logs in {supervisor.run_directory}")
     serving = asyncio.create_task(_serve_for_ever(supervisor))
@@ -40,27 +36,18 @@ async def _serve_for_ever(supervisor: Supervisor) -> None:
 
 
 def listed(names: Sequence[str]) -> str:
-    """ "a, b and c"."""
+    """Joins names: "a, b and c"."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def say(name: str, what: str) -> None:
-    """Progress as a line: readable on a terminal and in a log."""
+    """Prints progress as a line."""
     console.print(f"  [bold]{name:<9}[/bold] {what}")
 
 
 @contextlib.contextmanager
-def running(options: Options, grace_s: float = STOP_GRACE_S) -> Iterator[Supervisor]:
-    """Runs a system around a block of ordinary code, e.g. a demo or a benchmark. Once it stops, ctrl-C is of no more
-    use: nothing would wait for what is stopping.
-
-    Args:
-        options: what is started.
-        grace_s: how long it may take to stop before it is killed.
-
-    Raises:
-        StartError: a process could not start.
-    """
+def running(options: LaunchOptions, grace_s: float = STOP_GRACE_S) -> Iterator[Supervisor]:
+    """Runs a system around a block of ordinary code. Ignores ctrl-C while it stops. Raises LaunchError."""
     supervisor = Supervisor(options, progress=say)
     console.print(f"starting {listed(supervisor.names)}, each a process of its own")
     loop = asyncio.new_event_loop()
@@ -80,7 +67,7 @@ def running(options: Options, grace_s: float = STOP_GRACE_S) -> Iterator[Supervi
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Without ctrl-C, where it would come to."""
+    """Ignores ctrl-C in the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -25,8 +25,8 @@ def add(
 
     body = {"name": name, "consent": consent} | ({"ref_text": text} if text else {})
     with connect(url, api_key) as client:
-        made = check(client.post(_PATH, **payload(body, files("audio_sample", [file])))).json()
-    typer.echo(f"added {made['name']}: {made['seconds']:.1f} s, id {made['id']}")
+        voice = check(client.post(_PATH, **payload(body, files("audio_sample", [file])))).json()
+    typer.echo(f"added {voice['name']}: {voice['seconds']:.1f} s, id {voice['id']}")
 
 
 @app.command("list")

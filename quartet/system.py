@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from cli.plan import GATEWAY, PIPELINE, Options, Tls, pipeline_for
+from cli.plan import GATEWAY, PIPELINE, LaunchOptions, Tls, pipeline_for
 from cli.supervisor import Supervisor
 from gateway.pipeline.config import load_pipeline
 from gateway.pipelines import SHIPPED, pipeline_file
@@ -75,7 +75,7 @@ class Started:
         CommandError: the options do not fit, or name what cannot be used.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LaunchOptions) -> None:
         self._process_id = os.getpid()
         self._supervisor = Supervisor(options, progress=_told)
         self._thread = LoopThread("quartet-stages", asyncio.new_event_loop)
@@ -88,7 +88,7 @@ class Started:
         """Returns when all stages serve. From then on one that dies is restarted. For any event loop.
 
         Raises:
-            StartError: of `cli.plan`: a stage ended before all served.
+            LaunchError: a stage ended before all served.
         """
         self._starting = self._thread.begin(self._supervisor.start())
         await asyncio.wrap_future(self._starting)
@@ -160,7 +160,7 @@ def place_of(model: str | os.PathLike[str] | None, setup: Setup) -> Place:
 
 def _to_start(model: str, setup: Setup, tls: Tls, named: str | Path | None) -> Place:
     run_directory = setup.get("run_directory")
-    options = Options(
+    options = LaunchOptions(
         model,
         pipeline=Path(named) if named is not None else pipeline_for(model),
         run_directory=None if run_directory is None else Path(run_directory),

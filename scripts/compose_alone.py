@@ -1,4 +1,4 @@
-"""Each stage driven alone by what its reflection tells, as with grpcurl, for scripts/test_compose.py."""
+"""Drives each stage alone by its reflection, as grpcurl does, for scripts/test_compose.py."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ print([list(prompt), tokenizer("{ANSWER}").input_ids])
 
 
 def alone(system: System) -> Iterator[str]:
-    """The thinker answers; the talker speaks tokens, and code2wav decodes its frames, that the requests carry."""
+    """Checks that the thinker answers, the talker speaks tokens, and code2wav decodes its frames."""
     messages = [{"role": "user", "content": [{"text": QUESTION}]}]
     sampling = {"temperature": 0, "maxTokens": 64}
     start = {"requestId": "alone-1", "messages": messages, "sampling": sampling}
@@ -61,7 +61,7 @@ def _tensor(values: list[int]) -> dict[str, Any]:
 
 
 def _call(system: System, stage: str, method: str, request: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the stage's own service answers, as JSON. Nothing of Quartet is imported: the server tells the messages."""
+    """Returns a stage's answer as JSON. Takes the messages from reflection and imports nothing of Quartet."""
     (container,) = system.containers(stage)
     port, service = STAGES[stage]
     with grpc.insecure_channel(f"{system.address(container)}:{port}") as channel:

@@ -1,4 +1,4 @@
-"""Systems that cannot start: `up --wait` ends and says by whom, the log says why. For scripts/test_compose.py."""
+"""Checks systems that cannot start: `up --wait` ends with a cause. For scripts/test_compose.py."""
 
 import json
 import time
@@ -15,7 +15,7 @@ SPEECH = "docker-compose.yaml:deploy/docker/speech.yaml"
 
 
 def failed_starts(system: System) -> Iterator[str]:
-    """Too little memory, a dtype that is none, no such model, a model of another kind, a library that is missing."""
+    """Tries too little memory, an unknown dtype, an unknown model, a model of another kind, a missing library."""
     yield _fails(system, "no memory", {"TALKER_MEMORY": "280m"}, ("talker",), "280 MiB (TALKER_MEMORY)")
     yield _fails(system, "wrong dtype", {"QUARTET_TALKER_DTYPE": "float7"}, ("talker",), "dtype")
     nothing = {"QUARTET_MODEL": "/models/nothing"}
@@ -35,7 +35,7 @@ def failed_starts(system: System) -> Iterator[str]:
 
 
 def _fails(system: System, what: str, settings: dict[str, str], stages: tuple[str, ...], cause: str) -> str:
-    """How `up --wait` ends with `settings`, which `stages` cannot start with for a `cause`."""
+    """Checks how `up --wait` ends with `settings`, which `stages` cannot start with for a `cause`."""
     before, system.settings = system.settings, system.settings | settings
     begin = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""What health checks cost, Docker's own processes counted, for scripts/test_compose.py or by itself:
+"""Measures the cost of health checks, with Docker's own processes, for scripts/test_compose.py or by itself:
 
 python scripts/compose_health.py      of all that Docker runs on this machine now, for a minute
 """
@@ -15,7 +15,7 @@ MOST_CHECKS = 2  # that Docker starts in them, of one container
 
 
 def health_checks(system: System) -> Iterator[str]:
-    """Docker starts one of each container in a minute: the command itself stays and asks."""
+    """Checks that health commands stay: Docker starts one of each container a minute."""
     cost = measure()
     for service in ("gateway", *STAGES):
         (container,) = system.containers(service)
@@ -26,8 +26,7 @@ def health_checks(system: System) -> Iterator[str]:
 
 
 def measure() -> str:
-    """Processor time of dockerd, containerd and the shims, with what these started, in a minute in which nobody else
-    uses Docker."""
+    """Returns processor time of dockerd, containerd, the shims and their children in a minute."""
     before = _times()
     time.sleep(SECONDS)
     ticks = sum(now - before.get(process, 0) for process, now in _times().items())
@@ -36,7 +35,7 @@ def measure() -> str:
 
 
 def _times() -> dict[str, int]:
-    """Ticks of each of Docker's processes, and of its children that have ended."""
+    """Ticks of each of Docker's processes and of its ended children."""
     found: dict[str, int] = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Speaking requests to a running system and what their answers must be, for scripts/test_compose.py."""
+"""Sends spoken requests to a running system and checks the answers, for scripts/test_compose.py."""
 
 import array
 import base64
@@ -34,7 +34,6 @@ class Answer:
 
     @property
     def audio_s(self) -> float:
-        """Its length in seconds."""
         return len(self.pcm) / 2 / 24000
 
     def check(self, expected: "Answer") -> None:
@@ -50,19 +49,18 @@ def speak(
     client: openai.OpenAI,
     question: str | Path,
     length: int | None = None,
-    heard: Callable[[], object] = lambda: None,
+    on_audio: Callable[[], object] = lambda: None,
 ) -> Answer:
-    """The streamed answer to `question`, sampled greedily: the same each time.
+    """Streams the answer to `question`, sampled greedily: the same each time.
 
     Args:
         question: in words, or a recording.
-        length: tokens of the text and codec frames of the speech, whatever is said after the answer's end; None: the
-            answer.
-        heard: called at each piece of speech.
+        length: tokens of the text and codec frames of the speech, past the answer's end; None: the answer's own.
+        on_audio: called at each piece of speech.
 
     Raises:
         openai.APIError: the server refused or broke off.
-        AssertionError: the stream ended without saying why, or the answer has no text or no speech.
+        AssertionError: the stream ended without a reason, or without text or speech.
     """
     content: Any = question
     if isinstance(question, Path):
@@ -86,7 +84,7 @@ def speak(
             audio = getattr(choice.delta, "audio", None)
             if data := getattr(audio, "data", None):
                 pcm += base64.b64decode(data)
-                heard()
+                on_audio()
     assert reason, f"the stream ended after {len(text)} characters and {len(pcm)} bytes of speech"
     assert text, "an answer without text"
     assert pcm, "an answer without speech"
@@ -95,12 +93,12 @@ def speak(
 
 @dataclass
 class Load:
-    """Speaking requests, `clients` at a time, one after another, while the block runs: `with Load(...) as load`.
+    """Spoken requests, `clients` at a time, while the block runs: `with Load(...) as load`.
 
     Attributes:
         expected: the questions, and their answers of that `length`.
-        answered: requests that were answered in full, as expected.
-        failures: (start, end, error) of those that were not; times by time.monotonic().
+        answered: requests with the expected answer.
+        failures: (start, end, error) of the others; times by time.monotonic().
     """
 
     client: Callable[[], openai.OpenAI]
@@ -124,13 +122,13 @@ class Load:
             thread.join()
 
     def check(self) -> None:
-        """Raises AssertionError if a request failed, or none was made."""
+        """Raises AssertionError if a request failed, or there was none."""
         requests = self.answered + len(self.failures)
         assert not self.failures, f"{len(self.failures)} of {requests} failed: {self.failures[0][2]!r}"
         assert self.answered, "no request was made"
 
     def wait_for(self, answered: int) -> None:
-        """Returns when `answered` more requests are answered. Raises AssertionError as soon as one has failed."""
+        """Waits for `answered` more answers. Raises AssertionError at a failure."""
         aim = self.answered + answered
         while self.answered < aim:
             assert not self.failures, repr(self.failures[0][2])

@@ -1,4 +1,4 @@
-"""What the profiles of docker-compose.yaml add, for scripts/test_compose.py."""
+"""Checks the profiles of docker-compose.yaml, for scripts/test_compose.py."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ SCRAPED_WITHIN_S = 60
 
 
 def dit(system: System) -> Iterator[str]:
-    """A painting of its small model, beside speech."""
+    """Checks an image of the small model, beside speech."""
     system.profiles.append("dit")
     system.settings["QUARTET_PIPELINE"] = "./deploy/docker/pipelines/pipeline-dit.yaml"
     system.compose("build", "--quiet", "dit")
@@ -27,26 +27,26 @@ def dit(system: System) -> Iterator[str]:
     begin = time.monotonic()
     model, prompt = "quartet-demo-painter", "a yellow cross on a blue ground"
     how = {"num_inference_steps": 8, "seed": 0}
-    [made] = client.images.generate(model=model, prompt=prompt, extra_body=how).data or []
-    assert made.b64_json
-    picture = Image.open(io.BytesIO(base64.b64decode(made.b64_json))).convert("RGB")
-    assert picture.size == (128, 128), picture.size
-    yellow, blue = (_share(picture, colour) for colour in ((240, 210, 30), (31, 80, 200)))
+    [result] = client.images.generate(model=model, prompt=prompt, extra_body=how).data or []
+    assert result.b64_json
+    image = Image.open(io.BytesIO(base64.b64decode(result.b64_json))).convert("RGB")
+    assert image.size == (128, 128), image.size
+    yellow, blue = (_share(image, colour) for colour in ((240, 210, 30), (31, 80, 200)))
     assert 0.02 < yellow < 0.6, f"{yellow:.0%} is yellow"
     assert blue > 0.3, f"{blue:.0%} is blue"
-    yield f"{', '.join(models)}: {prompt}, {picture.size}, in {time.monotonic() - begin:.1f} s"
+    yield f"{', '.join(models)}: {prompt}, {image.size}, in {time.monotonic() - begin:.1f} s"
     question, expected = next(iter(system.expected.items()))
     speak(client, question).check(expected)
 
 
-def _share(picture: Image.Image, colour: tuple[int, int, int]) -> float:
-    """How much of the picture is near to `colour`."""
-    pixels = list(zip(*(band.tobytes() for band in picture.split()), strict=True))
+def _share(image: Image.Image, colour: tuple[int, int, int]) -> float:
+    """Share of the image's pixels that are near to `colour`."""
+    pixels = list(zip(*(band.tobytes() for band in image.split()), strict=True))
     return sum(max(abs(a - b) for a, b in zip(pixel, colour, strict=True)) < 60 for pixel in pixels) / len(pixels)
 
 
 def prometheus(system: System) -> Iterator[str]:
-    """Prometheus alone of the monitoring profile: it finds every replica, and loads the rules."""
+    """Checks Prometheus of the monitoring profile: it finds every replica, and loads the rules."""
     port = free_port()
     system.profiles.append("monitoring")
     system.settings["PROMETHEUS_PORT"] = str(port)

@@ -1,4 +1,4 @@
-"""API keys, and TLS between the containers, as docs/security.md has them, for scripts/test_compose.py."""
+"""Checks API keys and TLS between the containers, as in docs/security.md, for scripts/test_compose.py."""
 
 import re
 import tempfile
@@ -18,7 +18,7 @@ FILES = ("docker-compose.yaml", "deploy/docker/keys.yaml", "deploy/docker/tls.ya
 
 
 def refuses_to_be_public(system: System) -> Iterator[str]:
-    """Published to others than this machine, a gateway without keys does not start."""
+    """Checks that a gateway without keys does not start if it is published."""
     system.settings["QUARTET_BIND"] = "0.0.0.0"
     try:
         ended = system.refused("up", "-d", "--no-deps", "--wait", "gateway")
@@ -33,7 +33,7 @@ def refuses_to_be_public(system: System) -> Iterator[str]:
 
 
 def keys_and_tls(system: System) -> Iterator[str]:
-    """Both at once, turned on in the running system."""
+    """Turns both on in the running system."""
     image, settings = system.image("gateway"), system.settings
     with _directory(image) as directory:
         _run(image, directory, "python -m cli.main tls /out/tls; chown -R 10001 /out/tls; mkdir /out/keys")
@@ -55,7 +55,7 @@ def keys_and_tls(system: System) -> Iterator[str]:
 
 @contextmanager
 def _directory(image: str) -> Iterator[Path]:
-    """A new directory, which the containers' user may read; what containers write there is removed by one."""
+    """Makes a directory that the containers' user may read, and removes it by a container."""
     with tempfile.TemporaryDirectory(prefix="quartet-test-") as name:
         directory = Path(name)
         directory.chmod(0o755)
@@ -66,7 +66,7 @@ def _directory(image: str) -> Iterator[Path]:
 
 
 def _run(image: str, directory: Path, command: str) -> str:
-    """What `command` prints, run by root in a container that has `directory` as /out."""
+    """Returns the output of `command`, run by root in a container that has `directory` as /out."""
     at = ("--network", "none", "--user", "0", "--volume", f"{directory}:/out")
     return docker("run", "--rm", *at, image, "sh", "-ec", command)
 

@@ -1,4 +1,4 @@
-"""A system under `docker compose` without a GPU, for scripts/test_compose.py: start, look inside, take down."""
+"""Starts, inspects and removes a `docker compose` system without a GPU, for scripts/test_compose.py."""
 
 import json
 import os
@@ -22,8 +22,7 @@ STAGES = {
 
 
 def docker(*arguments: str, check: bool = True, errors: bool = False, given: str | None = None) -> str:
-    """Standard output of `docker ARGUMENTS`, or, with `errors`, its standard error; `given` is its input. Raises
-    SystemExit, with what it printed, if it failed."""
+    """Returns standard output of `docker ARGUMENTS`, or standard error with `errors`. Raises SystemExit."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False, input=given)
     if check and done.returncode:
         raise SystemExit(f"docker {' '.join(arguments)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
@@ -31,19 +30,18 @@ def docker(*arguments: str, check: bool = True, errors: bool = False, given: str
 
 
 def free_port() -> int:
-    """One of the host's loopback that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 class System:
-    """One compose project, of its own name and port: it is in no other's way.
+    """One compose project with its own name and port.
 
     Attributes:
-        settings: what would stand in .env. A .env that is there is another system's, and is not read.
-        profiles: those that are on.
-        expected: questions, and the answers they got when they were asked alone.
+        settings: those of .env; a .env that is there is not read.
+        profiles: active profiles.
+        expected: questions, and their answers without load.
     """
 
     def __init__(self, project: str, port: int) -> None:
@@ -53,18 +51,14 @@ class System:
         self.expected: dict[str, Answer] = {}
 
     def compose(self, *arguments: str) -> None:
-        """`docker compose ARGUMENTS`.
-
-        Raises:
-            SystemExit: it failed; what it printed is on the terminal.
-        """
+        """Runs `docker compose ARGUMENTS`. Raises SystemExit."""
         command = self._command(*arguments)
         print("$", *command, flush=True)
         if status := subprocess.run(command, cwd=ROOT, env=self._environment, check=False).returncode:
             raise SystemExit(f"exit status {status}: {' '.join(command)}")
 
     def refused(self, *arguments: str) -> str:
-        """What `docker compose ARGUMENTS` prints as it fails. Raises AssertionError if it does not."""
+        """Returns the output of a `docker compose ARGUMENTS` that must fail. Raises AssertionError if it does not."""
         command = self._command(*arguments)
         done = subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True, check=False)
         assert done.returncode, f"{' '.join(command)} did not fail"
@@ -79,31 +73,30 @@ class System:
         return ["docker", "compose", "--env-file", os.devnull, *profiles, *arguments]
 
     def image(self, service: str) -> str:
-        """Name of the image of `service`."""
         command = self._command("config", "--format", "json")
         config = subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, check=True).stdout
         return json.loads(config)["services"][service]["image"]
 
     def scale(self, stage: str, replicas: int) -> None:
-        """Returns when `replicas` containers of `stage` are healthy. None of those that stay is replaced."""
+        """Waits until `replicas` containers of `stage` are healthy. Replaces none of them."""
         self.compose("up", "-d", "--no-recreate", "--wait", "--scale", f"{stage}={replicas}", stage)
 
     def containers(self, service: str) -> list[dict[str, Any]]:
-        """What `docker inspect` says of each running container of `service`, the oldest first."""
+        """Returns `docker inspect` of each running container of `service`, the oldest first."""
         filters = [f"label=com.docker.compose.{k}={v}" for k, v in (("project", self.project), ("service", service))]
         ids = docker("ps", "-q", "--filter", filters[0], "--filter", filters[1]).split()
         found = json.loads(docker("inspect", *ids)) if ids else []
         return sorted(found, key=lambda container: container["Created"])
 
     def replace(self, stage: str) -> None:
-        """Starts a second container of `stage`; when it serves, lets the first drain and go."""
+        """Starts a second container of `stage`; when it serves, drains the first."""
         (old,) = self.containers(stage)
         self.scale(stage, 2)
         docker("stop", old["Id"])  # SIGTERM, and the grace period of docker-compose.yaml
         docker("rm", old["Id"])
 
     def probe(self, container: dict[str, Any], service: str = "") -> tuple[int, str]:
-        """Exit status and output of the images' health command in `container`, which asks its stage for `service`."""
+        """Returns status and output of the images' health command in `container`, for `service`."""
         port = STAGES[container["Config"]["Labels"]["com.docker.compose.service"]][0]
         command = ["python", "-m", "services.common.rpc.probe", "--address", f"127.0.0.1:{port}", "--service", service]
         done = subprocess.run(
@@ -112,21 +105,20 @@ class System:
         return done.returncode, done.stderr.strip()
 
     def kill(self, container: dict[str, Any]) -> None:
-        """SIGKILL to its stage's process, the child of its first one, as a crash: `docker kill` would count as wanted,
-        and not be followed by a restart."""
+        """Kills the stage's process as a crash would: Docker restarts nothing after `docker kill`."""
         first = container["State"]["Pid"]
         os.kill(int(Path(f"/proc/{first}/task/{first}/children").read_text().split()[0]), 9)
 
     def address(self, container: dict[str, Any]) -> str:
-        """Its IP address on the network of the stages, which this host reaches."""
+        """IP address on the stages' network, which this host reaches."""
         return container["NetworkSettings"]["Networks"][f"{self.project}_stages"]["IPAddress"]
 
     def finished(self, container: dict[str, Any]) -> int:
-        """Requests that a stage's container has ended, however."""
+        """Ended requests of a stage's container."""
         return self._metric(container, "quartet_requests_total")
 
     def running(self, container: dict[str, Any]) -> int:
-        """Requests that a stage's container works on."""
+        """Running requests of a stage's container."""
         return self._metric(container, "quartet_requests_running")
 
     def _metric(self, container: dict[str, Any], name: str) -> int:
@@ -134,7 +126,7 @@ class System:
         return int(sum(map(float, re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))))
 
     def wait_until_ready(self, timeout_s: float) -> float:
-        """Seconds until every stage serves. Raises AssertionError after `timeout_s`."""
+        """Returns the seconds until every stage serves. Raises AssertionError after `timeout_s`."""
         begin = time.monotonic()
         while time.monotonic() - begin < timeout_s:
             if httpx.get(f"{self.url}/ready", timeout=5).status_code == 200:
@@ -143,11 +135,11 @@ class System:
         raise AssertionError(f"not ready within {timeout_s:g} s: {httpx.get(f'{self.url}/ready').text}")
 
     def client(self, api_key: str = "none", max_retries: int = 0) -> openai.OpenAI:
-        """The official client, by default without retries: a failure shall be seen."""
+        """The official client, by default without retries, so that failures show."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=max_retries, timeout=120)
 
     def leftovers(self) -> list[str]:
-        """Containers, networks and volumes of the project that exist."""
+        """Existing containers, networks and volumes of the project."""
         label = f"label=com.docker.compose.project={self.project}"
         listings = (("ps", "-aq"), ("network", "ls", "-q"), ("volume", "ls", "-q"))
         return [each for listing in listings for each in docker(*listing, "--filter", label).split()]

@@ -38,12 +38,11 @@ sys.meta_path.insert(0, _DefineOperators())
 
 
 def is_cpu_build(package: str) -> bool:
-    """Whether an installed package is a build without CUDA, by its version. Raises PackageNotFoundError."""
+    """Returns whether an installed package's version is a build without CUDA. Raises PackageNotFoundError."""
     return version(package).endswith("+cpu")
 
 
 def is_installed(package: str) -> bool:
-    """Whether there is any build of it."""
     try:
         version(package)
     except PackageNotFoundError:
@@ -52,7 +51,7 @@ def is_installed(package: str) -> bool:
 
 
 def main() -> None:
-    """Mends this interpreter's environment. Raises SystemExit: torchvision does not import in it all the same."""
+    """Mends this interpreter's environment. Raises SystemExit: torchvision still does not import."""
     if not is_installed("torch") or not is_cpu_build("torch"):
         return
     broken = [name for name in ("torchaudio", "torchcodec") if is_installed(name) and not is_cpu_build(name)]

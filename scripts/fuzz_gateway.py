@@ -1,8 +1,8 @@
-"""Asks every endpoint of a gateway what its OpenAPI document allows and does not: no answer may be a 5xx.
+"""Sends every endpoint of a gateway what its OpenAPI document allows and does not: no answer may be a 5xx.
 
-The gateway is before scripted stages, a thinker, a talker, code2wav and a dit that makes pictures; or, with
-`--dit video` or `--dit sound`, before a dit that makes those. Whatever it was asked, it must still answer at the end,
-with nothing under way. Needs schemathesis: pip install 'quartet[fuzz]'.
+The gateway has scripted stages: a thinker, a talker, code2wav and a dit that makes images; with `--dit video` or `--dit
+sound` a dit that makes those. At the end it must still answer, with no running request. Needs schemathesis: pip install
+'quartet[fuzz]'.
 """
 
 import argparse
@@ -46,14 +46,14 @@ async def fuzz(flags: argparse.Namespace, directory: Path) -> int:
         voice_sample_rate_hz=24000,
     )
     async with running(PIPELINE, talker, **keep, **limits) as gateway:
-        asked = {"model": "scripted", "input": "Hello"}
-        answers = [await gateway.http.post("/v1/responses", json=asked) for _ in range(50)]
+        body = {"model": "scripted", "input": "Hello"}
+        answers = [await gateway.http.post("/v1/responses", json=body) for _ in range(50)]
         status = await schemathesis(flags, gateway.url, "scripted-dit", [answer.json()["id"] for answer in answers])
         return await is_well(gateway) or status
 
 
 async def schemathesis(flags: argparse.Namespace, url: str, dit_model: str, responses: Sequence[str] = ()) -> int:
-    """Its exit status. `dit_model`: the dit's name. `responses`: ids of some that are there."""
+    """Returns its exit status. `dit_model`: the dit's name. `responses`: ids of stored responses."""
     command = [
         f"--config-file={CONFIG}",
         "run",
@@ -66,8 +66,8 @@ async def schemathesis(flags: argparse.Namespace, url: str, dit_model: str, resp
         "--request-timeout=60",
         *(f"--include-path={path}" for path in flags.path),
     ]
-    told = {"FUZZ_DIT_MODEL": dit_model, "FUZZ_RESPONSE_IDS": " ".join(responses)}
-    environment = os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS)} | told
+    variables = {"FUZZ_DIT_MODEL": dit_model, "FUZZ_RESPONSE_IDS": " ".join(responses)}
+    environment = os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS)} | variables
     process = await asyncio.create_subprocess_exec(flags.schemathesis, *command, env=environment)
     return await process.wait()
 
@@ -82,7 +82,7 @@ async def is_well(gateway: Running) -> int:
 
 
 async def makes_something(dit: str, client: Client) -> int:
-    """0 if what waited has been made, another video or sound is, and then nothing is under way."""
+    """Returns 0 if all waiting jobs and a new one end and nothing else runs."""
     path = "/v1/videos" if dit == "video" else "/v1/audio/generations"
     answer = await client.http.post(path, json={"model": MODEL, "prompt": "rain"})
     if dit == "video" and answer.status_code == 200:

@@ -1,8 +1,7 @@
-"""What schemathesis is told beside the OpenAPI document, so that requests get past the first check as well.
+"""Schemathesis hooks that let requests past the first check.
 
-Every other body is one that is right, with a few members of what was generated. A body that names a model names one
-that is there; an id, in a path or a body, is every other time one that an answer told. Ends with how many answers of
-each status each operation gave.
+Every other body is a valid one with a few generated members. A body's model exists; every other id, in a path or a
+body, comes from an answer. At the end the answers of each operation are counted by status.
 """
 
 import atexit
@@ -24,7 +23,7 @@ _draw = random.Random(0)
 _told: dict[str, list[str]] = {"response_id": os.environ["FUZZ_RESPONSE_IDS"].split()}  # by path parameter
 _statuses: dict[str, Counter[int]] = {}  # by operation
 _ASSETS = Path(__file__).resolve().parents[1] / "cli/assets"
-_SOUND, _PICTURE = (_ASSETS / "question.wav").read_bytes(), (_ASSETS / "picture.png").read_bytes()
+_SOUND, _IMAGE = (_ASSETS / "question.wav").read_bytes(), (_ASSETS / "picture.png").read_bytes()
 _MESSAGE = {"role": "user", "content": "Hello"}
 _RIGHT: dict[str, dict[str, Any]] = {  # by path
     "/v1/chat/completions": {"model": "scripted", "messages": [_MESSAGE]},
@@ -39,7 +38,7 @@ _RIGHT: dict[str, dict[str, Any]] = {  # by path
     "/v1/audio/translations": {"model": "scripted", "file": _SOUND},
     "/v1/audio/voices": {"name": "anna", "consent": "given", "audio_sample": _SOUND},
     "/v1/images/generations": {"model": _DIT_MODEL, "prompt": "a fox"},
-    "/v1/images/edits": {"model": _DIT_MODEL, "prompt": "a fox", "image": [_PICTURE]},
+    "/v1/images/edits": {"model": _DIT_MODEL, "prompt": "a fox", "image": [_IMAGE]},
     "/v1/videos": {"model": _DIT_MODEL, "prompt": "a fox"},
     "/inference/v1/generate": {"model": "scripted", "token_ids": [1, 2, 3], "sampling_params": {}},
     "/tokenize": {"model": "scripted", "prompt": "Hello"},
@@ -49,24 +48,24 @@ _RIGHT: dict[str, dict[str, Any]] = {  # by path
 
 @schemathesis.hook
 def after_call(context, case, response):
-    """Counts the answer, and remembers the ids that it tells."""
+    """Counts the answer and keeps its ids."""
     _statuses.setdefault(f"{case.method} {case.operation.path}", Counter())[response.status_code] += 1
     for id_, prefix in _ID.findall(response.content):
         ids = _told.setdefault(_PARAMETERS.get(prefix.decode(), "item_id"), [])
-        if (known := id_.decode()) not in ids:  # one that is told again and again is not to drive the others out
+        if (known := id_.decode()) not in ids:  # a repeated one must not displace the others
             ids.append(known)
             del ids[:-_KEPT]
 
 
 @schemathesis.hook
 def map_path_parameters(context, path_parameters):
-    """Has every other id be one of something that was made."""
+    """Makes every other id an existing one."""
     return {name: _known(name) or value for name, value in (path_parameters or {}).items()}
 
 
 @schemathesis.hook
 def map_body(context, body):
-    """Makes every other body right but for a few members."""
+    """Makes every other body valid but for a few members."""
     if not isinstance(body, dict):
         return body
     right = _RIGHT.get(context.operation.path)
@@ -89,5 +88,5 @@ def _known(name: str) -> str | None:
 @atexit.register
 def _report() -> None:
     for operation, statuses in _statuses.items():
-        told = ", ".join(f"{count} of {status}" for status, count in sorted(statuses.items()))
-        print(f"{operation}: {told}", flush=True)
+        counts = ", ".join(f"{count} of {status}" for status, count in sorted(statuses.items()))
+        print(f"{operation}: {counts}", flush=True)

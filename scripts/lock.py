@@ -41,7 +41,7 @@ _ENTRY = re.compile(r"^(?P<name>[a-z0-9][a-z0-9-]*)==\S+.*(?:\n .*)*", re.MULTIL
 
 
 class Resolver:
-    """uv, in a folder of its own, with what it is to believe about packages."""
+    """uv, in a folder of its own, with overrides about packages."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -63,18 +63,18 @@ class Resolver:
         return f'[[dependency-metadata]]\nname = "{name}"\nversion = "{version}"\nrequires-dist = {list(requires)!r}\n'
 
     def everything(self) -> str:
-        """The lines of all packages that anything needs, with hashes."""
+        """Resolves all packages that anything needs, with hashes."""
         extras = [word for name in PROJECT["project"]["optional-dependencies"] for word in ("--extra", name)]
         more = self._file("more", [*PROJECT["build-system"]["requires"], *self._peers])
         return self._compile("cuda", str(ROOT / "pyproject.toml"), more, *extras, "--generate-hashes")
 
     def names(self, requirements: Sequence[str], torch: str = "cpu") -> set[str]:
-        """The packages that `requirements` need, at the versions of `everything`."""
+        """Resolves the packages of `requirements`, at the versions of `everything`."""
         resolved = self._compile(torch, self._file("some", requirements), "--constraint", str(self._folder / "all.txt"))
         return {entry["name"] for entry in _ENTRY.finditer(resolved)}
 
     def keep(self, everything: str) -> None:
-        """What `names` goes by from now on."""
+        """Sets the versions for `names`."""
         (self._folder / "all.txt").write_text(re.sub(r" \\\n +--hash=\S+", "", everything))
 
     def _file(self, name: str, requirements: Sequence[str]) -> str:
@@ -94,7 +94,7 @@ class Resolver:
 
 
 def sets(resolver: Resolver) -> Iterator[tuple[str, set[str]]]:
-    """Each set's name and packages. An extra has the project's own requirements in `base`, not again in itself."""
+    """Each set's name and packages. An extra excludes the packages of `base`."""
     base = resolver.names(PROJECT["project"]["dependencies"])
     yield "base", base
     yield "build", resolver.names(PROJECT["build-system"]["requires"])
@@ -106,7 +106,7 @@ def sets(resolver: Resolver) -> Iterator[tuple[str, set[str]]]:
 
 
 def torch_cpu(folder: Path) -> str:
-    """The entries of torch's CPU build: one for each of its wheels that pip, as it is set up here, can have."""
+    """The entries of torch's CPU build, one for each wheel that pip can fetch here."""
     entries = []
     for architecture in ARCHITECTURES:
         for python in PYTHONS:
@@ -125,7 +125,6 @@ def torch_cpu(folder: Path) -> str:
 
 
 def main() -> None:
-    """Resolves, and writes the lock."""
     with tempfile.TemporaryDirectory() as scratch:
         resolver = Resolver(Path(scratch))
         everything = resolver.everything()

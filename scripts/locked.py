@@ -1,7 +1,7 @@
 """Prints the lines of requirements.lock for some sets: `python scripts/locked.py base talker [--without NAME]...`.
 
-A set is an extra of pyproject.toml, or one that the lock's first lines name. What is printed is for `pip install
---no-deps --require-hashes -r FILE`: all that the sets need is in it.
+A set is an extra of pyproject.toml, or one in the lock's first lines. The output is for `pip install --no-deps
+--require-hashes -r FILE`.
 """
 
 from __future__ import annotations  # an older Python is to say that it is too old
@@ -18,8 +18,8 @@ _ENTRY = re.compile(r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+).*(?:\n .*)*?\n    
 
 
 @dataclass(frozen=True)
-class Locked:
-    """One package: its lines, for pip, and the sets that it is of."""
+class LockedPackage:
+    """One package: its lines, for pip, and its sets."""
 
     name: str
     version: str
@@ -27,18 +27,16 @@ class Locked:
     lines: str
 
 
-def read(lock: Path = LOCK) -> list[Locked]:
-    """All packages of the lock; one may be there in several versions, with markers."""
+def read(lock: Path = LOCK) -> list[LockedPackage]:
+    """All packages of the lock; one may have several versions, with markers."""
     found = _ENTRY.finditer(lock.read_text())
-    return [Locked(each["name"], each["version"], frozenset(each["sets"].split()), each[0]) for each in found]
+    return [LockedPackage(each["name"], each["version"], frozenset(each["sets"].split()), each[0]) for each in found]
 
 
-def select(packages: Sequence[Locked], sets: Sequence[str], without: Sequence[str] = ()) -> Iterator[Locked]:
-    """The packages of any of `sets`.
-
-    Raises:
-        ValueError: there is no such set; names those that there are.
-    """
+def select(
+    packages: Sequence[LockedPackage], sets: Sequence[str], without: Sequence[str] = ()
+) -> Iterator[LockedPackage]:
+    """The packages of any of `sets`. Raises ValueError: there is no such set."""
     known = frozenset[str]().union(*(each.sets for each in packages))
     for name in sets:
         if name not in known:
@@ -47,7 +45,6 @@ def select(packages: Sequence[Locked], sets: Sequence[str], without: Sequence[st
 
 
 def main() -> None:
-    """Prints what the command line names."""
     parser = ArgumentParser(description="Prints the lines of requirements.lock for some sets.")
     parser.add_argument("sets", nargs="+", metavar="SET")
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="a package to leave out")

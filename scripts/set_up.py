@@ -1,9 +1,8 @@
-"""Makes .venv with what requirements.lock says: `make setup`. Run by the Python that the environment is to have.
+"""Makes .venv from requirements.lock: `make setup`. Run by the environment's own Python.
 
-It looks at the system first (cli/doctor/system.py), which takes no time, and only then downloads. pip does the
-installing, as it is configured on this machine: its mirrors, folders of wheels and certificates count. One package is
-not on the public index, torch's CPU build: where pip does not find it, that one is taken from TORCH_INDEX. What was
-interrupted goes on: pip keeps what it has downloaded, and packages that are installed stay.
+It checks the system first (cli/doctor/system.py) and only then downloads. pip installs, as it is configured on this
+machine: mirrors, folders of wheels, certificates. If pip does not find torch's CPU build, which the public index lacks,
+it comes from TORCH_INDEX. An interrupted set-up goes on: pip keeps its downloads and installed packages.
 """
 
 from __future__ import annotations  # an older Python is to say that it is too old
@@ -27,7 +26,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "cli" / "doctor")]  # by itsel
 
 import system  # noqa: E402  # pyright: ignore[reportMissingImports]
 import torch_cpu  # noqa: E402
-from locked import LOCK, Locked, read, select  # noqa: E402
+from locked import LOCK, LockedPackage, read, select  # noqa: E402
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
@@ -39,7 +38,7 @@ LINE_S = 10.0  # between two lines about progress where there is no terminal
 
 
 class SetUpError(Exception):
-    """Set-up cannot go on; the message says why, and what to do."""
+    """Set-up cannot go on."""
 
 
 class Progress:
@@ -63,7 +62,7 @@ class Progress:
 
 
 def check_system(thinker: str) -> None:
-    """Raises SetUpError: the system lacks something, and this cannot install it."""
+    """Raises SetUpError: the system lacks something that this cannot install."""
     missing = [lack for lack in system.lacks(thinker, ROOT) if lack.fatal]
     packages = [lack.package for lack in missing if lack.package]
     if packages and len(packages) == len(missing) and os.geteuid() == 0 and system.manager() == "apt":
@@ -82,7 +81,7 @@ def check_system(thinker: str) -> None:
 
 
 def make_environment() -> None:
-    """An empty environment, unless there is one for this very lock and Python."""
+    """Makes an empty environment, unless there is one for this lock and Python."""
     wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest() + f" {platform.python_version()}"
     if STAMP.is_file() and STAMP.read_text() == wanted and PYTHON.exists():
         return
@@ -94,7 +93,7 @@ def make_environment() -> None:
 
 
 def pip(*arguments: str, report: Progress | None = None, of: int = 1) -> str:
-    """Runs `pip install`; shows how far it is of `of` packages. Returns what it wrote if it failed, else ""."""
+    """Runs `pip install` and shows progress over `of` packages. Returns its output if it failed, else ""."""
     environment = {
         **os.environ,
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -130,7 +129,7 @@ def pip(*arguments: str, report: Progress | None = None, of: int = 1) -> str:
 
 @contextlib.contextmanager
 def _counting(report: Progress | None, of: int, begun: threading.Event) -> Iterator[None]:
-    """While pip installs it says nothing: what it has installed is counted in the environment, from `begun` on."""
+    """Counts packages in the environment while pip, silently, installs."""
     ended = threading.Event()
 
     def count() -> None:
@@ -150,7 +149,7 @@ def _counting(report: Progress | None, of: int, begun: threading.Event) -> Itera
 
 
 def install_torch(flags: Sequence[str]) -> None:
-    """torch's CPU build. Raises SetUpError: no place has it."""
+    """Installs torch's CPU build. Raises SetUpError: no place has it."""
     print("fetching torch's CPU build", file=sys.stderr)
     failures: list[str] = []
     for arguments in torch_cpu.attempts(VENV, flags):
@@ -162,15 +161,15 @@ def install_torch(flags: Sequence[str]) -> None:
     raise SetUpError("no space left on the disk" if "No space left" in failures[-1] else torch_cpu.remedy())
 
 
-def _file(name: str, packages: Sequence[Locked]) -> str:
-    """A file in the environment that pip reads requirements from."""
+def _file(name: str, packages: Sequence[LockedPackage]) -> str:
+    """Writes a requirements file into the environment."""
     path = VENV / f"{name}.lock"
     path.write_text("".join(each.lines for each in packages))
     return str(path)
 
 
 def _cause(output: str) -> str:
-    """The lines that say why pip failed."""
+    """Lines of pip's output that explain the failure."""
     if "No space left on device" in output:
         return "no space left on the disk"
     if re.search(
@@ -182,7 +181,6 @@ def _cause(output: str) -> str:
 
 
 def set_up(thinker: str, flags: Sequence[str]) -> None:
-    """All of it. Raises SetUpError."""
     started_s = time.monotonic()
     check_system(thinker)
     make_environment()
@@ -207,7 +205,6 @@ def set_up(thinker: str, flags: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """The command line; ends with status 1 and a sentence where set-up cannot go on."""
     parser = argparse.ArgumentParser(description="Makes .venv with what requirements.lock says.")
     parser.add_argument("--thinker", choices=("thinker-cpu", "thinker-cuda"), default="thinker-cpu")
     flags, more = parser.parse_known_args()

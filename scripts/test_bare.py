@@ -42,7 +42,7 @@ def make_root(root: Path) -> None:
 
 
 def make_index(root: Path) -> None:
-    """An index of files, with torch's CPU build and nothing else."""
+    """Makes an index of files, with torch's CPU build alone."""
     folder = root / "index/torch"
     folder.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(ROOT / "scripts"))
@@ -59,7 +59,7 @@ def make_index(root: Path) -> None:
 
 
 def run_inside(root: Path, command: str, log: Path) -> tuple[int, float]:
-    """Runs `command` in the checkout in `root`; its mounts are its own and go with it. Returns status and seconds."""
+    """Runs `command` in the checkout in `root`, with mounts of its own. Returns status and seconds."""
     mounts = [f"mount --rbind /{name} {root}/{name}" for name in ("sys", "dev")]
     mounts += [f"mount -t proc proc {root}/proc", f"mount -t tmpfs tmpfs {root}/dev/shm"]
     enter = " && ".join([*mounts, f"exec chroot {root} bash -c 'cd /{HOME} && exec {command}'"])
@@ -77,7 +77,6 @@ def run_inside(root: Path, command: str, log: Path) -> tuple[int, float]:
 
 
 def main() -> None:
-    """The command line; ends with status 1 if one of the commands failed."""
     parser = ArgumentParser(description="README's commands in a bare Debian root.")
     parser.add_argument("--root", type=Path, help="a folder for it that is kept; default: a temporary one")
     parser.add_argument("--logs", type=Path, default=Path("bare-logs"), help="a folder for what each command writes")

@@ -90,7 +90,7 @@ def start(system: System) -> Iterator[str]:
 
 
 def chat(system: System) -> Iterator[str]:
-    """What the questions are answered alone is what they must be answered under load."""
+    """Records the answers without load, which are expected under load."""
     for question, words in QUESTIONS.items():
         answer = speak(system.client(), question)
         assert answer.text == words, f"{question} {answer.text}"
@@ -129,7 +129,7 @@ def reflection(system: System) -> Iterator[str]:
 
 
 def _described(system: System, stage: str, container: dict[str, Any], readiness: int) -> list[str]:
-    """The services that reflection lists, each of which it describes; health is as it should be."""
+    """Returns the services that reflection lists and describes, after checking their health."""
     port, service = STAGES[stage]
     with grpc.insecure_channel(f"{system.address(container)}:{port}") as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
@@ -138,9 +138,9 @@ def _described(system: System, stage: str, container: dict[str, Any], readiness:
         for each in services:
             assert database.FindFileContainingSymbol(each).service, each
         check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
-        for asked, expected in (("", health_pb2.HealthCheckResponse.SERVING), (service, readiness)):
-            answer = check(health_pb2.HealthCheckRequest(service=asked), timeout=5)
-            assert answer.status == expected, f"{stage} {asked!r}: {answer.status}"
+        for name, expected in (("", health_pb2.HealthCheckResponse.SERVING), (service, readiness)):
+            answer = check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            assert answer.status == expected, f"{stage} {name!r}: {answer.status}"
     return services
 
 
@@ -172,7 +172,7 @@ def scale_and_replace(system: System) -> Iterator[str]:
 
 
 def replace_gateway(system: System) -> Iterator[str]:
-    """A host's port is one container's: the second can start only when the first has gone, and clients try again."""
+    """Replaces the gateway: a host's port is one container's, so clients retry in between."""
     with Load(lambda: system.client(max_retries=20), system.expected) as load:
         load.wait_for(8)
         begin = time.monotonic()
@@ -209,7 +209,7 @@ def crash(system: System) -> Iterator[str]:
 
 
 def drain(system: System) -> Iterator[str]:
-    """SIGTERM to all at once, in the middle of answers: they say that they are leaving, and finish them."""
+    """Sends SIGTERM to all in the middle of answers, which must end in full."""
     containers = [system.containers(service)[0] for service in ("gateway", *STAGES)]
     expected = speak(system.client(), QUESTION, LONG)
     speaking = [threading.Event() for _ in range(3)]  # one may end before every stage was asked
@@ -233,7 +233,7 @@ def drain(system: System) -> Iterator[str]:
 
 
 def _leaving(system: System, stage: str, container: dict[str, Any]) -> str:
-    """What the health command says when the stage has begun to drain. It still lives, and describes itself."""
+    """Returns the health command's output once the stage has begun to drain."""
     while not (said := system.probe(container, STAGES[stage][1]))[0]:
         pass
     assert said[0] == 1, said

@@ -23,7 +23,7 @@ SHOWN = ("torch", "transformers", "diffusers", "fastapi", "grpcio", "numpy", "py
 
 
 def find_python(version: str) -> str | None:
-    """The interpreter of a Python, e.g. "3.12": that on the path, or one that pyenv keeps."""
+    """Returns the interpreter of a Python, e.g. "3.12", from the path or pyenv."""
     found = [shutil.which(f"python{version}") or ""]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found += sorted(map(str, pyenv.glob(f"versions/{version}.*/bin/python{version}")), reverse=True)
@@ -34,7 +34,7 @@ def find_python(version: str) -> str | None:
 
 
 def environment(name: str, python: str) -> str:
-    """Makes it anew. Returns its Python."""
+    """Makes an environment. Returns its Python."""
     folder = ROOT / name
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
@@ -42,14 +42,14 @@ def environment(name: str, python: str) -> str:
 
 
 def pip(python: str, *arguments: str) -> None:
-    """Installs quietly. Raises SystemExit: it failed."""
+    """Installs quietly. Raises SystemExit."""
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     if subprocess.run(command, cwd=ROOT, check=False).returncode:
         sys.exit(f"{' '.join(arguments)}: cannot be installed")
 
 
 def run_tests(python: str, folders: Sequence[str], more: Sequence[str]) -> int:
-    """pytest on some folders; the lock's own tests are about .venv."""
+    """Runs pytest on some folders, without the lock's own tests."""
     spread = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder", "-q"]
     command = [python, "-m", "pytest", "-m", "not long", "--engines=optional", "--ignore=tests/pure/test_lock.py"]
     return subprocess.run([*command, *spread, *folders, *more], cwd=ROOT, check=False).returncode
@@ -89,7 +89,6 @@ def with_newest(more: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The command line; ends with pytest's status."""
     parser = ArgumentParser(description="Runs the tests in environments beside .venv.")
     parser.add_argument("what", choices=("pythons", "newest"))
     parser.add_argument("versions", nargs="*", help="of Python, for pythons")

@@ -1,9 +1,9 @@
 """Installs torch's CPU build, which the public package index lacks: `python scripts/torch_cpu.py --python
 .venv/bin/python`.
 
-By pip as it is configured on this machine, where that has the build: a mirror, or a folder of wheels. Otherwise from
-PyTorch's own index, which is asked for this one package. TORCH_INDEX names another place, and then nothing else is
-asked: an index, or a folder of wheels. Further flags are pip's.
+pip installs it as configured on this machine, from a mirror or a folder of wheels that has the build; else from
+PyTorch's own index, for this one package. TORCH_INDEX names another place, an index or a folder, and no other is used.
+Further flags are pip's.
 """
 
 from __future__ import annotations  # an older Python is to say that it is too old
@@ -22,7 +22,7 @@ INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def attempts(folder: Path, flags: Sequence[str]) -> list[list[str]]:
-    """Arguments of `pip install --no-deps`, to be tried one after the other; says so if the lock has no hash.
+    """Lists arguments of `pip install --no-deps` to try in order; says so if the lock has no hash.
 
     Args:
         folder: gets a file of requirements.
@@ -45,7 +45,6 @@ def attempts(folder: Path, flags: Sequence[str]) -> list[list[str]]:
 
 
 def remedy() -> str:
-    """What to do when all attempts have failed."""
     named = os.environ.get("TORCH_INDEX")
     where = f"not in {named}" if named else f"neither where pip looks nor, as far as that is reached, in {INDEX}"
     return f"torch's CPU build is {where}: name an index, or a folder that has its wheel, by TORCH_INDEX"
@@ -60,7 +59,6 @@ def _only(place: str) -> list[str]:
 
 
 def main() -> None:
-    """The command line; ends with status 1 where no place has the build."""
     parser = ArgumentParser(description="Installs torch's CPU build.", allow_abbrev=False)
     parser.add_argument("--python", default=sys.executable, metavar="FILE", help="of the environment to install into")
     own, flags = parser.parse_known_args()

@@ -1,4 +1,4 @@
-"""Trains the model that the demo runs: a small Qwen3-Omni that knows a closed world, and a small Z-Image.
+"""Trains the shipped models: a small Qwen3-Omni that knows a closed world, and a small Z-Image.
 
-Not part of the installed package. README.md says what is trained on what, in which order, and how long it takes.
+Not part of the installed package. README.md has the parts, their data, order and times.
 """

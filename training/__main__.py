@@ -25,18 +25,18 @@ def train(part: str) -> None:
     """Train a part; ctrl-C stops it, and the same command goes on."""
     if part not in PARTS:
         raise typer.BadParameter(f"{part!r} is none of {', '.join(PARTS)}", param_hint="PART")
-    from training.loop import Stopped
+    from training.loop import TrainingInterrupt
 
     module, function = PARTS[part]
     try:
         getattr(importlib.import_module(module), function)()
-    except Stopped:
+    except TrainingInterrupt:
         raise typer.Exit(130) from None
 
 
 @app.command()
 def tokenizer() -> None:
-    """Make the tokenizer anew, when the world has new words; talker, hearing, seeing and thinker must be, too."""
+    """Build the tokenizer again when the world has new words; then train talker, hearing, seeing and thinker again."""
     from services.demo_models import OMNI, resolve
     from training.shape import make_tokenizer
 
@@ -45,7 +45,7 @@ def tokenizer() -> None:
 
 @app.command()
 def restore() -> None:
-    """Take what ships as trained, for each part of the Qwen3-Omni that has no state here: then train one part anew."""
+    """Restore the shipped weights of each part of the Qwen3-Omni that has no state here, to train one part alone."""
     from training import export
 
     export.restore()
@@ -53,7 +53,7 @@ def restore() -> None:
 
 @app.command()
 def export() -> None:
-    """Write both checkpoints to services/demo_models, where they replace what is there; model cards stay."""
+    """Write both checkpoints to services/demo_models. Model cards stay."""
     from training import export
 
     export.omni()
@@ -62,12 +62,12 @@ def export() -> None:
 
 @app.command()
 def evaluate(count: int = 300, samples: Path | None = None) -> None:
-    """Score both checkpoints: COUNT held-out questions of each sort, speech, paintings; five answers go to SAMPLES."""
+    """Score both checkpoints: COUNT held-out questions of each sort, speech, images; five answers go to SAMPLES."""
     from training import evaluate
 
     evaluate.answers(count)
     evaluate.speech(samples=samples)
-    evaluate.paintings()
+    evaluate.images()
 
 
 if __name__ == "__main__":

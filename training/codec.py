@@ -1,4 +1,4 @@
-"""The codec: what a codec frame of a voice is as 16 codes, and code2wav, which makes sound of them again.
+"""The codec: encodes a frame of a voice as 16 codes; code2wav decodes them.
 
 Encoder (of training only): the log-mel spectrogram of a frame, in 8 columns, scaled to equal variances on its principal
 axes, then residual quantization: 16 codebooks of k-means centres, each of what the ones before it left (Zeghidour et
@@ -46,7 +46,7 @@ def spectrum(samples: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def frames_of(samples: np.ndarray) -> torch.Tensor:
-    """What the encoder hears of each frame: (frames, _COLUMNS * _MELS) log-mel energies."""
+    """Encoder input of each frame: (frames, _COLUMNS * _MELS) log-mel energies."""
     hop = FRAME_SAMPLES // _COLUMNS
     padded = functional.pad(torch.from_numpy(samples), (hop, hop))
     columns = torch.stft(padded, 1024, hop, win_length=3 * hop, window=torch.hann_window(3 * hop), return_complex=True)
@@ -90,20 +90,20 @@ class Codes:
         self._of = of
 
     def word(self, voice: str, word: str, last: bool) -> torch.Tensor:
-        """(frames, 16) int64. Raises KeyError: the world's answers have no such word."""
+        """Returns (frames, 16) int64. Raises KeyError: the vocabulary lacks the word."""
         return self._of[f"{voice} {word} {last}"]
 
     @classmethod
     def make(cls) -> "Codes":
         """Fits the codebooks and writes them to `file`."""
         keys = [(voice, word, last) for voice in VOICES for word, last in vocabulary()]
-        heard = [frames_of(unit(*key)) for key in keys]
-        points = torch.cat(heard)
+        frames = [frames_of(unit(*key)) for key in keys]
+        points = torch.cat(frames)
         points = points - points.mean(dim=0)
         _, _, axes = torch.linalg.svd(points, full_matrices=False)
         points = points @ axes[:96].T
         codes = _residual_quantization(points, torch.Generator().manual_seed(0))
-        pieces = codes.split([len(piece) for piece in heard])
+        pieces = codes.split([len(piece) for piece in frames])
         of = {f"{voice} {word} {last}": piece for (voice, word, last), piece in zip(keys, pieces, strict=True)}
         cls.file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(of, cls.file)
@@ -112,7 +112,7 @@ class Codes:
 
     @classmethod
     def load(cls) -> "Codes":
-        """Those of `file`, made first where it is missing."""
+        """Reads `file`, which it writes first if needed."""
         return cls(torch.load(cls.file, weights_only=True)) if cls.file.exists() else cls.make()
 
 
@@ -132,15 +132,15 @@ def _batch(draw: random.Random, codes: Codes) -> tuple[torch.Tensor, torch.Tenso
     return torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs])
 
 
-def _distance(made: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _distance(output: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Distance of spectra at several resolutions, and of samples."""
     spectra = torch.zeros(())
     for size in _FFTS:
-        ours, theirs = spectrum(made, size), spectrum(wanted, size)
+        ours, theirs = spectrum(output, size), spectrum(wanted, size)
         ours, theirs = ours / size**0.5, theirs / size**0.5
         logarithm = ((ours + 3e-3).log() - (theirs + 3e-3).log()).abs().mean()
         spectra = spectra + logarithm + (ours - theirs).abs().mean() / theirs.mean()
-    return spectra / len(_FFTS), (made - wanted).abs().mean() / wanted.abs().mean()
+    return spectra / len(_FFTS), (output - wanted).abs().mean() / wanted.abs().mean()
 
 
 def train() -> None:
@@ -158,20 +158,19 @@ def train() -> None:
         wrong = torch.rand(BATCH, 1, FRAMES) < _WRONG
         wrong = wrong & (torch.arange(SIZES.code_groups)[:, None] >= _FINE)
         said = torch.where(wrong, torch.randint(SIZES.codebook, said.shape), said)
-        made = model(said).squeeze(1)  # the reference leaves the last few samples out
-        spectra, samples = _distance(made, wanted[:, : made.shape[1]])
+        output = model(said).squeeze(1)  # the reference leaves the last few samples out
+        spectra, samples = _distance(output, wanted[:, : output.shape[1]])
         return spectra + 0.5 * samples, {"spectra": spectra.item(), "samples": samples.item()}
 
     loop.run("code2wav", model, optimizers, STEPS, step_loss)
 
 
 def load() -> nn.Module:
-    """The code2wav that was trained."""
     return loop.load("code2wav", build("code2wav"))
 
 
 def say_to_file(model: Any, codes: torch.Tensor, file: Path) -> None:
-    """Writes what `model` makes of `codes` (frames, 16) as a WAV file."""
+    """Decodes `codes` (frames, 16) to a WAV file."""
     import soundfile
 
     with torch.inference_mode():

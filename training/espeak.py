@@ -14,7 +14,7 @@ _RATE, _PITCH, _RANGE = 1, 3, 4
 _WORD_EVENT, _LAST_EVENT = 1, 0
 
 
-class _Event(ctypes.Structure):
+class _EspeakEvent(ctypes.Structure):
     """espeak_EVENT of speak_lib.h."""
 
     _fields_: Sequence[Any] = [
@@ -29,12 +29,12 @@ class _Event(ctypes.Structure):
     ]
 
 
-_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
+_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_EspeakEvent))
 
 
 @dataclass(frozen=True)
-class Voice:
-    """A voice of espeak-ng and how it speaks.
+class EspeakVoice:
+    """A voice of espeak-ng.
 
     Attributes:
         name: of a language and a variant, as `espeak-ng -v` takes it.
@@ -49,9 +49,8 @@ class Voice:
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """What was said: `samples` (samples,) float32 at `rate_hz`, and where words begin, as (character of the text,
-    sample), ascending."""
+class Utterance:
+    """Speech: `samples` (samples,) float32 at `rate_hz`; `words`: where words begin (character, sample)."""
 
     samples: np.ndarray
     rate_hz: int
@@ -71,7 +70,7 @@ class _Espeak:
         self._words: list[tuple[int, int]] = []
         self._callback = _Callback(self._take)  # kept: the library has its address
         self._library.espeak_SetSynthCallback(self._callback)
-        self._voice: Voice | None = None
+        self._voice: EspeakVoice | None = None
 
     def _take(self, samples: Any, count: int, events: Any) -> int:
         if count:
@@ -83,7 +82,7 @@ class _Espeak:
             index += 1
         return 0
 
-    def say(self, text: str, voice: Voice, ssml: bool) -> Spoken:
+    def say(self, text: str, voice: EspeakVoice, ssml: bool) -> Utterance:
         if voice != self._voice:
             if self._library.espeak_SetVoiceByName(voice.name.encode()):
                 raise ValueError(f"espeak-ng has no voice {voice.name}")
@@ -95,7 +94,7 @@ class _Espeak:
         flags = _UTF8 | _PHONEMES | (_SSML if ssml else 0)
         self._library.espeak_Synth(data, len(data) + 1, 0, 1, 0, flags, None, None)
         samples = np.concatenate(self._pieces) if self._pieces else np.zeros(0, np.float32)
-        return Spoken(samples, self.rate_hz, tuple(self._words))
+        return Utterance(samples, self.rate_hz, tuple(self._words))
 
 
 @cache
@@ -103,12 +102,10 @@ def _espeak() -> _Espeak:
     return _Espeak()  # the library has one state a process
 
 
-def say(text: str, voice: Voice, rate_hz: int | None = None, ssml: bool = False) -> Spoken:
-    """What espeak-ng makes of `text`; words in `[[...]]` are its phonemes.
+def say(text: str, voice: EspeakVoice, rate_hz: int | None = None, ssml: bool = False) -> Utterance:
+    """Synthesizes `text`; words in `[[...]]` are espeak-ng's phonemes.
 
     Args:
-        text: in English.
-        voice: of it.
         rate_hz: samples a second; None: espeak-ng's own, 22,050.
         ssml: whether `text` is SSML.
 
@@ -122,4 +119,4 @@ def say(text: str, voice: Voice, rate_hz: int | None = None, ssml: bool = False)
     assert rate_hz is not None
     samples = soxr.resample(spoken.samples, spoken.rate_hz, rate_hz).astype(np.float32)
     scale = rate_hz / spoken.rate_hz
-    return Spoken(samples, rate_hz, tuple((at, int(sample * scale)) for at, sample in spoken.words))
+    return Utterance(samples, rate_hz, tuple((at, int(sample * scale)) for at, sample in spoken.words))

@@ -1,4 +1,4 @@
-"""Scores of the checkpoints, by the reference implementations and on what was never trained on."""
+"""Scores the checkpoints on held-out data, by the reference implementations."""
 
 import random
 from collections import Counter
@@ -12,15 +12,15 @@ import torch
 from PIL import Image
 
 from training import tools
-from training.about_pictures import seeing
 from training.dialogue import Dialogue
 from training.espeak import say
 from training.export import MODELS, OMNI, PAINTER
 from training.functions import HELD_OUT_NAMES
 from training.hearing import draw_voice, sound_of
 from training.judges import Listener, find_shape, held_out_answers, mel_cepstral_distance, plain
-from training.painter import Painting, draw_edit, draw_painting
-from training.pictures import SIDE
+from training.painter import ImagePrompt, draw_edit, draw_image_prompt
+from training.scene_questions import seeing
+from training.scenes import SIDE
 from training.units import RATE_HZ as SPEECH_HZ
 from training.units import VOICES
 from training.world import KINDS, draw_dialogue, nonsense, weather
@@ -30,7 +30,7 @@ SAMPLES = 5
 _BATCH = 20
 
 
-class Omni:
+class ReferenceOmni:
     """The reference's model and processor."""
 
     def __init__(self, folder: Path = MODELS / OMNI) -> None:
@@ -59,37 +59,36 @@ class Omni:
         )
         eos = self.processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
         with torch.inference_mode():
-            made = self.model.thinker.generate(**inputs, do_sample=False, max_new_tokens=96, eos_token_id=eos)
-        said = made[:, inputs["input_ids"].shape[1] :]
+            ids = self.model.thinker.generate(**inputs, do_sample=False, max_new_tokens=96, eos_token_id=eos)
+        said = ids[:, inputs["input_ids"].shape[1] :]
         return [text.strip() for text in self.processor.batch_decode(said, skip_special_tokens=True)]
 
     def speech(self, answer: str, voice: str) -> np.ndarray:
-        """What the talker makes of `answer`, drawing nothing by chance: (samples,) float32."""
+        """Synthesizes `answer` greedily: (samples,) float32."""
         tokens = self.processor.tokenizer
-        asked = self.processor.apply_chat_template(
+        template = self.processor.apply_chat_template(
             [{"role": "user", "content": "Well?"}], add_generation_prompt=True, tokenize=False
         )
-        prompt = tokens(asked, return_tensors="pt")["input_ids"]
+        prompt = tokens(template, return_tensors="pt")["input_ids"]
         with torch.inference_mode():
-            _, wave = Forced(self.model, tokens.encode(f"{answer}<|im_end|>")).generate(
+            _, wave = ForcedThinker(self.model, tokens.encode(f"{answer}<|im_end|>")).generate(
                 input_ids=prompt, speaker=voice, talker_do_sample=False, talker_repetition_penalty=1.0
             )
         return wave.flatten().numpy()
 
 
-class Forced:
-    """The reference's model, whose thinker says given token ids."""
+class ForcedThinker:
+    """The reference's model with a thinker that generates given token ids."""
 
     def __init__(self, model: Any, ids: list[int]) -> None:
         self._model, self._ids = model, ids
 
     def generate(self, **settings: Any) -> Any:
-        """As the reference's."""
         from transformers import LogitsProcessor
 
         ids, length = self._ids, settings["input_ids"].shape[1]
 
-        class Say(LogitsProcessor):
+        class ForcedTokens(LogitsProcessor):
             def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
                 forced = torch.full_like(scores, -torch.inf)
                 forced[:, ids[input_ids.shape[1] - length]] = 0
@@ -99,16 +98,16 @@ class Forced:
             **settings,
             thinker_max_new_tokens=len(ids),
             thinker_eos_token_id=ids[-1],
-            thinker_logits_processor=[Say()],
+            thinker_logits_processor=[ForcedTokens()],
             thinker_do_sample=False,
         )
 
 
 def conversation(dialogue: Dialogue, aloud: bool) -> list[dict[str, Any]]:
-    """Messages up to the question that is asked; `aloud`: user's turns are sounds."""
+    """Messages up to the last question; `aloud`: users' turns are sounds."""
     messages: list[dict[str, Any]] = []
     for i, turn in enumerate(dialogue.turns):
-        content: list[dict[str, str]] = [{"type": "image"}] if i == 0 and dialogue.picture is not None else []
+        content: list[dict[str, str]] = [{"type": "image"}] if i == 0 and dialogue.scene is not None else []
         content.append({"type": "audio"} if aloud else {"type": "text", "text": turn.question})
         if turn.shown is not None:
             content.append({"type": "image"})
@@ -118,12 +117,12 @@ def conversation(dialogue: Dialogue, aloud: bool) -> list[dict[str, Any]]:
 
 
 def _images(dialogue: Dialogue) -> list[Image.Image]:
-    first = [] if dialogue.picture is None else [dialogue.picture.render()]
+    first = [] if dialogue.scene is None else [dialogue.scene.render()]
     return [*first, *(turn.shown for turn in dialogue.turns if turn.shown is not None)]
 
 
 def exact(
-    omni: Omni,
+    omni: ReferenceOmni,
     title: str,
     ask: Callable[[random.Random], Dialogue],
     noise_db: float | None,
@@ -131,7 +130,7 @@ def exact(
     count: int,
 ) -> None:
     """Prints how many questions that `ask` draws are answered word for word."""
-    draw, right, asked = random.Random(f"evaluation {title}"), Counter[str](), Counter[str]()
+    draw, right, total = random.Random(f"evaluation {title}"), Counter[str](), Counter[str]()
     wrong: list[str] = []
     for begin in range(0, count, _BATCH):
         dialogues = [ask(draw) for _ in range(min(_BATCH, count - begin))]
@@ -144,18 +143,18 @@ def exact(
         ]
         answers = omni.answers(dialogues, aloud, sounds)
         for dialogue, answer in zip(dialogues, answers, strict=True):
-            asked[dialogue.kind] += 1
+            total[dialogue.kind] += 1
             right[dialogue.kind] += answer == dialogue.turns[-1].answer
             if answer != dialogue.turns[-1].answer:
                 wrong.append(f"    {dialogue.turns[-1].question!r} -> {answer!r}, right: {dialogue.turns[-1].answer!r}")
-    kinds_text = ", ".join(f"{kind} {right[kind]}/{asked[kind]}" for kind in sorted(asked))
+    kinds_text = ", ".join(f"{kind} {right[kind]}/{total[kind]}" for kind in sorted(total))
     print(f"{title}: {right.total()} of {count} right ({right.total() / count:.1%}): {kinds_text}", flush=True)
     print("\n".join(wrong[:12]), flush=True)
 
 
 def answers(count: int = COUNT, folder: Path = MODELS / OMNI) -> None:
-    """Prints exact answers to held-out questions: typed, said, said in noise, about pictures, with tools."""
-    omni = Omni(folder)
+    """Prints exact answers to held-out questions: typed, spoken, with noise, about images, with tools."""
+    omni = ReferenceOmni(folder)
     typed = {kind: share for kind, share in KINDS.items() if kind not in (seeing, weather)}
     said = {kind: share for kind, share in typed.items() if kind is not nonsense}
     exact(omni, "text", partial(draw_dialogue, held_out=True, kinds=typed), None, False, count)
@@ -173,7 +172,7 @@ def speech(count: int = 40, folder: Path = MODELS / OMNI, samples: Path | None =
     espeak-ng's own recording; writes the first SAMPLES sounds, in one voice and the other, to the folder `samples`."""
     import soundfile
 
-    omni, sentences = Omni(folder), held_out_answers(300)
+    omni, sentences = ReferenceOmni(folder), held_out_answers(300)
     listener = Listener(sentences)
     for number, (voice, settings) in enumerate(VOICES.items()):
         ours = theirs = 0
@@ -182,11 +181,14 @@ def speech(count: int = 40, folder: Path = MODELS / OMNI, samples: Path | None =
             spoken = omni.speech(sentence, voice)
             settings = type(settings)(settings.name, 160, settings.pitch, 50)
             recording = say(sentence.replace("-", ". "), settings, SPEECH_HZ).samples
-            heard = listener.hear(spoken, SPEECH_HZ)
-            ours += heard == plain(sentence)
-            theirs += listener.hear(recording, SPEECH_HZ) == plain(sentence)
-            if heard != plain(sentence):
-                print(f"    {voice}: {sentence!r} heard as {heard!r}, {len(spoken) / SPEECH_HZ:.1f} s", flush=True)
+            transcript = listener.recognize(spoken, SPEECH_HZ)
+            ours += transcript == plain(sentence)
+            theirs += listener.recognize(recording, SPEECH_HZ) == plain(sentence)
+            if transcript != plain(sentence):
+                print(
+                    f"    {voice}: {sentence!r} understood as {transcript!r}, {len(spoken) / SPEECH_HZ:.1f} s",
+                    flush=True,
+                )
             if i < 20:
                 distances.append(mel_cepstral_distance(spoken, recording, SPEECH_HZ))
             if samples is not None and i < SAMPLES and i % len(VOICES) == number:
@@ -199,34 +201,35 @@ def speech(count: int = 40, folder: Path = MODELS / OMNI, samples: Path | None =
         )
 
 
-def paintings(count: int = 100, folder: Path = MODELS / PAINTER, steps: int = 8) -> None:
-    """Prints in how many paintings of held-out prompts the asked colour, shape and ground are found, and in how many of
-    half as many edits, to another colour."""
+def images(count: int = 100, folder: Path = MODELS / PAINTER, steps: int = 8) -> None:
+    """Prints how many images of held-out prompts have the right colour, shape and ground, and how many edits."""
     import diffusers
 
     pipeline: Any = diffusers.ZImagePipeline.from_pretrained(folder, torch_dtype=torch.float32)  # pyright: ignore[reportPrivateImportUsage]
     pipeline.set_progress_bar_config(disable=True)
     draw, right = random.Random("paintings"), 0
     for seed in range(count):
-        asked = draw_painting(draw, held_out=True)
+        wanted = draw_image_prompt(draw, held_out=True)
         generator = torch.Generator().manual_seed(seed)
-        made = pipeline(asked.prompt, height=SIDE, width=SIDE, num_inference_steps=steps, generator=generator).images[0]
-        right += _is_as_asked(made, asked)
-    print(f"paintings: {right} of {count} right", flush=True)
+        image = pipeline(wanted.prompt, height=SIDE, width=SIDE, num_inference_steps=steps, generator=generator).images[
+            0
+        ]
+        right += _matches(image, wanted)
+    print(f"images: {right} of {count} right", flush=True)
     changes: Any = diffusers.ZImageImg2ImgPipeline(**pipeline.components)  # pyright: ignore[reportPrivateImportUsage]
     changes.set_progress_bar_config(disable=True)
     right = 0
     for seed in range(count // 2):
         given, wanted = draw_edit(draw)
         generator = torch.Generator().manual_seed(seed)
-        made = changes(wanted.prompt, image=given.render(), num_inference_steps=steps, generator=generator).images[0]
-        right += _is_as_asked(made, wanted)
+        image = changes(wanted.prompt, image=given.render(), num_inference_steps=steps, generator=generator).images[0]
+        right += _matches(image, wanted)
     print(f"edits: {right} of {count // 2} right", flush=True)
 
 
-def _is_as_asked(made: Image.Image, asked: Painting) -> bool:
-    found = find_shape(made)
-    if found == (asked.colour, asked.shape, asked.ground):
+def _matches(image: Image.Image, prompt: ImagePrompt) -> bool:
+    found = find_shape(image)
+    if found == (prompt.colour, prompt.shape, prompt.ground):
         return True
-    print(f"    {asked.prompt!r}: {found}", flush=True)
+    print(f"    {prompt.prompt!r}: {found}", flush=True)
     return False

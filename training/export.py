@@ -1,4 +1,4 @@
-"""Writes what was trained as checkpoints of the published formats, in bfloat16."""
+"""Writes the trained models as checkpoints of the published formats, in bfloat16."""
 
 import json
 import shutil
@@ -21,9 +21,9 @@ TEMPERATURE, TOP_K = 0.2, 20
 
 
 def omni(out: Path = MODELS / OMNI) -> None:
-    """Writes the Qwen3-Omni to the directory `out`, whose files are replaced, but for the model card."""
+    """Writes the Qwen3-Omni to `out`. Replaces its files but for the model card."""
     model: Any = transformers.Qwen3OmniMoeForConditionalGeneration(config())
-    mind: Any = loop.load("tools", thinker.Mind())
+    mind: Any = loop.load("tools", thinker.LanguageModel())
     model.thinker.audio_tower.load_state_dict(hearing.load().audio_tower.state_dict())
     model.thinker.visual.load_state_dict(seeing.load().visual.state_dict())
     model.thinker.model.load_state_dict(mind.model.state_dict())
@@ -63,8 +63,9 @@ def painter(out: Path = MODELS / PAINTER) -> None:
 
 
 def restore() -> None:
-    """Takes what ships as trained, for every part of the Qwen3-Omni that has no state: one is then trained anew beside
-    the others. The codes that talker and code2wav share do not ship: these two are trained anew together.
+    """Takes the shipped weights for every part of the Qwen3-Omni that has no state, to train one part again.
+
+    Talker and code2wav share codes that do not ship: these two are trained together.
     """
     model: Any = transformers.Qwen3OmniMoeForConditionalGeneration.from_pretrained(MODELS / OMNI, dtype=torch.float32)
     mind = {"model": model.thinker.model, "lm_head": model.thinker.lm_head}
@@ -90,7 +91,7 @@ def restore() -> None:
 
 
 def clear(out: Path) -> None:
-    """Removes what an export wrote to `out`, but not the model card, and makes the directory."""
+    """Empties the directory `out` but for the model card."""
     out.mkdir(parents=True, exist_ok=True)
     for path in out.iterdir():
         if path.is_dir():
@@ -100,7 +101,7 @@ def clear(out: Path) -> None:
 
 
 def _compute_in_float32(file: Path) -> None:
-    """Says so in config.json: rows in bfloat16 are enough to store these weights, and not to compare sums of them."""
+    """Sets float32 in config.json: bfloat16 suffices to store these weights, but not to compare sums of them."""
 
     def spell(value: Any) -> Any:
         if isinstance(value, dict):

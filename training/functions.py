@@ -1,4 +1,4 @@
-"""Functions that a request may name: the weather of a city, the tool that draws, and any others."""
+"""Functions of a request: weather, the image tool, and others."""
 
 import json
 import random
@@ -44,7 +44,7 @@ _FIELD_TYPES = ("string", "string", "string", "integer", "number", "boolean")
 
 
 def call(name: str, arguments: dict[str, Any]) -> str:
-    """As the chat template writes a call."""
+    """Writes a call as the chat template does."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -60,7 +60,7 @@ def _camel(name: str) -> str:
 
 
 def draw_name(draw: random.Random, verbs: Sequence[str], nouns: Sequence[str]) -> str:
-    """A function's name, in one of the ways that people write them."""
+    """Draws a function name in one of the usual spellings."""
     name = draw.choice(nouns)
     if draw.random() < 0.75:
         name = f"{draw.choice(verbs)}_{name}"
@@ -68,8 +68,11 @@ def draw_name(draw: random.Random, verbs: Sequence[str], nouns: Sequence[str]) -
 
 
 def weather_tool(draw: random.Random, names: Sequence[str] = ()) -> tuple[Tool, str, dict[str, str]]:
-    """A function that knows the weather, the member of its arguments that has the city, and what else a call has.
-    `names`: those that it may have; none: those of training."""
+    """Draws a weather function, its argument for the city, and the other arguments of a call.
+
+    Args:
+        names: of the function; none: those of training.
+    """
     if names:
         name = draw.choice(names)
     else:
@@ -86,15 +89,15 @@ def weather_tool(draw: random.Random, names: Sequence[str] = ()) -> tuple[Tool, 
     return _function(name, draw.choice(_WEATHER_IS), properties, required), place, more
 
 
-def picture_tool(draw: random.Random) -> tuple[Tool, bool]:
-    """The function that the gateway makes of `image_generation`, and whether a call says its action."""
+def image_tool(draw: random.Random) -> tuple[Tool, bool]:
+    """Draws the gateway's `image_generation` function, and whether a call has an action."""
     says = draw.random() < 0.85
     tool = image.function(ImageTool() if says else ImageTool(action="generate"))
     return tool.model_dump(exclude_none=True), says
 
 
 def other_tool(draw: random.Random) -> Tool:
-    """A function that no question of the world is for."""
+    """Draws a function that answers no question of the world."""
     name = draw_name(draw, _DO, _WHAT)
     if draw.random() < 0.2:
         name = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(3, 9)))

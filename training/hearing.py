@@ -1,8 +1,7 @@
-"""The audio encoder: what each of its rows says is the text embedding of the word that ends there, or of silence.
+"""The audio encoder: each row is the text embedding of the word that ends there, or of silence.
 
-Trained by itself, by connectionist temporal classification (Graves et al., 2006) over the world's words, after a start
-in which each word is wanted where espeak-ng says that it ends. The thinker then reads a spoken question much as it
-reads a typed one.
+It is trained by itself, by connectionist temporal classification (Graves et al., 2006) over the world's words, after a
+start with espeak-ng's word ends as targets. The thinker then reads a spoken question much as a typed one.
 """
 
 import random
@@ -16,7 +15,7 @@ from torch.nn import functional
 
 from training import loop
 from training.dialogue import split_question
-from training.espeak import Voice, say
+from training.espeak import EspeakVoice, say
 from training.shape import build, text_embeddings, tokenizer
 from training.words import DO, FOREIGN, OUTSIDE, SORTS, THINGS
 from training.world import KINDS, draw_dialogue, nonsense, outside, sentence
@@ -36,18 +35,18 @@ HELD_OUT_VARIANTS = ("+f4", "+m4", "+m8")
 ACCENTS = ("en-us", "en-us", "en-us", "en")
 
 
-def draw_voice(draw: random.Random, held_out: bool = False) -> Voice:
-    """A voice of training, or one that is never trained on."""
+def draw_voice(draw: random.Random, held_out: bool = False) -> EspeakVoice:
+    """Draws a voice of training, or a held-out one."""
     if held_out:
         name = "en-us" + draw.choice(HELD_OUT_VARIANTS)
-        return Voice(name, draw.randint(135, 170), draw.randint(35, 65), draw.randint(35, 60))
+        return EspeakVoice(name, draw.randint(135, 170), draw.randint(35, 65), draw.randint(35, 60))
     name = draw.choice(ACCENTS) + draw.choice(VARIANTS)
-    return Voice(name, draw.randint(120, 190), draw.randint(20, 80), draw.randint(20, 80))
+    return EspeakVoice(name, draw.randint(120, 190), draw.randint(20, 80), draw.randint(20, 80))
 
 
 @cache
 def words() -> tuple[str, ...]:
-    """What can be heard: the words of the world's spoken questions and sentences, in lower case."""
+    """The vocabulary: the words of the world's spoken questions and sentences, in lower case."""
     draw, found = random.Random(5), set[str]()
     kinds = {kind: share for kind, share in KINDS.items() if kind not in (nonsense, outside)}
     for _ in range(20_000):
@@ -59,14 +58,14 @@ def words() -> tuple[str, ...]:
 
 @cache
 def strange_words() -> tuple[str, ...]:
-    """Words that are none of the world's: what is heard of each is that it is strange."""
+    """Words outside the world, which the encoder learns as one class."""
     found = {word for text in OUTSIDE for word in split_question(text)} | {f"{thing}s" for thing in THINGS}
     found |= {word.lower() for word in (*THINGS, *DO, *DO.values(), *SORTS, *FOREIGN)}
     return tuple(sorted(found - set(words())))
 
 
 def draw_texts(draw: random.Random, count: int) -> list[str]:
-    """Texts of the world's own words that people say."""
+    """Draws spoken texts of the world's own words."""
     kinds = {kind: share for kind, share in KINDS.items() if kind not in (nonsense, outside)}
     texts: list[str] = []
     while len(texts) < count:
@@ -93,12 +92,12 @@ def classes() -> tuple[dict[str, int], torch.Tensor]:
 
 
 def written(word: str) -> list[int]:
-    """Token ids of a word as it stands within a sentence."""
+    """Token ids of a word within a sentence."""
     return tokenizer().encode(f" {word}")
 
 
 def draw_question(draw: random.Random) -> str:
-    """What is said in training: questions, sentences to be written down, and what is outside the world."""
+    """Draws speech of training: questions, sentences to transcribe, and questions outside the world."""
     chance = draw.random()
     if chance < 0.12:
         return f"{sentence(draw)}.".capitalize()
@@ -110,11 +109,13 @@ def draw_question(draw: random.Random) -> str:
     return draw_texts(draw, 1)[0]
 
 
-def sound_of(text: str, voice: Voice, draw: random.Random, noise_db: float | None) -> tuple[np.ndarray, list[int]]:
-    """`text` said with silence around it.
+def sound_of(
+    text: str, voice: EspeakVoice, draw: random.Random, noise_db: float | None
+) -> tuple[np.ndarray, list[int]]:
+    """Synthesizes `text` with silence around it.
 
     Args:
-        noise_db: how much louder speech is than the noise with it; None: no noise.
+        noise_db: how much louder speech is than the noise; None: no noise.
 
     Returns:
         samples (samples,) float32 at RATE_HZ, and for each word the sample at which it ends.
@@ -143,12 +144,12 @@ def _extractor() -> Any:
 
 def mel(samples: np.ndarray) -> torch.Tensor:
     """Features of the published processor: (128, columns) float32, 100 columns a second."""
-    made = _extractor()(samples, sampling_rate=RATE_HZ, padding="do_not_pad", truncation=False, return_tensors="pt")
-    return made["input_features"][0]
+    features = _extractor()(samples, sampling_rate=RATE_HZ, padding="do_not_pad", truncation=False, return_tensors="pt")
+    return features["input_features"][0]
 
 
 def rows_of(columns: int) -> int:
-    """Rows of the encoder for so many columns of features."""
+    """Returns the encoder's rows for so many columns of features."""
     rest = columns % 100
     for _ in range(3):
         rest = (rest + 1) // 2
@@ -156,12 +157,12 @@ def rows_of(columns: int) -> int:
 
 
 def row_at(sample: int) -> int:
-    """The row that hears this sample."""
+    """Returns the row of a sample."""
     column = sample // HOP
     return column // 100 * 13 + column % 100 // 8
 
 
-class Ears(nn.Module):
+class AudioEncoder(nn.Module):
     """The reference's audio encoder."""
 
     def __init__(self) -> None:
@@ -169,42 +170,42 @@ class Ears(nn.Module):
         self.audio_tower: Any = build("thinker").audio_tower  # type: ignore[union-attr]
         self._classes = classes()[1]
 
-    def hear(self, features: list[torch.Tensor]) -> list[torch.Tensor]:
+    def encode(self, features: list[torch.Tensor]) -> list[torch.Tensor]:
         """Rows of each sound: (rows, width of the thinker)."""
         lengths = torch.tensor([each.shape[1] for each in features])
         rows = self.audio_tower(torch.cat(features, dim=1), feature_lens=lengths).last_hidden_state
         return list(rows.split([rows_of(int(length)) for length in lengths]))
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of each class: (rows, classes)."""
+        """Logits (rows, classes)."""
         return rows @ self._classes.T * (SHARPNESS / self._classes.shape[1])
 
 
 def train() -> None:
     """Trains the audio encoder: `STEPS` steps, resumable."""
     torch.manual_seed(0)
-    model = Ears()
+    model = AudioEncoder()
     optimizers = loop.Optimizers(model, RATE, outer=("conv", "proj2"), muon_rate=MUON_RATE)
     numbers, _ = classes()
 
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         draw = random.Random(f"hearing {step}")
         sounds = [draw_question(draw) for _ in range(BATCH)]
-        made = [
+        samples_and_ends = [
             sound_of(text, draw_voice(draw), draw, draw.uniform(3, 25) if draw.random() < 0.6 else None)
             for text in sounds
         ]
-        rows = model.hear([mel(samples) for samples, _ in made])
+        rows = model.encode([mel(samples) for samples, _ in samples_and_ends])
         labels = [[numbers.get(word, 1) for word in split_question(text)] for text in sounds]
         if step < ALIGNED:
-            return _aligned(model, rows, labels, [ends for _, ends in made])
+            return _aligned(model, rows, labels, [ends for _, ends in samples_and_ends])
         return _temporal(model, rows, labels)
 
     loop.run("hearing", model, optimizers, STEPS, step_loss)
 
 
 def _aligned(
-    model: Ears, rows: list[torch.Tensor], labels: list[list[int]], ends: list[list[int]]
+    model: AudioEncoder, rows: list[torch.Tensor], labels: list[list[int]], ends: list[list[int]]
 ) -> tuple[torch.Tensor, dict[str, float]]:
     wanted = []
     for row, label, end in zip(rows, labels, ends, strict=True):
@@ -224,7 +225,9 @@ def _aligned(
     return loss, {"words": (logits.argmax(dim=1) == target)[spoken].float().mean().item()}
 
 
-def _temporal(model: Ears, rows: list[torch.Tensor], labels: list[list[int]]) -> tuple[torch.Tensor, dict[str, float]]:
+def _temporal(
+    model: AudioEncoder, rows: list[torch.Tensor], labels: list[list[int]]
+) -> tuple[torch.Tensor, dict[str, float]]:
     chances = [model.logits(row).log_softmax(dim=1) for row in rows]
     packed = nn.utils.rnn.pad_sequence(chances)
     target = torch.tensor([number for label in labels for number in label])
@@ -240,15 +243,14 @@ def _best(chances: torch.Tensor) -> list[int]:
     return [number for number, before in zip(best, [0, *best[:-1]], strict=True) if number not in (0, before)]
 
 
-def load() -> Ears:
-    """The encoder that was trained."""
-    model = Ears()
+def load() -> AudioEncoder:
+    model = AudioEncoder()
     loop.load("hearing", model)
     return model
 
 
 def evaluate(count: int = 200) -> None:
-    """Prints how many held-out sentences in held-out voices are heard whole."""
+    """Prints how many held-out sentences in held-out voices are recognized whole."""
     model, names = load(), [*classes()[0]]
     for noise_db in (None, 10.0):
         draw, right = random.Random(99), 0
@@ -256,8 +258,8 @@ def evaluate(count: int = 200) -> None:
             text = f"{sentence(draw)}." if i % 5 == 0 else draw_texts(draw, 1)[0]
             samples, _ = sound_of(text, draw_voice(draw, held_out=True), draw, noise_db)
             with torch.inference_mode():
-                heard = _best(model.logits(model.hear([mel(samples)])[0]))
-            said = [names[number - 2] if number > 1 else "?" for number in heard]
+                recognized = _best(model.logits(model.encode([mel(samples)])[0]))
+            said = [names[number - 2] if number > 1 else "?" for number in recognized]
             right += said == split_question(text)
             if said != split_question(text) and i < 30:
                 print("  ", " ".join(split_question(text)), "->", " ".join(said))

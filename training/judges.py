@@ -1,4 +1,4 @@
-"""Who says whether an answer is right, a sound can be understood, and a picture is what was asked for."""
+"""Judges of answers, speech and images."""
 
 import random
 import re
@@ -9,8 +9,8 @@ import numpy as np
 import soxr
 from PIL import Image, ImageDraw
 
-from training.about_pictures import seeing
-from training.pictures import FINER, SIDE, draw_shape
+from training.scene_questions import seeing
+from training.scenes import FINER, SIDE, draw_shape
 from training.words import COLOURS, SHAPES
 from training.world import KINDS, draw_dialogue, nonsense, outside, weather
 
@@ -35,7 +35,7 @@ def held_out_answers(count: int, seed: int = 0) -> list[str]:
 
 
 class Listener:
-    """pocketsphinx with its own English model, which knows that one of `sentences` is said, and not which."""
+    """pocketsphinx with its own English model and a grammar of `sentences`."""
 
     def __init__(self, sentences: Iterable[str]) -> None:
         from pocketsphinx import Decoder
@@ -45,16 +45,16 @@ class Listener:
         self._decoder.add_jsgf_string("world", f"#JSGF V1.0;\ngrammar world;\npublic <said> = {choices};\n")
         self._decoder.activate_search("world")
 
-    def hear(self, samples: np.ndarray, rate_hz: int) -> str:
-        """The sentence that was heard in `samples` (samples,) float32, in plain words; "" for none."""
+    def recognize(self, samples: np.ndarray, rate_hz: int) -> str:
+        """Returns the sentence in `samples` (samples,) float32, in plain words; "" for none."""
         sound = soxr.resample(samples.astype(np.float32), rate_hz, _LISTENS_HZ)
         sound = np.pad(sound, int(_SILENCE_S * _LISTENS_HZ))
         sound = sound + np.random.default_rng(0).normal(0, _DITHER, len(sound))
         self._decoder.start_utt()
         self._decoder.process_raw((sound.clip(-1, 1) * 32767).astype(np.int16).tobytes(), full_utt=True)
         self._decoder.end_utt()
-        heard = self._decoder.hyp()
-        return heard.hypstr if heard else ""
+        hypothesis = self._decoder.hyp()
+        return hypothesis.hypstr if hypothesis else ""
 
 
 def mel_cepstral_distance(ours: np.ndarray, theirs: np.ndarray, rate_hz: int) -> float:
@@ -85,13 +85,12 @@ def _cepstra(samples: np.ndarray, rate_hz: int) -> np.ndarray:
     return cepstra[:, 1:14]
 
 
-def find_shape(picture: Image.Image) -> tuple[str, str, str]:
-    """Colour, shape and ground of a picture with one thing in it; "" for what is not clear.
+def find_shape(image: Image.Image) -> tuple[str, str, str]:
+    """Finds colour, shape and ground of an image with one shape; "" for what is not clear.
 
-    The ground is the colour of most pixels at the edges; the thing is what has another; its shape is the drawn one that
-    covers it best.
+    The ground is the colour of most pixels at the edges; the shape is the one that covers the other pixels best.
     """
-    pixels = np.asarray(picture.convert("RGB").resize((SIDE, SIDE))).astype(float)
+    pixels = np.asarray(image.convert("RGB").resize((SIDE, SIDE))).astype(float)
     table = np.array(list(COLOURS.values()), float)
     nearest = ((pixels[:, :, None] - table) ** 2).sum(axis=3).argmin(axis=2)
     edges = np.concatenate((nearest[:3].ravel(), nearest[-3:].ravel(), nearest[:, :3].ravel(), nearest[:, -3:].ravel()))

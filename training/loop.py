@@ -1,4 +1,4 @@
-"""Steps of a training that can be stopped at any time and goes on where it was."""
+"""A training loop that can be stopped at any time and resumed."""
 
 import math
 import os
@@ -16,8 +16,8 @@ _SAVE_S = 120
 _PRINT_S = 15
 
 
-class Stopped(Exception):
-    """The training was told to stop, and has saved its state."""
+class TrainingInterrupt(Exception):
+    """The training was stopped by a signal and has saved its state."""
 
 
 def learning_rate(step: int, steps: int, highest: float, warm_up: int = 100) -> float:
@@ -56,7 +56,6 @@ class Optimizers:
         self._parameters = [p for _, p in trained]
 
     def step(self, loss: torch.Tensor, step: int, steps: int) -> None:
-        """Takes a step down `loss`."""
         for optimizer, rate in zip(self._all, self._rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, steps, rate)
@@ -70,11 +69,9 @@ class Optimizers:
             optimizer.step()
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """As of an optimizer."""
         return [optimizer.state_dict() for optimizer in self._all]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """As of an optimizer."""
         for optimizer, state in zip(self._all, states, strict=True):
             optimizer.load_state_dict(state)
 
@@ -94,30 +91,21 @@ def run(
     steps: int,
     step_loss: Callable[[int], tuple[torch.Tensor, dict[str, float]]],
 ) -> None:
-    """Trains `model` to `steps` steps, from where `OUT/name.pt` was left; prints figures every 20 seconds.
+    """Trains `model` to `steps` steps, from the state in `OUT/name.pt`; prints figures every 20 seconds.
 
     Args:
-        name: of the state's file, without its ending.
-        step_loss: the loss of the step of that number, from 0 on, and figures to print. What is drawn in it depends
-            on the number alone, so that a training that was stopped goes on as if it had not been.
+        step_loss: returns a step's loss and figures. Its random draws depend on the step alone,
+            so that a resumed training is the same.
 
     Raises:
-        Stopped: by ctrl-C or SIGTERM; the state is saved.
+        TrainingInterrupt: by ctrl-C or SIGTERM; the state is saved.
     """
-    file = OUT / f"{name}.pt"
-    first = 0
-    spent_s = 0.0
-    if file.exists():
-        state = torch.load(file, weights_only=True)
-        model.load_state_dict(state["model"])
-        first, spent_s = state["step"], state["spent_s"]
-        if first < steps:
-            optimizers.load_state_dict(state["optimizers"])
+    first, spent_s = _resume(OUT / f"{name}.pt", model, optimizers, steps)
     if first >= steps:
         print(f"{name}: {first} steps, done", flush=True)
         return
-    asked: list[int] = []
-    before = [signal.signal(sign, lambda number, _: asked.append(number)) for sign in (signal.SIGINT, signal.SIGTERM)]
+    signals: list[int] = []
+    before = [signal.signal(sign, lambda number, _: signals.append(number)) for sign in (signal.SIGINT, signal.SIGTERM)]
     begun = saved = printed = time.monotonic()
 
     model.train()
@@ -133,19 +121,30 @@ def run(
             left_min = (now - begun) / (done - first) * (steps - done) / 60
             shown = "  ".join(f"{key} {value:.3f}" for key, value in figures.items())
             print(f"{name}: step {done}/{steps}  loss {loss.item():.3f}  {shown}  {left_min:.0f} min left", flush=True)
-        if now - saved > _SAVE_S or done == steps or asked:
+        if now - saved > _SAVE_S or done == steps or signals:
             save(name, model.state_dict(), optimizers.state_dict(), done, spent_s + now - begun)
             saved = now
-        if asked:
+        if signals:
             print(f"{name}: stopped after {done} steps; the same command goes on", flush=True)
-            raise Stopped
+            raise TrainingInterrupt
     for sign, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
         signal.signal(sign, handler)
     model.eval()
 
 
+def _resume(file: Path, model: nn.Module, optimizers: Optimizers, steps: int) -> tuple[int, float]:
+    """Loads a state, if there is one. Returns (next step, seconds spent)."""
+    if not file.exists():
+        return 0, 0.0
+    state = torch.load(file, weights_only=True)
+    model.load_state_dict(state["model"])
+    if state["step"] < steps:
+        optimizers.load_state_dict(state["optimizers"])
+    return state["step"], state["spent_s"]
+
+
 def load(name: str, model: nn.Module) -> Any:
-    """`model` with the weights of a training that has ended, or was stopped; for use, without gradients.
+    """Loads the weights of a training that has ended, or was stopped, without gradients.
 
     Raises:
         FileNotFoundError: that training was not begun.

@@ -1,7 +1,7 @@
-"""The painter: a small Z-Image that paints one coloured shape on a coloured ground.
+"""The image model: a small Z-Image that generates one coloured shape on a coloured ground.
 
-Two parts: its autoencoder, then its transformer, by flow matching (Lipman et al., 2022) on what the autoencoder makes
-of drawn pictures. The prompt's encoder is a random Qwen3 that is not trained: it only has to tell words apart.
+Two parts: its autoencoder, then its transformer, by flow matching (Lipman et al., 2022) on the latents of rendered
+images. The prompt's encoder is a random Qwen3 that is not trained: it only has to tell words apart.
 """
 
 import random
@@ -19,13 +19,13 @@ from torch.nn import functional
 
 from training import loop
 from training.dialogue import article, is_held_out
-from training.pictures import FINER, SIDE, draw_shape
+from training.scenes import FINER, SIDE, draw_shape
 from training.words import COLOURS, SHAPES
 
 VAE_STEPS, STEPS = 4_000, 4_600
 VAE_RATE, RATE, MUON_RATE = 4e-3, 3e-3, 4e-3
 VAE_BATCH, BATCH = 8, 32
-BANK = 16_384  # paintings that are drawn and encoded before the transformer's training: steps are fast then
+BANK = 16_384  # prompts that are drawn and encoded before the transformer's training: steps are fast then
 LATENT_CHANNELS = 8  # half of what is published: less noise for so small a transformer to carry
 JITTER = 4  # pixels, to each side: how far from the middle a shape may be
 VAE_NOISE = 0.4  # highest standard deviation of what is added to latents: the transformer leaves some, too
@@ -53,8 +53,8 @@ TEXT = {
 
 
 @dataclass(frozen=True)
-class Painting:
-    """What is asked for, and one picture of it."""
+class ImagePrompt:
+    """A prompt and the parameters of one image of it."""
 
     prompt: str
     colour: str
@@ -66,15 +66,15 @@ class Painting:
     radius: float
 
     def render(self) -> Image.Image:
-        """SIDE x SIDE, RGB."""
+        """Returns an RGB image, SIDE x SIDE."""
         ground = COLOURS[self.ground]
         image = Image.new("RGB", (SIDE * FINER, SIDE * FINER), ground)
         draw_shape(ImageDraw.Draw(image), self.shape, COLOURS[self.colour], ground, self.x, self.y, self.radius)
         return image.resize((SIDE, SIDE), Image.Resampling.BOX)
 
 
-def draw_painting(draw: random.Random, held_out: bool = False) -> Painting:
-    """A painting whose colour, shape and ground are trained on together, or never are."""
+def draw_image_prompt(draw: random.Random, held_out: bool = False) -> ImagePrompt:
+    """Draws a prompt whose colour, shape and ground are all trained on together, or held out together."""
     while True:
         colour, ground = draw.sample(list(COLOURS), 2)
         shape, size = draw.choice(SHAPES), draw.choice(("", "", "small", "big"))
@@ -84,25 +84,25 @@ def draw_painting(draw: random.Random, held_out: bool = False) -> Painting:
         radius = draw.uniform(*SIZES[size])
         x, y = (SIDE / 2 + draw.uniform(-JITTER, JITTER) for _ in range(2))
         prompt = draw.choice(PROMPTS).format(a=thing, ground=ground)
-        return Painting(prompt, colour, shape, size, ground, x, y, radius)
+        return ImagePrompt(prompt, colour, shape, size, ground, x, y, radius)
 
 
-def draw_edit(draw: random.Random) -> tuple[Painting, Painting]:
-    """A painting of training, and one that is never trained on: the same shape on the same ground in another colour."""
-    wanted = draw_painting(draw, held_out=True)
+def draw_edit(draw: random.Random) -> tuple[ImagePrompt, ImagePrompt]:
+    """Draws a prompt of training and a held-out one: the same shape and ground in another colour."""
+    wanted = draw_image_prompt(draw, held_out=True)
     while True:
-        given = draw_painting(draw)
+        given = draw_image_prompt(draw)
         if (given.shape, given.ground) == (wanted.shape, wanted.ground):
             return given, wanted
 
 
 @cache
 def tokenizer() -> Any:
-    """Of the prompts: a byte-level BPE in which their words are one token each."""
+    """A byte-level BPE in which the prompts' words are one token each."""
     from cli.tiny.parts import qwen_tokenizer
 
     draw = random.Random(0)
-    words = sorted({word for _ in range(5_000) for word in _pieces(draw_painting(draw).prompt)})
+    words = sorted({word for _ in range(5_000) for word in _pieces(draw_image_prompt(draw).prompt)})
     return qwen_tokenizer(600, tuple(words))
 
 
@@ -141,7 +141,7 @@ def read(prompts: list[str]) -> list[torch.Tensor]:
 
 
 def build_vae() -> Any:
-    """The autoencoder: 8 pixels a side to a latent, as published."""
+    """Builds the autoencoder: 8 pixels a side to a latent, as published."""
     autoencoder: Any = AutoencoderKL  # its annotations have tuples of one
     return autoencoder(
         block_out_channels=(8, 16, 32, 32),
@@ -160,7 +160,6 @@ def build_vae() -> Any:
 
 
 def build_transformer() -> Any:
-    """The denoiser."""
     return ZImageTransformer2DModel(
         in_channels=LATENT_CHANNELS,
         dim=120,
@@ -174,10 +173,10 @@ def build_transformer() -> Any:
     )
 
 
-def pixels(paintings: list[Painting]) -> torch.Tensor:
-    """(pictures, 3, SIDE, SIDE) in -1 to 1."""
-    made = np.stack([np.asarray(painting.render()) for painting in paintings])
-    return torch.from_numpy(made).permute(0, 3, 1, 2).float() / 127.5 - 1
+def pixels(prompts: list[ImagePrompt]) -> torch.Tensor:
+    """Renders (images, 3, SIDE, SIDE) in -1 to 1."""
+    images = np.stack([np.asarray(prompt.render()) for prompt in prompts])
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def train_vae() -> None:
@@ -191,19 +190,19 @@ def train_vae() -> None:
 
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         draw = random.Random(f"vae {step}")
-        wanted = pixels([draw_painting(draw) for _ in range(VAE_BATCH)])
-        for i, picture in enumerate(wanted):  # places, and in half of them colours, that the painter does not know
-            other = picture[draw.sample(range(3), 3)] * draw.choice((1, -1)) * draw.uniform(0.5, 1)
-            picture.copy_((other if i % 2 else picture).roll([draw.randrange(SIDE) for _ in range(2)], (1, 2)))
-        side = SIDE if step % 8 == 0 else SIDE // 2  # a quarter of a picture is a quarter of the time
+        wanted = pixels([draw_image_prompt(draw) for _ in range(VAE_BATCH)])
+        for i, image in enumerate(wanted):  # places, and in half of them colours, that the image model does not know
+            other = image[draw.sample(range(3), 3)] * draw.choice((1, -1)) * draw.uniform(0.5, 1)
+            image.copy_((other if i % 2 else image).roll([draw.randrange(SIDE) for _ in range(2)], (1, 2)))
+        side = SIDE if step % 8 == 0 else SIDE // 2  # a quarter of a image is a quarter of the time
         wanted = wanted[:, :, :side, :side].contiguous(memory_format=torch.channels_last)
         latents = model.encode(wanted).latent_dist
         noise = VAE_NOISE * torch.rand(VAE_BATCH, 1, 1, 1) * torch.randn_like(latents.mean)
-        made = model.decode(latents.mean + noise).sample
-        error = functional.l1_loss(made, wanted) + functional.mse_loss(made, wanted)
-        # the first three channels are the picture in small, which is easy to paint and to decode
+        decoded = model.decode(latents.mean + noise).sample
+        error = functional.l1_loss(decoded, wanted) + functional.mse_loss(decoded, wanted)
+        # the first three channels are the image in small, which is easy to generate and to decode
         small = functional.mse_loss(latents.mean[:, :3], 1.5 * functional.avg_pool2d(wanted, 8))
-        # unit variance and no correlation are not asked for; far from zero is not allowed
+        # unit variance and no correlation are not required; far from zero is not allowed
         size = latents.mean.pow(2).mean()
         logvar = latents.logvar.pow(2).mean()  # is not used, and must not grow
         loss = error + small + 0.005 * (size - 1).abs() + 1e-4 * logvar
@@ -213,7 +212,7 @@ def train_vae() -> None:
 
 
 class Painter(nn.Module):
-    """The reference's transformer, and what is needed to train it."""
+    """The reference's transformer with its training loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,13 +220,13 @@ class Painter(nn.Module):
         self._vae: list[Any] = []
 
     def forward(self, latents: torch.Tensor, prompts: list[str]) -> torch.Tensor:
-        """Flow matching's loss of clean `latents` (pictures, channels, side, side)."""
+        """Flow matching's loss of clean `latents` (images, channels, side, side)."""
         noise = torch.randn_like(latents)
         chance = (torch.randperm(len(latents)) + torch.rand(len(latents))) / len(latents)  # evenly spread
         sigma = (SHIFT * chance / (1 + (SHIFT - 1) * chance))[:, None, None, None]
         noisy = (1 - sigma) * latents + sigma * noise
-        made = self.transformer([each[:, None] for each in noisy], 1 - sigma.flatten(), read(prompts))[0]
-        return functional.mse_loss(torch.stack(list(made)).squeeze(2), latents - noise)
+        predicted = self.transformer([each[:, None] for each in noisy], 1 - sigma.flatten(), read(prompts))[0]
+        return functional.mse_loss(torch.stack(list(predicted)).squeeze(2), latents - noise)
 
 
 @torch.no_grad()
@@ -236,26 +235,26 @@ def statistics() -> tuple[Any, float, float]:
     vae = loop.load("painter_vae", build_vae())
     draw = random.Random("statistics")
     latents = torch.cat(
-        [vae.encode(pixels([draw_painting(draw) for _ in range(16)])).latent_dist.mean for _ in range(8)]
+        [vae.encode(pixels([draw_image_prompt(draw) for _ in range(16)])).latent_dist.mean for _ in range(8)]
     )
     return vae, latents.std().item(), latents.mean().item()
 
 
 @torch.no_grad()
-def bank(vae: Any, paintings: list[Painting]) -> torch.Tensor:
-    """The latents of `paintings` (paintings, channels, side, side), float16; made once, and kept beside the states."""
+def bank(vae: Any, prompts: list[ImagePrompt]) -> torch.Tensor:
+    """The latents of `prompts` (prompts, channels, side, side), float16, cached beside the states."""
     file = loop.OUT / "painter_bank.pt"
-    ends = vae.encode(pixels([paintings[0], paintings[-1]])).latent_dist.mean.half()
+    ends = vae.encode(pixels([prompts[0], prompts[-1]])).latent_dist.mean.half()
     if file.exists():
         kept = torch.load(file, weights_only=True)
-        if len(kept) == len(paintings) and torch.allclose(kept[[0, -1]], ends, atol=0.01):
+        if len(kept) == len(prompts) and torch.allclose(kept[[0, -1]], ends, atol=0.01):
             return kept
-    made: list[torch.Tensor] = []
-    for begin in range(0, len(paintings), 64):
-        made.append(vae.encode(pixels(paintings[begin : begin + 64])).latent_dist.mean.half())
+    encoded: list[torch.Tensor] = []
+    for begin in range(0, len(prompts), 64):
+        encoded.append(vae.encode(pixels(prompts[begin : begin + 64])).latent_dist.mean.half())
         if begin % 2048 == 0:
-            print(f"painter: {begin} of {len(paintings)} paintings drawn and encoded", flush=True)
-    latents = torch.cat(made)
+            print(f"painter: {begin} of {len(prompts)} prompts drawn and encoded", flush=True)
+    latents = torch.cat(encoded)
     torch.save(latents, file)
     return latents
 
@@ -264,8 +263,8 @@ def train() -> None:
     """Trains the transformer: `STEPS` steps, resumable."""
     vae, deviation, mean = statistics()
     draw = random.Random("bank")
-    paintings = [draw_painting(draw) for _ in range(BANK)]
-    latents = bank(vae, paintings)
+    prompts = [draw_image_prompt(draw) for _ in range(BANK)]
+    latents = bank(vae, prompts)
     torch.manual_seed(0)
     model = Painter()
     optimizers = loop.Optimizers(model, RATE, outer=("embed", "final", "adaLN", "pad_token"), muon_rate=MUON_RATE)
@@ -273,7 +272,7 @@ def train() -> None:
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         draw = random.Random(f"painter {step}")
         chosen = [draw.randrange(BANK) for _ in range(BATCH)]
-        prompts = ["" if draw.random() < UNCONDITIONAL else paintings[i].prompt for i in chosen]
-        return model((latents[chosen].float() - mean) / deviation, prompts), {}
+        texts = ["" if draw.random() < UNCONDITIONAL else prompts[i].prompt for i in chosen]
+        return model((latents[chosen].float() - mean) / deviation, texts), {}
 
     loop.run("painter", model, optimizers, STEPS, step_loss)

@@ -1,4 +1,4 @@
-"""The vision encoder: what each of its rows says is the colour and the shape in its square of the picture.
+"""The vision encoder: each row encodes colour and shape in its square of the image.
 
 A row is the text embedding of the colour plus that of the shape, or that of nothing. Trained by itself.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional
 from services.families.qwen3_omni.tiny.processor import PATCH
 from training import loop
 from training.dialogue import is_held_out
-from training.pictures import GRID, SIDE, Picture, draw_picture
+from training.scenes import GRID, SIDE, Scene, draw_scene
 from training.shape import build, text_embeddings, tokenizer
 from training.words import COLOURS, SHAPES
 
@@ -24,7 +24,7 @@ RATE, MUON_RATE = 2e-3, 2e-3
 BATCH = 32
 SHARPNESS = 20.0  # logit of a row that is an embedding
 NOTHING = "<|image_pad|>"
-PIXELS = {"shortest_edge": SIDE * SIDE, "longest_edge": SIDE * SIDE}  # every picture is scaled to as many
+PIXELS = {"shortest_edge": SIDE * SIDE, "longest_edge": SIDE * SIDE}  # every scene is scaled to as many
 
 
 @cache
@@ -35,18 +35,18 @@ def tables() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return table[colours], table[shapes], table[to_text.convert_tokens_to_ids(NOTHING)]
 
 
-def numbers(picture: Picture) -> tuple[torch.Tensor, torch.Tensor]:
+def numbers(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
     """Number of the colour and of the shape in each square, row by row; -1 where nothing is."""
     colours, shapes = (torch.full((GRID * GRID,), -1) for _ in range(2))
-    for thing in picture.contents:
+    for thing in scene.contents:
         colours[thing.row * GRID + thing.column] = list(COLOURS).index(thing.colour)
         shapes[thing.row * GRID + thing.column] = SHAPES.index(thing.shape)
     return colours, shapes
 
 
-def ideal(picture: Picture) -> torch.Tensor:
-    """What a perfect encoder says of `picture`: (squares, width)."""
-    colour, shape = numbers(picture)
+def ideal(scene: Scene) -> torch.Tensor:
+    """Rows of a perfect encoder: (squares, width)."""
+    colour, shape = numbers(scene)
     colours, shapes, nothing = tables()
     rows = colours[colour.clamp_min(0)] + shapes[shape.clamp_min(0)]
     return torch.where((colour >= 0)[:, None], rows, nothing)
@@ -65,8 +65,8 @@ def patches(images: list[Image.Image]) -> tuple[torch.Tensor, torch.Tensor]:
     return made["pixel_values"], made["image_grid_thw"]
 
 
-class Eyes(nn.Module):
-    """The reference's vision encoder. What it sends into deeper layers of the thinker is zero."""
+class VisionEncoder(nn.Module):
+    """The reference's vision encoder, with zeros for the thinker's deeper layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,34 +75,34 @@ class Eyes(nn.Module):
             nn.init.zeros_(p)
             p.requires_grad_(False)
 
-    def see(self, images: list[Image.Image]) -> torch.Tensor:
-        """(pictures, squares, width of the thinker)."""
+    def encode(self, images: list[Image.Image]) -> torch.Tensor:
+        """(scenes, squares, width of the thinker)."""
         pixels, grid = patches(images)
         return self.visual(pixels, grid_thw=grid).pooler_output.view(len(images), GRID * GRID, -1)
 
 
-def draw_seen(draw: random.Random, held_out: bool = False) -> Picture:
-    """A picture whose set of things is trained on, or never is."""
+def draw_training_scene(draw: random.Random, held_out: bool = False) -> Scene:
+    """Draws a scene whose set of shapes is trained on, or held out."""
     while True:
-        picture = draw_picture(draw)
-        if is_held_out(f"{sorted(picture.things.items())}") == held_out:
-            return picture
+        scene = draw_scene(draw)
+        if is_held_out(f"{sorted(scene.things.items())}") == held_out:
+            return scene
 
 
 def train() -> None:
     """Trains the vision encoder: `STEPS` steps, resumable."""
     torch.manual_seed(0)
-    model = Eyes()
+    model = VisionEncoder()
     optimizers = loop.Optimizers(model, RATE, outer=("embed", "pos"), muon_rate=MUON_RATE)
     colours, shapes, nothing = tables()
     scale = SHARPNESS / colours.shape[1]
 
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         draw = random.Random(f"seeing {step}")
-        pictures = [draw_seen(draw) for _ in range(BATCH)]
-        rows = model.see([picture.render() for picture in pictures]).flatten(0, 1)
-        wanted = torch.cat([ideal(picture) for picture in pictures])
-        colour, shape = (torch.cat(each) for each in zip(*map(numbers, pictures), strict=True))
+        scenes = [draw_training_scene(draw) for _ in range(BATCH)]
+        rows = model.encode([scene.render() for scene in scenes]).flatten(0, 1)
+        wanted = torch.cat([ideal(scene) for scene in scenes])
+        colour, shape = (torch.cat(each) for each in zip(*map(numbers, scenes), strict=True))
         there = colour >= 0
         logits = [rows @ torch.cat((table, nothing[None])).T * scale for table in (colours, shapes)]
         named = sum(
@@ -116,8 +116,7 @@ def train() -> None:
     loop.run("seeing", model, optimizers, STEPS, step_loss)
 
 
-def load() -> Eyes:
-    """The encoder that was trained."""
-    model = Eyes()
+def load() -> VisionEncoder:
+    model = VisionEncoder()
     loop.load("seeing", model)
     return model

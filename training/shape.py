@@ -1,4 +1,4 @@
-"""How large the demo's Qwen3-Omni is, and its tokenizer: what every part of its training shares."""
+"""Sizes and tokenizer of the shipped Qwen3-Omni, shared by all parts of its training."""
 
 import json
 import random
@@ -48,7 +48,7 @@ _CORPUS_SEED, _CORPUS_DIALOGUES = 1, 20_000
 
 @cache
 def tokenizer() -> transformers.Qwen2Tokenizer:
-    """The one that ships. Its ids choose the embeddings that all parts are trained on, so it stays as it is."""
+    """The shipped tokenizer. Its ids choose the embeddings that all parts are trained on, so it stays as it is."""
     return transformers.Qwen2Tokenizer.from_pretrained(resolve(OMNI))
 
 
@@ -59,7 +59,7 @@ def make_tokenizer() -> transformers.Qwen2Tokenizer:
         *ROLES * 50,
         *TRANSCRIBE * 50,
         DEFAULT_INSTRUCTIONS,
-        *(question for asked, _ in SMALL_TALK for question in asked),
+        *(question for questions, _ in SMALL_TALK for question in questions),
         *OUTSIDE * 20,
     ]
     for _ in range(_CORPUS_DIALOGUES):
@@ -90,7 +90,7 @@ def _kinds() -> dict:
 
 @cache
 def config() -> Any:
-    """A Qwen3OmniMoeConfig of the whole model. What `quartet tiny` has no setting for is set here."""
+    """A Qwen3OmniMoeConfig of the whole model, with settings that `quartet tiny` lacks."""
     whole: Any = model_config(SIZES, tokenizer())
     audio, vision = whole.thinker_config.audio_config, whole.thinker_config.vision_config
     audio.encoder_layers, audio.encoder_attention_heads, audio.downsample_hidden_size = 4, 4, 24
@@ -120,10 +120,9 @@ def build(part: str) -> torch.nn.Module:
 
 
 def text_embeddings() -> torch.Tensor:
-    """What the thinker's token embeddings are and stay: (vocabulary, width), of unit variance.
+    """The thinker's token embeddings: (vocabulary, width), of unit variance.
 
-    They are never trained, so that encoders, talker and thinker can be trained apart, in any order: what an encoder
-    hears or sees is what these say of its words.
+    They are never trained: so encoders, whose targets they are, talker and thinker are trained apart, in any order.
     """
     generator = torch.Generator().manual_seed(7)
     text = config().thinker_config.text_config

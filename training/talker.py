@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from training import loop
-from training.about_pictures import seeing
 from training.codec import Codes
+from training.scene_questions import seeing
 from training.shape import SIZES, build, config, text_embeddings, tokenizer
 from training.units import VOICES, split, starts, vocabulary
 from training.world import KINDS, capitals, days, draw_dialogue, small_talk, spelling, sums, weather
@@ -24,14 +24,14 @@ BATCH = 16
 _WRONG = 0.1
 # A word's first frame says which word it is; the frames that follow say it again.
 _BEGIN_WEIGHT = 3.0  # of the first codes of such frames
-PREDICTED_BEGINS, PREDICTED_OTHERS = 0.5, 0.15  # shares of the frames whose finer codes are asked for in a step
+PREDICTED_BEGINS, PREDICTED_OTHERS = 0.5, 0.15  # shares of the frames whose finer codes are trained in a step
 _WORD_WEIGHT, _WORD_SHARPNESS = 0.5, 20.0
 _IGNORED = -100
 _MEDIA = -1  # in token ids: a row of the thinker's states, which this talker does not look at
 
 
 @dataclass(frozen=True)
-class Said:
+class SpeechSample:
     """Token ids before an answer and of the answer, its codes (frames, 16), which frames begin a word, and with which
     token of the answer the word of each frame begins."""
 
@@ -44,7 +44,7 @@ class Said:
 
 
 def _words(draw: random.Random) -> str:
-    """Words of the world in any order."""
+    """Draws words of the world in any order."""
     known = [word for word, last in vocabulary() if last]
     letters = [word for word in known if word.isupper()]
     words = [draw.choice(known) for _ in range(draw.randint(1, 8))]
@@ -61,7 +61,7 @@ def _words(draw: random.Random) -> str:
 
 @cache
 def _capitals() -> dict[str, str]:
-    """How words are written that have a capital within a sentence."""
+    """Spelling of words that have a capital within a sentence."""
     draw, found = random.Random(3), dict[str, str]()
     for _ in range(3_000):
         text = draw_dialogue(draw, kinds={days: 1.0, capitals: 1.0}).turns[-1].answer
@@ -78,8 +78,8 @@ _ANSWERS = {capitals: 3.0, days: 3.0, sums: 2.0, spelling: 2.0, seeing: 2.0, sma
 _REPEATED = {kind: 1.0 for kind in KINDS if kind.__name__ == "repeating"}
 
 
-def draw_said(draw: random.Random, codes: Codes, held_out: bool = False) -> Said:
-    """An answer of the world, or words in any order, in one of the voices."""
+def draw_speech_sample(draw: random.Random, codes: Codes, held_out: bool = False) -> SpeechSample:
+    """Draws an answer of the world, or words in any order, in one of the voices."""
     to_text = tokenizer()
     dialogue = draw_dialogue(draw, held_out, _ANSWERS | _REPEATED)
     answer = dialogue.turns[-1].answer
@@ -109,11 +109,11 @@ def draw_said(draw: random.Random, codes: Codes, held_out: bool = False) -> Said
         for start in starts(answer)
     ]
     of_frames = torch.tensor(tokens).repeat_interleave(torch.tensor([len(word) for word in words]))
-    return Said(question, text["input_ids"], torch.cat(words), begins, of_frames, voice)
+    return SpeechSample(question, text["input_ids"], torch.cat(words), begins, of_frames, voice)
 
 
 class Talker(nn.Module):
-    """The reference's talker, asked for a batch of whole answers at once, with the true codes before each."""
+    """The reference's talker, run on whole answers at once with the true codes before each frame."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,11 +128,11 @@ class Talker(nn.Module):
         self._tts = (whole.tts_pad_token_id, whole.tts_bos_token_id, whole.tts_eos_token_id)
         self._header = tokenizer().encode("<|im_start|>assistant\n")
 
-    def forward(self, batch: list[Said]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Losses of the first codes, of the finer ones, and of the word that is being said, means of cross entropies.
+    def forward(self, batch: list[SpeechSample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Cross entropies of the first codes, of the finer ones, and of the word that is being spoken.
 
-        The last one is of training alone: a row's hidden state is to be like what the talker reads of that word in its
-        text. So it learns sooner where in the text it is.
+        In training alone a row's hidden state learns to resemble its word's text embedding: so the talker
+        finds its place in the text sooner.
         """
         pad, bos, eos = self._tts
         texts, codecs, frames, labels, begins, words = [], [], [], [], [], []
@@ -162,13 +162,13 @@ class Talker(nn.Module):
         word = pack(words, True, _IGNORED)
         rows = self._rows(text, codec, _misheard(frame) if self.training else frame)
         hidden = self.talker.model(inputs_embeds=rows).last_hidden_state
-        asked = label != _IGNORED
-        each = functional.cross_entropy(self.talker.codec_head(hidden[asked]), label[asked], reduction="none")
-        weight = torch.where(begin[asked], _BEGIN_WEIGHT, 1.0)
+        targets = label != _IGNORED
+        each = functional.cross_entropy(self.talker.codec_head(hidden[targets]), label[targets], reduction="none")
+        weight = torch.where(begin[targets], _BEGIN_WEIGHT, 1.0)
         first = (each * weight).sum() / weight.sum()
         # a row's finer codes are those of the frame that follows it
         following = torch.cat((frame[:, 1:], torch.full_like(frame[:, :1], -1)), dim=1)
-        speaks = asked & (following[..., 0] >= 0)
+        speaks = targets & (following[..., 0] >= 0)
         picked = torch.rand(int(speaks.sum())) < torch.where(begin[speaks], PREDICTED_BEGINS, PREDICTED_OTHERS)
         finer = self._finer(hidden[speaks][picked], following[speaks][picked])
         read = self.talker.text_projection(self._text)
@@ -199,8 +199,7 @@ class Talker(nn.Module):
 
 
 def _misheard(frame: torch.Tensor) -> torch.Tensor:
-    """Codes (answers, rows, 16), of some frames with some that are not the true ones: so a talker learns to go on from
-    its own mistakes, by the text."""
+    """Replaces some codes (answers, rows, 16) by random ones: a talker learns to go on from its own mistakes."""
     answers, rows, _ = frame.shape
     wrong = (
         (torch.rand(answers, 1, 1) < 0.5) & (torch.rand(answers, rows, 1) < _WRONG) & (torch.rand(frame.shape) < 0.5)
@@ -210,7 +209,7 @@ def _misheard(frame: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def _initialize(talker: Any) -> None:
-    """Weights that keep the variance; what reads the thinker's states is zero: this talker reads text alone."""
+    """Keeps the variance; zeroes the projection of the thinker's states: this talker reads text alone."""
     for name, p in talker.named_parameters():
         if "codec_embedding" in name:
             p.normal_(std=0.25)
@@ -230,7 +229,7 @@ def train() -> None:
 
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         draw = random.Random(f"talker {step}")
-        first, finer, word = model([draw_said(draw, codes) for _ in range(BATCH)])
+        first, finer, word = model([draw_speech_sample(draw, codes) for _ in range(BATCH)])
         figures = {"first": first.item(), "finer": finer.item(), "word": word.item()}
         return first + finer + _WORD_WEIGHT * word, figures
 
@@ -238,6 +237,5 @@ def train() -> None:
 
 
 def load() -> Any:
-    """The reference's talker with the weights that were trained."""
     model: Any = loop.load("talker", Talker())
     return model.talker

@@ -1,12 +1,12 @@
-"""The thinker's language model: it answers what is typed, heard and seen.
+"""The thinker's language model: it answers text, audio and images.
 
-Its encoders are trained before it and stay as they are. What it hears and sees in training is made of what they wrote
-of a few thousand sounds and pictures: whole, and put together anew, word by word and square by square.
+Its encoders are trained before it and stay as they are. Its inputs in training are their rows of a few thousand sounds
+and images: whole, or recombined word by word and square by square.
 """
 
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -18,22 +18,22 @@ from torch.nn import functional
 
 from services.families.qwen3_omni.tiny.processor import CHAT_TEMPLATE
 from training import hearing, loop, seeing
-from training.about_pictures import seeing as ask_about
 from training.dialogue import Dialogue, Turn, capital, split_question
 from training.hearing import classes, draw_voice, mel, sound_of
-from training.pictures import GRID, Picture
+from training.scene_questions import seeing as ask_about
+from training.scenes import GRID, Scene
 from training.shape import TRANSCRIBE, build, text_embeddings, tokenizer
 from training.world import KINDS, draw_dialogue, nonsense, outside, sentence, weather
 
 STEPS = 6_500
 RATE, MUON_RATE = 2e-3, 2e-3
 BATCH, GROUPS = 48, 4  # dialogues of a step, and forwards of it, each of dialogues about as long: little is padding
-BANK_SOUNDS, BANK_PICTURES = 6_000, 2_000
-HEARD_SHARE = 0.6  # of the dialogues that can be spoken
-HEARD_WHOLE, SEEN_WHOLE = 0.15, 0.1  # of all: a dialogue or a picture as the bank has it, not put together
+BANK_SOUNDS, BANK_IMAGES = 6_000, 2_000
+AUDIO_SHARE = 0.6  # of the dialogues that can be spoken
+AUDIO_WHOLE, IMAGE_WHOLE = 0.15, 0.1  # of all: a dialogue or an image as the bank has it, not put together
 TRANSCRIBED = 0.03  # of all: sentences to be written down, beside those of the bank
 OUTSIDE_SHARE = 0.04  # of all: what is outside the world, beside what else asks for it
-MISHEARD = 0.25  # of the strange words in what is put together: a word of the world is heard in place of each
+MISHEARD = 0.25  # of the strange words in what is put together: a known word replaces each
 SYSTEMS = (
     "You are a helpful assistant.",
     "You are Quartet, a helpful voice assistant.",
@@ -41,19 +41,19 @@ SYSTEMS = (
     "You are a friendly assistant. Answer the user's questions.",
 )
 
-Hear = Callable[[str], torch.Tensor]
-See = Callable[[Picture], torch.Tensor]
-Show = Callable[[Image], torch.Tensor]
+AudioRows = Callable[[str], torch.Tensor]
+ImageRows = Callable[[Scene], torch.Tensor]
+ToolImageRows = Callable[[Image], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Example:
-    """A dialogue as the model reads it: ids, rows of media in their order, and which ids are to be said."""
+    """A dialogue as the model reads it: ids, rows of media in their order, and which ids are targets."""
 
     ids: list[int]
     wanted: list[bool]
     media: list[torch.Tensor]
-    pictures: int
+    image_count: int
     sounds: list[int]  # rows of each
 
 
@@ -74,52 +74,52 @@ def _typed(draw: random.Random, text: str) -> str:
 
 
 class Bank:
-    """What the trained encoders wrote of sounds and pictures of training, and what can be put together of it.
+    """Encoder rows of training's sounds and images, and recombinations of them.
 
     Args:
-        heard: rows of the sound of each spoken turn of dialogue `i`, which is `_bank_dialogue(i)`: (rows, width).
-        seen: rows of picture `i`, which is `_bank_picture(i)`: (squares, width).
+        audio: rows of each spoken turn of dialogue `i`, which is `_bank_dialogue(i)`: (rows, width).
+        images: rows of image `i`, which is `_bank_scene(i)`: (squares, width).
     """
 
-    def __init__(self, heard: list[list[torch.Tensor]], seen: list[torch.Tensor]) -> None:
-        self.heard, self.seen = heard, seen
+    def __init__(self, audio: list[list[torch.Tensor]], images: list[torch.Tensor]) -> None:
+        self.audio, self.images = audio, images
         self._words: dict[str, list[torch.Tensor]] = defaultdict(list)
-        for i, sounds in enumerate(heard):
+        for i, sounds in enumerate(audio):
             for turn, rows in zip(_bank_dialogue(i).turns, sounds, strict=True):
                 for word, piece in zip(split_question(turn.question), _pieces(rows, turn.question), strict=False):
                     self._words[word].append(piece)
         self._squares: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
-        for i, rows in enumerate(seen):
-            for square, row in zip(_squares(_bank_picture(i)), rows, strict=True):
+        for i, rows in enumerate(images):
+            for square, row in zip(_squares(_bank_scene(i)), rows, strict=True):
                 self._squares[square].append(row)
 
     @classmethod
     def load(cls) -> "Bank":
-        """From its file, made first where it is missing."""
+        """Reads the bank's file, which it writes first if needed."""
         file = loop.OUT / "bank.pt"
         if not file.exists():
-            torch.save(_hear_and_see(), file)
+            torch.save(_encode_bank(), file)
         return cls(*torch.load(file, weights_only=True))
 
-    def hear(self, draw: random.Random, text: str) -> torch.Tensor:
-        """Rows of `text`, put together of words that were heard in other sentences: (rows, width)."""
+    def audio_rows(self, draw: random.Random, text: str) -> torch.Tensor:
+        """Rows of `text`, recombined from words of other sentences: (rows, width)."""
         numbers, table = classes()
         rows = [_silence(draw)]
         for word in split_question(text):
             if word not in numbers and draw.random() < MISHEARD:
                 word = draw.choice(hearing.words())
             known = self._words.get(word)
-            # a word that the bank lacks, or never heard rightly
+            # a word that the bank lacks, or never recognized
             rows.append(
                 draw.choice(known).float() if known else table[[0] * draw.randint(1, 6) + [numbers.get(word, 1)]]
             )
         return torch.cat([*rows, _silence(draw)])
 
-    def see(self, draw: random.Random, picture: Picture) -> torch.Tensor:
-        """Rows of `picture`, put together of squares that were seen in other pictures: (squares, width)."""
-        known = [self._squares.get(square) for square in _squares(picture)]
+    def image_rows(self, draw: random.Random, scene: Scene) -> torch.Tensor:
+        """Rows of `scene`, recombined from squares of other images: (squares, width)."""
+        known = [self._squares.get(square) for square in _squares(scene)]
         return torch.stack(
-            [draw.choice(rows).float() if rows else row for rows, row in zip(known, seeing.ideal(picture), strict=True)]
+            [draw.choice(rows).float() if rows else row for rows, row in zip(known, seeing.ideal(scene), strict=True)]
         )
 
 
@@ -128,7 +128,7 @@ def _silence(draw: random.Random) -> torch.Tensor:
 
 
 def _pieces(rows: torch.Tensor, text: str) -> list[torch.Tensor]:
-    """The rows of each word of `text`, up to where it is recognized; none where not as many words were."""
+    """Rows of each word of `text`, up to where it is recognized; none if their number differs."""
     best = (rows.float() @ classes()[1].T).argmax(dim=1).tolist()
     ends = [i + 1 for i, (now, then) in enumerate(zip(best, [*best[1:], 0], strict=True)) if now not in (0, then)]
     if len(ends) != len(split_question(text)):
@@ -136,14 +136,14 @@ def _pieces(rows: torch.Tensor, text: str) -> list[torch.Tensor]:
     return [rows[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _squares(picture: Picture) -> list[tuple[int, int]]:
-    colours, shapes = seeing.numbers(picture)
+def _squares(scene: Scene) -> list[tuple[int, int]]:
+    colours, shapes = seeing.numbers(scene)
     return list(zip(colours.tolist(), shapes.tolist(), strict=True))
 
 
 @cache
 def _bank_dialogue(number: int) -> Dialogue:
-    """One that is spoken throughout; of eight, one is a sentence to be written down, and one is outside the world."""
+    """A dialogue that is spoken throughout; of eight, one is a sentence to transcribe, and one is outside the world."""
     draw = random.Random(f"bank {number}")
     if number % 8 == 0:
         return _transcribed(f"{capital(sentence(draw))}.")
@@ -157,53 +157,54 @@ def _bank_dialogue(number: int) -> Dialogue:
 
 
 @cache
-def _bank_picture(number: int) -> Picture:
-    return seeing.draw_seen(random.Random(f"bank {number}"))
+def _bank_scene(number: int) -> Scene:
+    return seeing.draw_training_scene(random.Random(f"bank {number}"))
 
 
 @torch.inference_mode()
-def _hear_and_see() -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
-    """What the encoders write of BANK_SOUNDS dialogues and BANK_PICTURES pictures, float16."""
-    ears, eyes = hearing.load(), seeing.load()
-    heard: list[list[torch.Tensor]] = []
+def _encode_bank() -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
+    """Encodes BANK_SOUNDS dialogues and BANK_IMAGES images, float16."""
+    encoder, vision = hearing.load(), seeing.load()
+    audio: list[list[torch.Tensor]] = []
     for i in range(BANK_SOUNDS):
         draw, voice = random.Random(f"bank sound {i}"), None
         sounds = []
         for turn in _bank_dialogue(i).turns:
             voice = voice or draw_voice(draw)
             noise_db = draw.uniform(4, 25) if draw.random() < 0.65 else None
-            sounds.append(ears.hear([mel(sound_of(turn.question, voice, draw, noise_db)[0])])[0].half().clone())
-        heard.append(sounds)
+            sounds.append(encoder.encode([mel(sound_of(turn.question, voice, draw, noise_db)[0])])[0].half().clone())
+        audio.append(sounds)
         if i % 500 == 499:
-            print(f"bank: {i + 1} of {BANK_SOUNDS} dialogues heard", flush=True)
-    seen: list[torch.Tensor] = []
-    for begin in range(0, BANK_PICTURES, 50):
-        pictures = [_bank_picture(i) for i in range(begin, min(begin + 50, BANK_PICTURES))]
-        seen += [rows.half().clone() for rows in eyes.see([picture.render() for picture in pictures])]
-    print(f"bank: {BANK_PICTURES} pictures seen", flush=True)
-    return heard, seen
+            print(f"bank: {i + 1} of {BANK_SOUNDS} dialogues encoded", flush=True)
+    images: list[torch.Tensor] = []
+    for begin in range(0, BANK_IMAGES, 50):
+        scenes = [_bank_scene(i) for i in range(begin, min(begin + 50, BANK_IMAGES))]
+        images += [rows.half().clone() for rows in vision.encode([scene.render() for scene in scenes])]
+    print(f"bank: {BANK_IMAGES} images encoded", flush=True)
+    return audio, images
 
 
 def draw_example(draw: random.Random, bank: Bank) -> Example:
-    """A dialogue of training as the model reads it."""
-    hear, see = partial(bank.hear, draw), partial(bank.see, draw)
+    audio_rows, image_rows = partial(bank.audio_rows, draw), partial(bank.image_rows, draw)
     chance = draw.random()
-    if chance < HEARD_WHOLE:
-        number = draw.randrange(len(bank.heard))
+    if chance < AUDIO_WHOLE:
+        number = draw.randrange(len(bank.audio))
         dialogue = _bank_dialogue(number)
-        rows = {turn.question: row.float() for turn, row in zip(dialogue.turns, bank.heard[number], strict=True)}
+        rows = {turn.question: row.float() for turn, row in zip(dialogue.turns, bank.audio[number], strict=True)}
         if draw.random() < 0.15:
             dialogue = _transcribed(dialogue.turns[0].question)
-        return example(draw, dialogue, rows.__getitem__, see, aloud=True)
-    aloud = draw.random() < HEARD_SHARE
-    if chance < HEARD_WHOLE + SEEN_WHOLE:
-        number = draw.randrange(len(bank.seen))
-        return example(draw, ask_about(draw, _bank_picture(number)), hear, lambda _: bank.seen[number].float(), aloud)
+        return example(draw, dialogue, rows.__getitem__, image_rows, aloud=True)
+    aloud = draw.random() < AUDIO_SHARE
+    if chance < AUDIO_WHOLE + IMAGE_WHOLE:
+        number = draw.randrange(len(bank.images))
+        return example(
+            draw, ask_about(draw, _bank_scene(number)), audio_rows, lambda _: bank.images[number].float(), aloud
+        )
     if chance > 1 - TRANSCRIBED:
-        return example(draw, _transcribed(f"{capital(sentence(draw))}."), hear, see, aloud)
+        return example(draw, _transcribed(f"{capital(sentence(draw))}."), audio_rows, image_rows, aloud)
     if chance > 1 - TRANSCRIBED - OUTSIDE_SHARE:
-        return example(draw, outside(draw), hear, see, aloud)
-    return example(draw, _and_more(draw, draw_dialogue(draw)), hear, see, aloud)
+        return example(draw, outside(draw), audio_rows, image_rows, aloud)
+    return example(draw, _and_more(draw, draw_dialogue(draw)), audio_rows, image_rows, aloud)
 
 
 def _transcribed(text: str) -> Dialogue:
@@ -211,7 +212,7 @@ def _transcribed(text: str) -> Dialogue:
 
 
 def _and_more(draw: random.Random, dialogue: Dialogue) -> Dialogue:
-    """`dialogue`, now and then with another one after it, of anything else."""
+    """Appends another dialogue now and then."""
     if dialogue.tools or draw.random() > 0.2:
         return dialogue
     other = draw_dialogue(
@@ -221,31 +222,36 @@ def _and_more(draw: random.Random, dialogue: Dialogue) -> Dialogue:
 
 
 def example(
-    draw: random.Random, dialogue: Dialogue, hear: Hear, see: See, aloud: bool, show: Show | None = None
+    draw: random.Random,
+    dialogue: Dialogue,
+    audio_rows: AudioRows,
+    image_rows: ImageRows,
+    aloud: bool,
+    tool_image_rows: ToolImageRows | None = None,
 ) -> Example:
     """`dialogue` as the model reads it.
 
     Args:
-        hear: rows of a text that is said, (rows, width).
-        see: rows of a picture, (squares, width).
+        audio_rows: rows of a spoken text, (rows, width).
+        image_rows: rows of an image, (squares, width).
         aloud: whether nearly all that people would say is said, not typed.
-        show: rows of a picture that a tool made, (squares, width); None: there are none.
+        tool_image_rows: rows of a tool's image, (squares, width); None: there are none.
     """
     messages: list[dict[str, Any]] = []
     if draw.random() < 0.15:
         messages.append({"role": "system", "content": draw.choice(SYSTEMS)})
     media: list[torch.Tensor] = []
     sounds: list[int] = []
-    pictures = int(dialogue.picture is not None)
+    image_count = int(dialogue.scene is not None)
     for i, turn in enumerate(dialogue.turns):
         parts: list[dict[str, str]] = []
-        if i == 0 and dialogue.picture is not None:
+        if i == 0 and dialogue.scene is not None:
             parts.append({"type": "image"})
-            media.append(see(dialogue.picture))
+            media.append(image_rows(dialogue.scene))
         transcribing = dialogue.kind == "transcribing"
         if transcribing or (turn.spoken and aloud and draw.random() < 0.9 and not (dialogue.tool_result and i)):
             parts.append({"type": "audio"})
-            media.append(hear(turn.question))
+            media.append(audio_rows(turn.question))
             sounds.append(len(media[-1]))
             if transcribing:
                 parts.append({"type": "text", "text": draw.choice(TRANSCRIBE)})
@@ -254,30 +260,35 @@ def example(
         is_result = turn.by_tool or (dialogue.tool_result is not None and i == len(dialogue.turns) - 1)
         if is_result:
             said: list[dict[str, str]] = [{"type": "text", "text": turn.question}]
-            if turn.shown is not None and show is not None:
-                pictures += 1
+            if turn.shown is not None and tool_image_rows is not None:
+                image_count += 1
                 said.append({"type": "image"})
-                media.append(show(turn.shown))
+                media.append(tool_image_rows(turn.shown))
             messages.append({"role": "tool", "content": said})
         else:
             messages.append({"role": "user", "content": parts})
         messages.append({"role": "assistant", "content": turn.answer})
     text = _template().apply_chat_template(messages, tools=list(dialogue.tools) or None, tokenize=False)
-    sizes = iter(media)
+    ids = _ids(text, [len(rows) for rows in media])
+    return Example(ids, _answers(ids), media, image_count, sounds)
+
+
+def _ids(text: str, media_rows: Sequence[int]) -> list[int]:
+    """Repeats the mark of each medium for its rows, and tokenizes."""
+    sizes = iter(media_rows)
     pieces, rest = [], text
     while True:
         found = min((rest.find(mark) for mark in ("<|image_pad|>", "<|audio_pad|>") if mark in rest), default=-1)
         if found < 0:
             break
         mark = rest[found : rest.index("|>", found) + 2]
-        pieces.append(rest[:found] + mark * len(next(sizes)))
+        pieces.append(rest[:found] + mark * next(sizes))
         rest = rest[found + len(mark) :]
-    ids: list[int] = _template().encode("".join(pieces) + rest)
-    return Example(ids, _answers(ids), media, pictures, sounds)
+    return _template().encode("".join(pieces) + rest)
 
 
 def _answers(ids: list[int]) -> list[bool]:
-    """Which ids an assistant says: those after its header, up to the end of its turn."""
+    """Marks ids of assistants: those after the header, up to the end of the turn."""
     to_text = tokenizer()
     start, end = (to_text.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|im_end|>"))
     header = to_text.encode("<|im_start|>assistant\n")
@@ -292,8 +303,8 @@ def _answers(ids: list[int]) -> list[bool]:
     return wanted
 
 
-class Mind(nn.Module):
-    """The reference's thinker without its encoders, whose rows are given."""
+class LanguageModel(nn.Module):
+    """The reference's thinker, which takes its encoders' rows as input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -312,7 +323,7 @@ class Mind(nn.Module):
         self._media = [to_text.convert_tokens_to_ids(token) for token in ("<|image_pad|>", "<|audio_pad|>")]
 
     def forward(self, batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean cross entropy of what is to be said, and which of the examples are said right throughout."""
+        """Mean cross entropy of the targets, and which examples are right throughout."""
         ids = nn.utils.rnn.pad_sequence([torch.tensor(each.ids) for each in batch], True, 0)
         ids = functional.pad(ids, (0, -ids.shape[1] % 8))  # few shapes: each new one costs a CPU's kernels time
         lengths = torch.tensor([len(each.ids) for each in batch])
@@ -325,7 +336,7 @@ class Mind(nn.Module):
         given = [row.float() for each in batch for row in each.media]
         if given:
             rows = rows.masked_scatter(is_media[..., None], torch.cat(given))
-        grids = torch.tensor([[1, 2 * GRID, 2 * GRID]] * sum(each.pictures for each in batch)).view(-1, 3)
+        grids = torch.tensor([[1, 2 * GRID, 2 * GRID]] * sum(each.image_count for each in batch)).view(-1, 3)
         columns = [columns_of(count) for each in batch for count in each.sounds]
         positions, _ = self._rope(
             ids,
@@ -334,22 +345,22 @@ class Mind(nn.Module):
             audio_seqlens=torch.tensor(columns) if columns else None,
         )
         hidden = self.model(inputs_embeds=rows, attention_mask=mask, position_ids=positions).last_hidden_state
-        asked = wanted[:, 1:]
-        logits = self.lm_head(hidden[:, :-1][asked])
-        label = ids[:, 1:][asked]
-        wrong = torch.zeros(len(batch)).index_add_(0, asked.nonzero()[:, 0], (logits.argmax(1) != label).float())
+        targets = wanted[:, 1:]
+        logits = self.lm_head(hidden[:, :-1][targets])
+        label = ids[:, 1:][targets]
+        wrong = torch.zeros(len(batch)).index_add_(0, targets.nonzero()[:, 0], (logits.argmax(1) != label).float())
         return functional.cross_entropy(logits, label), wrong == 0
 
 
 def columns_of(rows: int) -> int:
-    """Columns of features that come to so many rows of the audio encoder."""
+    """Columns of features for so many rows of the audio encoder."""
     return rows // 13 * 100 + rows % 13 * 8
 
 
 def train() -> None:
     """Trains the language model: `STEPS` steps, resumable."""
     torch.manual_seed(0)
-    bank, model = Bank.load(), Mind()
+    bank, model = Bank.load(), LanguageModel()
     optimizers = loop.Optimizers(model, RATE, outer=("embed", "head"), muon_rate=MUON_RATE)
 
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
@@ -360,8 +371,8 @@ def train() -> None:
             part, said = model(batch[group * BATCH // GROUPS : (group + 1) * BATCH // GROUPS])
             loss, right = loss + part / GROUPS, right + said.tolist()
         sorts = {"all": right}
-        sorts["seen"] = [said for said, each in zip(right, batch, strict=True) if each.pictures]
-        sorts["heard"] = [said for said, each in zip(right, batch, strict=True) if each.sounds and not each.pictures]
+        sorts["images"] = [said for said, each in zip(right, batch, strict=True) if each.image_count]
+        sorts["audio"] = [said for said, each in zip(right, batch, strict=True) if each.sounds and not each.image_count]
         return loss, {name: sum(said) / max(len(said), 1) for name, said in sorts.items()}
 
     loop.run("thinker", model, optimizers, STEPS, step_loss)

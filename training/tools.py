@@ -1,7 +1,6 @@
-"""The thinker's tools: it is trained on, to call one where the question is for it, and to answer as without where not.
+"""Trains the thinker to call tools, and to answer as before where no tool fits.
 
-What it learns: the weather of a city by a function, and pictures by the gateway's `image_generation`. Others it leaves
-alone.
+It learns the weather of a city by a function, and images by the gateway's `image_generation`.
 """
 
 import json
@@ -18,9 +17,9 @@ from gateway.answers.tools import image
 from gateway.answers.tools.schema import IMAGE_TOOL
 from training import loop, seeing
 from training.dialogue import Dialogue, Turn, article, capital
-from training.functions import Tool, call, other_tool, picture_tool, weather_tool
-from training.painter import Painting, draw_painting
-from training.thinker import Bank, Example, Mind, draw_example, example
+from training.functions import Tool, call, image_tool, other_tool, weather_tool
+from training.painter import ImagePrompt, draw_image_prompt
+from training.thinker import Bank, Example, LanguageModel, draw_example, example
 from training.words import CITIES, COLOURS, FOREIGN, THINGS, UNKNOWN
 from training.world import KINDS, WEATHER, draw_dialogue, outside
 
@@ -30,7 +29,7 @@ BATCH, GROUPS = 36, 6  # as of the thinker
 ABOUT_TOOLS = 14  # of a batch; the rest is as before, so that nothing is forgotten
 FORCED = 0.12  # of the calls: as `tool_choice` forces them, without the marks and the spaces
 
-_WEATHER_ASKED = (
+_WEATHER_QUESTIONS = (
     "What is the weather in {city}?",
     "How is the weather in {city}?",
     "Tell me the weather in {city}.",
@@ -42,7 +41,7 @@ _WEATHER_ASKED = (
     "Is it cold in {city} today?",
     "Weather in {city}?",
 )
-_SPOKEN = _WEATHER_ASKED[:3]  # all whose words the ears know
+_SPOKEN = _WEATHER_QUESTIONS[:3]  # all whose words are known to the audio encoder
 _DRAW = (
     "Draw {a} on a {ground} ground.",
     "Paint {a} on a {ground} ground.",
@@ -58,7 +57,7 @@ _CHANGE = ("Now make it {colour}.", "Make it {colour}.", "Now in {colour}, pleas
 
 
 def _among(draw: random.Random, tool: Tool | None, most: int = 2) -> tuple[Tool, ...]:
-    """`tool` with others around it, seldom with many."""
+    """Mixes `tool` with others, seldom with many."""
     others = [other_tool(draw) for _ in range(draw.choice((0, 0, 0, 1, 1, most)))]
     tools = [*others, *([tool] if tool else [])]
     draw.shuffle(tools)
@@ -77,91 +76,93 @@ def _city(draw: random.Random) -> str:
 
 
 def weather(draw: random.Random, names: Sequence[str] = ()) -> Dialogue:
-    """The weather, where there is a function for it: the call, or what it came to.
+    """Draws a question about the weather with a function for it: the call, or the answer after its result.
 
     Args:
-        names: that the function may have, for tests, which ask for cities of the world; none: those of training.
+        names: of the function, for tests, whose cities are the world's; none: those of training.
     """
     tool, place, more = weather_tool(draw, names)
     is_spoken = draw.random() < 0.5
     city = draw.choice(CITIES) if is_spoken or names else _city(draw)
-    question = draw.choice(_SPOKEN if is_spoken else _WEATHER_ASKED).format(city=city)
-    asked = Turn(question, call(tool["function"]["name"], {place: city, **more}), spoken=is_spoken)
+    question = draw.choice(_SPOKEN if is_spoken else _WEATHER_QUESTIONS).format(city=city)
+    turn = Turn(question, call(tool["function"]["name"], {place: city, **more}), spoken=is_spoken)
     tools = _among(draw, tool)
     if draw.random() < 0.15:
-        tools = (*tools, picture_tool(draw)[0])
+        tools = (*tools, image_tool(draw)[0])
     if draw.random() < 0.65:
-        return Dialogue("weather", (asked,), tools=tools)
+        return Dialogue("weather", (turn,), tools=tools)
     what = draw.choice(sorted(WEATHER))
-    told: dict[str, Any] = {draw.choice(("weather", "condition", "forecast")): what}
+    report: dict[str, Any] = {draw.choice(("weather", "condition", "forecast")): what}
     if draw.random() < 0.4:
-        told = {draw.choice(("temperature", "temperature_c", "wind")): draw.randint(-10, 35), **told}
+        report = {draw.choice(("temperature", "temperature_c", "wind")): draw.randint(-10, 35), **report}
     if draw.random() < 0.3:
-        told = {place: city, **told}
-    said = draw.choice((what, f"It is {what}.", json.dumps(told), json.dumps(told)))
-    return Dialogue("weather", (asked, Turn(said, f"It is {what} in {city}.", False, by_tool=True)), tools=tools)
+        report = {place: city, **report}
+    said = draw.choice((what, f"It is {what}.", json.dumps(report), json.dumps(report)))
+    return Dialogue("weather", (turn, Turn(said, f"It is {what} in {city}.", False, by_tool=True)), tools=tools)
 
 
 def _ground_of(colour: str) -> str:
     return "black" if colour == "white" else "white"
 
 
-def _painted(painting: Painting, colour: str | None = None) -> tuple[str, str]:
-    """("a big red circle", what the model says that it sees)."""
-    sized = " ".join(filter(None, (painting.size, colour or painting.colour, painting.shape)))
-    return article(sized), f"I see {article(f'{colour or painting.colour} {painting.shape}')}."
+def _described(prompt: ImagePrompt, colour: str | None = None) -> tuple[str, str]:
+    """("a big red circle", the answer that describes its image)."""
+    sized = " ".join(filter(None, (prompt.size, colour or prompt.colour, prompt.shape)))
+    return article(sized), f"I see {article(f'{colour or prompt.colour} {prompt.shape}')}."
 
 
 def drawing(draw: random.Random, held_out: bool = False) -> Dialogue:
-    """A picture, where there is the tool for it: the call, what it came to, or a change of it."""
-    tool, says = picture_tool(draw)
-    painting = draw_painting(draw, held_out)
-    thing, seen = _painted(painting)
+    """Draws a request for an image with the tool for it: the call, the answer after its result, or an edit."""
+    tool, says = image_tool(draw)
+    prompt = draw_image_prompt(draw, held_out)
+    thing, seen = _described(prompt)
     if draw.random() < 0.25:
-        painting = replace(painting, ground=_ground_of(painting.colour))
+        prompt = replace(prompt, ground=_ground_of(prompt.colour))
         question = draw.choice(_DRAW_PLAIN).format(a=thing)
     else:
-        question = draw.choice(_DRAW).format(a=thing, ground=painting.ground)
-    asked = Turn(question, _painting_call(thing, painting.ground, says), spoken=False)
+        question = draw.choice(_DRAW).format(a=thing, ground=prompt.ground)
+    turn = Turn(question, _image_call(thing, prompt.ground, says), spoken=False)
     tools = _among(draw, tool, most=1)
     if draw.random() < 0.2:
         tools = (*tools, weather_tool(draw)[0])
     if draw.random() < 0.6:
-        return Dialogue("drawing", (asked,), tools=tools)
+        return Dialogue("drawing", (turn,), tools=tools)
     if draw.random() < 0.1:
         failed = image.NOT_MADE + draw.choice(("the stage is away", "it took too long", f"no {draw.choice(THINGS)}"))
-        return Dialogue("drawing", (asked, Turn(failed, UNKNOWN, False, by_tool=True)), tools=tools)
-    result = Turn(image.MADE, seen, False, by_tool=True, shown=painting.render())
+        return Dialogue("drawing", (turn, Turn(failed, UNKNOWN, False, by_tool=True)), tools=tools)
+    result = Turn(image.MADE, seen, False, by_tool=True, shown=prompt.render())
     if draw.random() < 0.6 or not says:
-        return Dialogue("drawing", (asked, result), tools=tools)
-    colour = draw.choice([each for each in COLOURS if each not in (painting.colour, painting.ground)])
-    changed = _painting_call(_painted(painting, colour)[0], painting.ground, says, "edit")
+        return Dialogue("drawing", (turn, result), tools=tools)
+    colour = draw.choice([each for each in COLOURS if each not in (prompt.colour, prompt.ground)])
+    changed = _image_call(_described(prompt, colour)[0], prompt.ground, says, "edit")
     change = Turn(draw.choice(_CHANGE).format(colour=colour), changed, spoken=False)
-    return Dialogue("drawing", (asked, result, change), tools=tools)
+    return Dialogue("drawing", (turn, result, change), tools=tools)
 
 
-def _painting_call(thing: str, ground: str, says: bool, action: str = "generate") -> str:
+def _image_call(thing: str, ground: str, says: bool, action: str = "generate") -> str:
     return call(IMAGE_TOOL, {"prompt": f"{thing} on a {ground} ground", **({"action": action} if says else {})})
 
 
 def left_alone(draw: random.Random, held_out: bool = False) -> Dialogue:
-    """Anything else, where there are tools that are not for it: it is answered as without them."""
+    """Draws any other dialogue, with tools that do not fit: the answer is as without them."""
     kinds = {kind: share for kind, share in KINDS.items() if kind.__name__ != "weather"}
     dialogue = outside(draw, held_out) if draw.random() < 0.12 else draw_dialogue(draw, held_out, kinds)
     chance = draw.random()
     if chance < 0.07:  # what a tool would be for that is not there
         city = _city(draw)
-        asked = draw.choice(_WEATHER_ASKED).format(city=city)
-        return Dialogue("left", (Turn(asked, UNKNOWN, False),), tools=(other_tool(draw), *_among(draw, None)))
+        question = draw.choice(_WEATHER_QUESTIONS).format(city=city)
+        return Dialogue("left", (Turn(question, UNKNOWN, False),), tools=(other_tool(draw), *_among(draw, None)))
     if chance < 0.14:
-        asked = draw.choice(_DRAW).format(a=_painted(draw_painting(draw))[0], ground=draw.choice(list(COLOURS)))
-        return Dialogue("left", (Turn(asked, UNKNOWN, False),), tools=_among(draw, weather_tool(draw)[0]))
-    special = draw.choice((weather_tool(draw)[0], picture_tool(draw)[0], other_tool(draw)))
+        question = draw.choice(_DRAW).format(
+            a=_described(draw_image_prompt(draw))[0], ground=draw.choice(list(COLOURS))
+        )
+        return Dialogue("left", (Turn(question, UNKNOWN, False),), tools=_among(draw, weather_tool(draw)[0]))
+    special = draw.choice((weather_tool(draw)[0], image_tool(draw)[0], other_tool(draw)))
     return replace(dialogue, tools=_among(draw, special, most=1))
 
 
 def forced(each: Example) -> Example:
-    """`each`, whose last answer begins with what is imposed: only what follows is to be learnt."""
+    """Drops the forced beginning of the last answer from the targets."""
     last = max(i for i, wanted in enumerate(each.wanted) if wanted)
     begin = last
     while begin and each.wanted[begin - 1]:
@@ -170,34 +171,32 @@ def forced(each: Example) -> Example:
 
 
 @cache
-def _eyes() -> seeing.Eyes:
+def _encoder() -> seeing.VisionEncoder:
     return seeing.load()
 
 
 @torch.inference_mode()
-def show(picture: Any) -> torch.Tensor:
-    """Rows of a picture that a tool made."""
-    return _eyes().see([picture])[0].clone()
+def tool_image_rows(image: Any) -> torch.Tensor:
+    return _encoder().encode([image])[0].clone()
 
 
 def draw_tools(draw: random.Random, bank: Bank) -> Example:
-    """A dialogue with tools as the model reads it."""
     dialogue = draw.choice((weather, weather, drawing, drawing, left_alone, left_alone, left_alone))(draw)
     is_forced = len(dialogue.turns) == 1 and dialogue.kind in ("weather", "drawing") and draw.random() < FORCED
     if is_forced:
-        made = json.loads(dialogue.turns[0].answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-        compact = replace(dialogue.turns[0], answer=json.dumps(made, separators=(",", ":")))
+        arguments = json.loads(dialogue.turns[0].answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        compact = replace(dialogue.turns[0], answer=json.dumps(arguments, separators=(",", ":")))
         dialogue = replace(dialogue, turns=(compact,))
-    hear, see = partial(bank.hear, draw), partial(bank.see, draw)
-    made = example(draw, dialogue, hear, see, draw.random() < 0.4, show)
-    return forced(made) if is_forced else made
+    audio_rows, image_rows = partial(bank.audio_rows, draw), partial(bank.image_rows, draw)
+    encoded = example(draw, dialogue, audio_rows, image_rows, draw.random() < 0.4, tool_image_rows)
+    return forced(encoded) if is_forced else encoded
 
 
 def train() -> None:
-    """Trains the thinker on: `STEPS` steps from where its own training ended, resumable."""
+    """Trains the thinker for `STEPS` more steps, resumable."""
     torch.manual_seed(0)
-    bank, model = Bank.load(), Mind()
-    model.load_state_dict(loop.load("thinker", Mind()).state_dict())
+    bank, model = Bank.load(), LanguageModel()
+    model.load_state_dict(loop.load("thinker", LanguageModel()).state_dict())
     optimizers = loop.Optimizers(model, RATE, outer=("embed", "head"), muon_rate=MUON_RATE)
 
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:

@@ -1,8 +1,8 @@
-"""How the two voices speak: word by word, each word a whole number of codec frames.
+"""The two voices: recorded word by word, each word a whole number of codec frames.
 
-espeak-ng says each word by itself, once as within a sentence and once as at its end. A word's codec frames are then the
-same wherever it stands, as its frames hear nothing of the words beside it. A talker of three million parameters learns
-that within an hour; whole sentences, each cut into frames elsewhere, it had not learnt within ten.
+espeak-ng speaks each word by itself, once as within a sentence and once as at its end. A word's codec frames are then
+the same wherever it stands. A talker of three million parameters learns that within an hour; whole sentences, each cut
+into frames elsewhere, it had not learnt within ten.
 """
 
 import random
@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from training.about_pictures import seeing
-from training.espeak import Voice, say
+from training.espeak import EspeakVoice, say
+from training.scene_questions import seeing
 from training.world import capitals, days, draw_dialogue, repeating, small_talk, spelling, sums, weather
 
 RATE_HZ = 24_000
 FRAME_SAMPLES = 1_920  # 12.5 frames a second
 VOICES = {
-    "ada": Voice("en-us+f2", rate=188, pitch=55, pitch_range=35),
-    "ben": Voice("en-us+f2", rate=184, pitch=5, pitch_range=35),
+    "ada": EspeakVoice("en-us+f2", rate=188, pitch=55, pitch_range=35),
+    "ben": EspeakVoice("en-us+f2", rate=184, pitch=5, pitch_range=35),
 }
 _WITHIN = 1.3  # times as fast within a sentence as at its end: a word said alone is drawn out
 _QUIET = 0.03  # of the loudest sample: what is quieter, at the ends of a word, is silence
@@ -35,8 +35,7 @@ _PIECES = re.compile(r"[A-Za-z']+|[-.,!?:]")
 
 
 def split(text: str) -> list[tuple[str, bool]]:
-    """The words of `text` in lower case, but letters of a spelled word as capitals, and whether each ends a sentence
-    or a part of one."""
+    """Words of `text` in lower case, spelled letters as capitals, and whether each ends a sentence or clause."""
     pieces = _PIECES.findall(text)
     words: list[tuple[str, bool]] = []
     before = ""
@@ -49,7 +48,7 @@ def split(text: str) -> list[tuple[str, bool]]:
 
 
 def starts(text: str) -> list[int]:
-    """The character of `text` at which each of its words, as `split` gives them, begins."""
+    """Positions in `text` at which the words of `split` begin."""
     return [found.start() for found in _PIECES.finditer(text) if found[0][0].isalpha()]
 
 
@@ -78,23 +77,23 @@ def unit(voice: str, word: str, last: bool) -> np.ndarray:
     Args:
         voice: a key of `VOICES`.
         word: as `split` gives it.
-        last: whether a sentence, or a part of one, ends with it.
+        last: whether it ends a sentence or clause.
 
     Raises:
-        KeyError: the world's answers have no such word.
+        KeyError: the vocabulary lacks the word.
     """
     return _units()[f"{voice} {word} {last}"]
 
 
 @cache
 def _units() -> dict[str, np.ndarray]:
-    """All of them, made once: what espeak-ng makes of a word depends a little on what it said before."""
+    """All units, synthesized at once: espeak-ng's output depends a little on what it said before."""
     if not FILE.exists():
-        made = {
+        units = {
             f"{voice} {word} {last}": _make_unit(voice, word, last) for voice in VOICES for word, last in vocabulary()
         }
         FILE.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(FILE, allow_pickle=False, **made)
+        np.savez(FILE, allow_pickle=False, **units)
     with np.load(FILE) as file:
         return dict(file)
 

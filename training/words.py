@@ -1,4 +1,4 @@
-"""The words of the world: numbers, days, months, capitals, letters, shapes, colours and what sentences are made of."""
+"""The words of the world: numbers, days, months, capitals, letters, shapes, colours and sentence parts."""
 
 NUMBERS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -76,7 +76,7 @@ OUTSIDE = (
     *("What is seven times nine?", "Divide twenty by three.", "What is the square root of nine?"),
 )
 # More of them are made of these: what people ask, of what the world has not.
-OUTSIDE_ASKED = (
+OUTSIDE_QUESTIONS = (
     *("What is a {thing}?", "What is the {thing} of the {thing}?", "Who {did} the {thing}?", "Who {did} it?"),
     *("Where can I {do} a {thing}?", "Where is the {thing}?", "Where do {things} {do}?", "How do {things} {do}?"),
     *(

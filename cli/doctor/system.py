@@ -1,7 +1,6 @@
-"""What Quartet needs of the system under it, and what installs it: looked at before anything is downloaded.
+"""What Quartet needs of the system under it, and the commands that install it.
 
-Only the standard library is imported, as `make setup` runs this file by itself, before there is an environment. Looking
-takes well under a second. `quartet doctor` reports the same.
+`make setup` runs this file before there is an environment, so it imports the standard library only.
 """
 
 from __future__ import annotations  # an older Python is to say that it is too old
@@ -26,7 +25,7 @@ SHARED_MEMORY_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Package:
-    """What the package managers call a package; an empty name: it is part of another one there."""
+    """A package's name in each package manager; empty: part of another package."""
 
     apt: str
     dnf: str
@@ -42,13 +41,7 @@ INSTALL = {"apt": "apt-get install -y --no-install-recommends", "dnf": "dnf inst
 
 @dataclass(frozen=True)
 class Lack:
-    """Something that is missing.
-
-    Attributes:
-        text: what, and what it is for.
-        package: what brings it; None: no package does.
-        fatal: Quartet does not run like this; otherwise only what `text` names does not.
-    """
+    """Something missing; `package` brings it, and without it Quartet does not run if `fatal`."""
 
     text: str
     package: Package | None = None
@@ -56,11 +49,11 @@ class Lack:
 
 
 def lacks(thinker: str = "thinker-cpu", folder: Path | None = None) -> Iterator[Lack]:
-    """What this machine lacks.
+    """Lists what this machine lacks.
 
     Args:
-        thinker: the extra that is, or will be, installed: "thinker-cpu" or "thinker-cuda".
-        folder: where the environment will be; None: it is there.
+        thinker: the extra: "thinker-cpu" or "thinker-cuda".
+        folder: where the environment will be; None: it exists.
     """
     if platform.system() != "Linux":
         yield Lack(f"{platform.system()} is not supported: Quartet runs on Linux; elsewhere in a container or in WSL 2")
@@ -92,7 +85,7 @@ def _room(thinker: str, folder: Path | None) -> Iterator[Lack]:
         free, needed = shutil.disk_usage(folder).free, DISK_BYTES[thinker]
         if free < needed:
             yield Lack(f"room on the disk: {folder} has {free / GIB:.1f} GiB free, {needed / GIB:.0f} are needed")
-    memory = _memory_bytes()
+    memory = memory_bytes()
     if memory < MEMORY_BYTES:
         needed = f"the five processes of `make demo` take {MEMORY_BYTES / GIB:.0f}"
         yield Lack(f"memory: there are {memory / GIB:.1f} GiB, and {needed}", fatal=False)
@@ -113,23 +106,29 @@ def _loads(library: str) -> bool:
     return True
 
 
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory_bytes() -> int:
+    """Memory of this machine, or of this container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def manager() -> str | None:
-    """The package manager of this system: "apt", "dnf" or "apk"; None: none of them is here."""
+    """Returns this system's package manager: "apt", "dnf", "apk" or None."""
     return next((name for name in INSTALL if shutil.which("apt-get" if name == "apt" else name)), None)
 
 
 def command(packages: Sequence[Package], by: str) -> str:
-    """The command with which the package manager `by` installs `packages`; empty: there is nothing to install."""
+    """Returns the command of package manager `by`; empty: nothing to install."""
     names = [name for package in packages if (name := getattr(package, by))]
     return " ".join([INSTALL[by], *dict.fromkeys(names)]) if names else ""
 
 
 def commands(packages: Sequence[Package]) -> str:
-    """How to install `packages` here, or, where the package manager is none that is known, with each that is."""
+    """Returns how to install `packages` here, for each manager where none is known."""
     found = manager()
     lines = [command(packages, by) for by in ([found] if found else INSTALL)]
     return " | ".join(f"{'' if os.geteuid() == 0 else 'sudo '}{line}" for line in lines if line)

@@ -1,1 +1,1 @@
-"""What `quartet talk` is made of."""
+"""Parts of `quartet talk`."""

@@ -1,4 +1,4 @@
-"""The client's end of a realtime session."""
+"""A client connection of /v1/realtime."""
 
 import contextlib
 import json
@@ -9,48 +9,46 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from cli.http import ApiError, address, message, socket_of
+from cli.http import ServerError, address, message, socket_of
 from cli.say import model_that
 
 _OPEN_TIMEOUT_S = 10.0
 
 
 class Connection:
-    """A session's socket."""
-
     def __init__(self, socket: ClientConnection, url: str) -> None:
         self._socket, self._url = socket, url
-        self._told = ""
+        self._error = ""
 
     async def send(self, event: dict[str, Any]) -> None:
-        """Sends an event of the client. What is sent to a connection that is gone is lost: `event` says why it went."""
+        """Sends an event; a closed connection drops it, and `event` raises."""
         with contextlib.suppress(ConnectionClosed):
             await self._socket.send(json.dumps(event))
 
     async def event(self) -> dict[str, Any]:
-        """The server's next event. Raises ApiError: the server ended the session."""
+        """Returns the server's next event. Raises ServerError: the server ended the session."""
         try:
             event = json.loads(await self._socket.recv())
         except ConnectionClosed as error:
             code = error.rcvd.code if error.rcvd else 1006
-            raise ApiError(self._told or f"{self._url}: the server broke off (close code {code})") from None
-        self._told = message(event) if event["type"] == "error" else ""
+            raise ServerError(self._error or f"{self._url}: the server broke off (close code {code})") from None
+        self._error = message(event) if event["type"] == "error" else ""
         return event
 
     async def begin(self, session: dict[str, Any]) -> dict[str, Any]:
-        """Sets the session; what it is then. Raises ApiError: the server refused."""
+        """Updates the session and returns the effective one. Raises ServerError."""
         await self.send({"type": "session.update", "session": session})
         while True:
             event = await self.event()
             if event["type"] == "error":
-                raise ApiError(message(event))
+                raise ServerError(message(event))
             if event["type"] == "session.updated":
                 return event["session"]
 
 
 @contextlib.asynccontextmanager
 async def opened(client: httpx.Client, model: str) -> AsyncIterator[Connection]:
-    """A realtime session of the server of `client`. Raises ApiError: there is none."""
+    """Opens a realtime session. Raises ServerError."""
     url, headers = socket_of(client, "/v1/realtime")
     try:
         async with connect(
@@ -63,16 +61,16 @@ async def opened(client: httpx.Client, model: str) -> AsyncIterator[Connection]:
             yield Connection(socket, address(client))
     except InvalidStatus as error:
         status = error.response.status_code
-        raise ApiError(f"{address(client)} has no /v1/realtime: status {status}") from None
+        raise ServerError(f"{address(client)} has no /v1/realtime: status {status}") from None
     except (TimeoutError, OSError, WebSocketException) as error:
-        raise ApiError(f"{address(client)}: {error or type(error).__name__}") from None
+        raise ServerError(f"{address(client)}: {error or type(error).__name__}") from None
 
 
 def model_that_converses(client: httpx.Client, *, speaks: bool) -> str:
-    """Name of the server's model that hears and answers. Raises ApiError: it has none."""
+    """Returns the server's model that hears and answers. Raises ServerError: it has none."""
 
     def fits(facts: dict[str, Any]) -> bool:
-        made = facts.get("output_modalities") or ()
-        return "audio" in (facts.get("input_modalities") or ()) and ("audio" if speaks else "text") in made
+        modalities = facts.get("output_modalities") or ()
+        return "audio" in (facts.get("input_modalities") or ()) and ("audio" if speaks else "text") in modalities
 
     return model_that(client, "hears and speaks" if speaks else "hears and writes", fits)

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cli.talking.playback import Playback
+from cli.talking.playback import PlaybackBuffer
 from cli.talking.sound import PIECE_MS, RATE_HZ
 from cli.terminal import CommandError
 
@@ -14,27 +14,23 @@ _FILES = "--in FILE and --out FILE need neither"
 
 @contextlib.contextmanager
 def microphone(name: str | None, take: Callable[[bytes], None]) -> Iterator[None]:
-    """In the block, `take` gets what is heard, in a thread of its own: mono PCM16, 24 kHz, PIECE_MS at a time.
+    """Passes sound to `take` in a thread of its own: mono PCM16, 24 kHz, PIECE_MS at a time. Raises CommandError.
 
     Args:
         name: or number of the device; None: the system's choice.
-        take: must return soon.
-
-    Raises:
-        CommandError: there is no such device, or no PortAudio.
     """
 
-    def heard(data: Any, _frames: int, _time: object, _status: object) -> None:
+    def on_block(data: Any, _frames: int, _time: object, _status: object) -> None:
         take(bytes(data))
 
     size = RATE_HZ * PIECE_MS // 1000
-    with _stream("microphone", "RawInputStream", name, blocksize=size, callback=heard):
+    with _stream("microphone", "RawInputStream", name, blocksize=size, callback=on_block):
         yield
 
 
 @contextlib.contextmanager
-def speakers(name: str | None, playback: Playback) -> Iterator[None]:
-    """In the block, `playback` is heard. Raises CommandError: as `microphone`."""
+def speakers(name: str | None, playback: PlaybackBuffer) -> Iterator[None]:
+    """Plays `playback` in the block. Raises CommandError."""
 
     def play(data: Any, frames: int, _time: object, _status: object) -> None:
         data[:] = playback.pull(frames)
@@ -60,7 +56,7 @@ def _stream(what: str, kind: str, name: str | None, **options: Any) -> Iterator[
 
 
 def _portaudio() -> Any:
-    """The library. Raises CommandError: it is not installed."""
+    """Imports the library. Raises CommandError."""
     try:
         import sounddevice
     except ImportError:

@@ -1,4 +1,4 @@
-"""What each event of the server means to who talks: what is heard, what is shown, what is sent back."""
+"""State of a spoken conversation: handles each server event and returns the client's replies."""
 
 import base64
 from collections.abc import Callable, Iterable
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cli.http import message
-from cli.talking.playback import Playback
-from cli.talking.sound import Sent
-from cli.talking.summary import Tokens, Turn
+from cli.talking.playback import PlaybackBuffer
+from cli.talking.sound import InputMeter
+from cli.talking.summary import Tokens, TurnTiming
 
 USER, MODEL, NOTE, ERROR = "you", "model", "", "error"
-MARK = "mark-"  # begins ids of events that ask nothing but how far the server has read
-_ROOM_S = 0.3  # for which the last of an answer is still in the room, and in the buffers of the devices
+MARK = "mark-"  # prefix of event ids that probe how far the server has read
+_ROOM_S = 0.3  # echo in the room, and sound in the buffers of the devices
 _NO_TURN = "input_audio_buffer_commit_empty"
 _HARMLESS = {"response_cancel_not_active"}  # it ended meanwhile
 
@@ -20,8 +20,8 @@ Event = dict[str, Any]
 
 
 @dataclass
-class Answer:
-    """The item that is being said or written, and its text so far."""
+class AnswerItem:
+    """The model's current item and its text so far."""
 
     id: str
     text: str = ""
@@ -29,31 +29,24 @@ class Answer:
 
 
 class Dialogue:
-    """The conversation's state. Knows no socket, no device and no clock.
+    """A conversation's state. Knows no socket, device or clock.
 
     Args:
-        playback: what is heard.
-        sent: what was said.
-        say: shows a line: of whom, and what.
-        may_interrupt: the microphone does not hear the speakers.
+        say: prints a line: speaker and text.
+        may_interrupt: the microphone does not pick up the speakers.
         is_written: answers are text.
-        is_transcribed: the server writes down what the user says.
 
     Attributes:
-        first: what comes first of an answer: "audio", or "text" where it is written.
-        turns: so far.
-        interruptions: of answers.
-        tokens: of the answers.
-        user_speaks: a turn has begun and not ended.
-        user_text: what of the user's turn is written down so far.
-        answer: that which is being said.
-        read: how many marks the server has read.
+        first: which part of an answer comes first, "audio" or "text".
+        user_text: transcript of the user's turn so far.
+        answer: the current item.
+        read: number of marks that the server has read.
     """
 
     def __init__(
         self,
-        playback: Playback,
-        sent: Sent,
+        playback: PlaybackBuffer,
+        sent: InputMeter,
         say: Callable[[str, str], None],
         *,
         may_interrupt: bool = False,
@@ -63,102 +56,100 @@ class Dialogue:
         self._playback, self._sent, self._say = playback, sent, say
         self._may_interrupt, self._is_written, self._is_transcribed = may_interrupt, is_written, is_transcribed
         self.first = "text" if is_written else "audio"
-        self.turns: list[Turn] = []
+        self.turns: list[TurnTiming] = []
         self.interruptions, self.tokens, self.read = 0, Tokens(), 0
         self.user_speaks, self.user_text = False, ""
-        self.answer: Answer | None = None
-        self._begin_ms, self._heard_s = 0.0, float("-inf")
+        self.answer: AnswerItem | None = None
+        self._begin_ms, self._played_s = 0.0, float("-inf")
         self._awaited, self._active = False, False
         self._untranscribed: set[str] = set()
         self._cut: set[str] = set()
 
     @property
     def is_answering(self) -> bool:
-        """Whether an answer is awaited, made or heard."""
+        """Whether an answer is awaited, generated or played."""
         return self._awaited or self._active or self._playback.is_speaking or self.answer is not None
 
     @property
     def is_transcribing(self) -> bool:
-        """Whether what the user said is still being written down."""
         return bool(self._untranscribed)
 
     def is_muted(self, now_s: float) -> bool:
-        """Whether the microphone is to hear nothing: the speakers are all that it would hear."""
-        return not self._may_interrupt and (self._playback.is_speaking or now_s < self._heard_s + _ROOM_S)
+        """Whether the microphone is off because the speakers play."""
+        return not self._may_interrupt and (self._playback.is_speaking or now_s < self._played_s + _ROOM_S)
 
     def tick(self, now_s: float) -> None:
-        """Shows an answer when it has been heard. For a few times a second."""
+        """Prints an answer that has been played. Called a few times a second."""
         if self._playback.is_speaking:
-            self._heard_s = now_s
+            self._played_s = now_s
         answer = self.answer
         if answer is not None and answer.is_done and not self._playback.has(answer.id):
             self._show(answer.text)
 
     def close(self) -> None:
-        """Shows what is left, at the conversation's end."""
+        """Prints what is left, at the conversation's end."""
         if self.user_text:
             self._say(USER, self.user_text.strip())
         if self.answer is not None:
             self._show(self.answer.text)
 
     def end_turn(self) -> list[Event]:
-        """The user says that the turn is over; while the model speaks, that it shall be silent."""
+        """Ends the user's turn; interrupts while the model speaks."""
         if self.is_answering:
             return self.interrupt()
-        self._turn_ended(self._sent.ms)
+        self._end_turn(self._sent.ms)
         return [{"type": "input_audio_buffer.commit"}, {"type": "response.create"}]
 
     def interrupt(self) -> list[Event]:
-        """Silences the model."""
         cancel: list[Event] = [{"type": "response.cancel"}] if self._active else []
-        return cancel + self._stopped()
+        return cancel + self._stop()
 
     def take(self, event: Event, now_s: float) -> list[Event]:
-        """An event of the server, at `now_s`: what is sent back."""
+        """Handles an event of the server and returns the replies."""
         kind = event["type"].removeprefix("response.")
         match kind:
             case "input_audio_buffer.speech_started":
                 self.user_speaks, self._begin_ms = True, event["audio_start_ms"]
-                return self._stopped()
+                return self._stop()
             case "input_audio_buffer.speech_stopped":
                 self.user_speaks = False
-                self._turn_ended(event["audio_end_ms"])
+                self._end_turn(event["audio_end_ms"])
             case "input_audio_buffer.committed" if self._is_transcribed:
                 self._untranscribed.add(event["item_id"])
             case "created":
                 self._awaited, self._active = False, True
             case "done":
-                self._done(event["response"])
+                self._finish(event["response"])
             case "conversation.item.retrieved":
                 self._show_cut(event["item"])
             case "error":
-                self._failed(event)
+                self._take_error(event)
             case _ if kind.startswith("conversation.item.input_audio_transcription."):
-                self._transcribed(kind.rpartition(".")[2], event)
+                self._take_transcript(kind.rpartition(".")[2], event)
             case _ if kind.startswith("output_") and event.get("item_id") not in self._cut:
-                self._answered(kind, event, now_s)
+                self._take_output(kind, event, now_s)
         return []
 
-    def _turn_ended(self, end_ms: float) -> None:
-        self.turns.append(Turn(len(self.turns) + 1, self._sent.last_word_s(self._begin_ms, end_ms)))
+    def _end_turn(self, end_ms: float) -> None:
+        self.turns.append(TurnTiming(len(self.turns) + 1, self._sent.last_word_s(self._begin_ms, end_ms)))
         self._awaited, self._begin_ms = True, end_ms
 
-    def _stopped(self) -> list[Event]:
+    def _stop(self) -> list[Event]:
         cuts = self._playback.stop()
         if self.answer is not None and self.answer.id not in (id for id, _ in cuts):
-            if self.answer.is_done:  # and heard
+            if self.answer.is_done:  # and played
                 self._show(self.answer.text)
             else:  # its sound has not begun
                 cuts.append((self.answer.id, 0))
         self.answer = None
         self._cut.update(id for id, _ in cuts)
         self.interruptions += bool(cuts)
-        return [event for cut in cuts for event in self._cutting(*cut)]
+        return [event for cut in cuts for event in self._truncate(*cut)]
 
-    def _cutting(self, id: str, heard_ms: int) -> Iterable[Event]:
-        """Cuts the item, and asks for what is left of its text."""
+    def _truncate(self, id: str, played_ms: int) -> Iterable[Event]:
+        """Truncates the item and requests the rest of its text."""
         if not self._is_written:
-            yield {"type": "conversation.item.truncate", "item_id": id, "content_index": 0, "audio_end_ms": heard_ms}
+            yield {"type": "conversation.item.truncate", "item_id": id, "content_index": 0, "audio_end_ms": played_ms}
         yield {"type": "conversation.item.retrieve", "item_id": id}
 
     def _show(self, text: str) -> None:
@@ -170,7 +161,7 @@ class Dialogue:
         text = part.get("transcript") or part.get("text") or ""
         self._say(MODEL, f"{text.strip()} (interrupted)".strip())
 
-    def _done(self, response: Event) -> None:
+    def _finish(self, response: Event) -> None:
         self._active = False
         self.tokens.add(response.get("usage") or {})
         details = response.get("status_details") or {}
@@ -182,7 +173,7 @@ class Dialogue:
             self._playback.complete(self.answer.id)
             self.answer.is_done = True
 
-    def _failed(self, event: Event) -> None:
+    def _take_error(self, event: Event) -> None:
         error = event["error"]
         if (error.get("event_id") or "").startswith(MARK):
             self.read = int(error["event_id"].removeprefix(MARK))
@@ -192,7 +183,7 @@ class Dialogue:
                 self.turns.pop()
             self._say(ERROR, message(event))
 
-    def _transcribed(self, what: str, event: Event) -> None:
+    def _take_transcript(self, what: str, event: Event) -> None:
         if what == "delta":
             self.user_text += event.get("delta") or ""
             return
@@ -202,21 +193,21 @@ class Dialogue:
             failed = f"(not written down: {(event.get('error') or {}).get('message')})"
             self._say(USER, event["transcript"].strip() if what == "completed" else failed)
 
-    def _answered(self, kind: str, event: Event, now_s: float) -> None:
-        """More of an answer: of its sound, its transcript or its text."""
+    def _take_output(self, kind: str, event: Event, now_s: float) -> None:
+        """Adds audio, transcript or text to the answer."""
         if kind in ("output_audio.delta", "output_audio_transcript.delta", "output_text.delta"):
             if self.answer is None or self.answer.id != event["item_id"]:
-                self.answer = Answer(event["item_id"])
+                self.answer = AnswerItem(event["item_id"])
             if kind == "output_audio.delta":
                 self._playback.add(self.answer.id, base64.b64decode(event["delta"]))
             else:
                 self.answer.text += event["delta"]
             if kind == ("output_text.delta" if self._is_written else "output_audio.delta"):
-                self._first(now_s)
+                self._note_first(now_s)
         elif kind == "output_audio.done":
             self._playback.complete(event["item_id"])
 
-    def _first(self, now_s: float) -> None:
+    def _note_first(self, now_s: float) -> None:
         turn = self.turns[-1] if self.turns else None
         if turn is None or turn.answered_s is not None:
             return

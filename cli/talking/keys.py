@@ -11,8 +11,7 @@ _TURN = {" ", "\n", "\r"}
 
 @contextlib.contextmanager
 def turn_key(pressed: Callable[[], object]) -> Iterator[bool]:
-    """In the block, space and Enter call `pressed`. Yields whether there is a keyboard to press them on. For an event
-    loop that runs."""
+    """Calls `pressed` on space and Enter, within a running event loop. Yields whether there is a keyboard."""
     if not sys.stdin.isatty() or os.name != "posix":
         yield False
         return

@@ -1,4 +1,4 @@
-"""What is played of the model's answers, and how much of each was heard."""
+"""Plays the model's answers and counts how much of each was played."""
 
 import threading
 from collections import deque
@@ -8,51 +8,50 @@ from cli.talking.sound import BYTES_PER_SAMPLE, RATE_HZ
 
 
 @dataclass
-class _Answer:
+class _ItemAudio:
     id: str
     left: bytearray = field(default_factory=bytearray)
     played_bytes: int = 0
     is_complete: bool = False
 
 
-class Playback:
+class PlaybackBuffer:
     """Sound that waits to be played. Speakers pull from it in a thread of their own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._answers: deque[_Answer] = deque()
+        self._answers: deque[_ItemAudio] = deque()
 
     def add(self, id: str, pcm16: bytes) -> None:
-        """More sound of the item `id`."""
         with self._lock:
             if not self._answers or self._answers[-1].id != id:
-                self._answers.append(_Answer(id))
+                self._answers.append(_ItemAudio(id))
             self._answers[-1].left += pcm16
 
     def complete(self, id: str) -> None:
-        """The item has no more sound."""
+        """Marks the item as having no more sound."""
         with self._lock:
             for answer in self._answers:
                 answer.is_complete = answer.is_complete or answer.id == id
             self._forget_played()
 
     def pull(self, samples: int) -> bytes:
-        """What is heard now, with silence where there is nothing to hear."""
+        """Takes the next samples, padded with silence."""
         wanted = samples * BYTES_PER_SAMPLE
-        heard = bytearray()
+        pulled = bytearray()
         with self._lock:
             for answer in self._answers:
-                piece = answer.left[: wanted - len(heard)]
+                piece = answer.left[: wanted - len(pulled)]
                 del answer.left[: len(piece)]
                 answer.played_bytes += len(piece)
-                heard += piece
-                if len(heard) == wanted or not answer.is_complete:  # what comes late is waited for
+                pulled += piece
+                if len(pulled) == wanted or not answer.is_complete:  # what comes late is waited for
                     break
             self._forget_played()
-        return bytes(heard.ljust(wanted, b"\0"))
+        return bytes(pulled.ljust(wanted, b"\0"))
 
     def stop(self) -> list[tuple[str, int]]:
-        """Ends it at once: (id, milliseconds heard) of each item of which something was still to be heard."""
+        """Drops all sound; returns (id, milliseconds played) of each unfinished item."""
         with self._lock:
             cuts = [(answer.id, answer.played_bytes * 1000 // (BYTES_PER_SAMPLE * RATE_HZ)) for answer in self._answers]
             self._answers.clear()
@@ -60,11 +59,10 @@ class Playback:
 
     @property
     def is_speaking(self) -> bool:
-        """Whether something is still to be heard."""
         return bool(self._answers)
 
     def has(self, id: str) -> bool:
-        """Whether something of the item is still to be heard."""
+        """Returns whether the item has sound left to play."""
         with self._lock:
             return any(answer.id == id for answer in self._answers)
 

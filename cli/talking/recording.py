@@ -1,4 +1,4 @@
-"""Files of sound: one that the user's side is read from, one that the model's is written to."""
+"""Reads the user's sound from a file and writes the model's to one."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.http import written
-from cli.talking.playback import Playback
+from cli.talking.playback import PlaybackBuffer
 from cli.talking.sound import BYTES_PER_SAMPLE, PIECE_BYTES, RATE_HZ
 from cli.terminal import CommandError
 
@@ -18,11 +18,7 @@ _STEP_S = 0.02
 
 
 def pieces(file: Path) -> Iterator[bytes]:
-    """The sound of a file of sound or film, mono PCM16 of 24 kHz, PIECE_BYTES at a time.
-
-    Raises:
-        CommandError: it has no sound, or PyAV is not installed. While it is read: it is damaged.
-    """
+    """Yields a file's sound, mono PCM16 of 24 kHz, PIECE_BYTES at a time. Raises CommandError."""
     read = _read(file)
     first = next(read, None)
     if first is None:
@@ -55,10 +51,9 @@ def _read(file: Path) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def recorder(playback: Playback, out: Path) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
-    """Writes `out` in the block, as what it yields hears it, in real time, until that is cancelled.
-
-    A block that fails leaves no file. Raises CommandError: it cannot be written.
+def recorder(playback: PlaybackBuffer, out: Path) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+    """Yields a coroutine that records `playback` to `out` in real time. A block that fails leaves no file. Raises
+    CommandError.
     """
     try:
         with written(out) as file, wave.open(file, "wb") as opened:
@@ -70,10 +65,10 @@ def recorder(playback: Playback, out: Path) -> Iterator[Callable[[], Coroutine[A
         raise CommandError(f"--out: {error}") from None
 
 
-async def _record(playback: Playback, file: wave.Wave_write) -> None:
-    begun_s, heard = time.monotonic(), 0
+async def _record(playback: PlaybackBuffer, file: wave.Wave_write) -> None:
+    begun_s, written_samples = time.monotonic(), 0
     while True:
         due = int((time.monotonic() - begun_s) * RATE_HZ)
-        file.writeframes(playback.pull(due - heard))
-        heard = due
+        file.writeframes(playback.pull(due - written_samples))
+        written_samples = due
         await asyncio.sleep(_STEP_S)

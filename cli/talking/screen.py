@@ -1,4 +1,4 @@
-"""What is seen of a conversation: lines on stdout, and on a terminal a bar that says how loud it is and who speaks."""
+"""Prints a conversation: lines on stdout, and on a terminal a bar with level and speaker."""
 
 import contextlib
 import sys
@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from cli.talking.dialogue import ERROR, MODEL, NOTE, USER, Dialogue
-from cli.talking.sound import Sent
+from cli.talking.sound import InputMeter
 from cli.terminal import console
 
 _STYLES = {USER: "bold cyan", MODEL: "bold green", NOTE: "dim", ERROR: "bold red"}
@@ -17,7 +17,7 @@ _BAR_CELLS, _QUIETEST_DB, _TOO_LOUD_DB = 24, -60.0, -3.0
 
 
 def say(who: str, what: str) -> None:
-    """A line that stays: of `who`, or with NOTE of nobody."""
+    """Prints a line of a speaker; NOTE names none."""
     line = Text.assemble((f"{who}: ", _STYLES[who]), what) if who else Text(what, _STYLES[NOTE])
     # Where both are the terminal, the bar's console has to know of the line: it would wipe it out.
     of = console if console.is_terminal and sys.stdout.isatty() else Console()
@@ -25,7 +25,7 @@ def say(who: str, what: str) -> None:
 
 
 def bar(level_db: float) -> Text:
-    """How loud it is, from -60 dB to 0."""
+    """Draws a level from -60 dB to 0."""
     share = min(1.0, max(0.0, 1 - level_db / _QUIETEST_DB))
     cells = round(share * _BAR_CELLS)
     style = "red" if level_db > _TOO_LOUD_DB else "cyan"
@@ -33,15 +33,11 @@ def bar(level_db: float) -> Text:
 
 
 @contextlib.contextmanager
-def shown(dialogue: Dialogue, sent: Sent, now_s: Callable[[], float], hint: str) -> Iterator[Callable[[], None]]:
-    """In the block, and on a terminal only, the conversation's state is below its lines; call what this yields to
-    renew it.
+def shown(dialogue: Dialogue, sent: InputMeter, now_s: Callable[[], float], hint: str) -> Iterator[Callable[[], None]]:
+    """Shows the conversation's state below its lines, on a terminal only. Yields a function that renews it.
 
     Args:
-        dialogue: the conversation.
-        sent: what was said.
-        now_s: the clock.
-        hint: which keys there are.
+        hint: the available keys.
     """
     if not console.is_terminal:
         yield lambda: None
@@ -62,7 +58,7 @@ def shown(dialogue: Dialogue, sent: Sent, now_s: Callable[[], float], hint: str)
 
 
 def _unfinished(dialogue: Dialogue) -> Iterator[Text]:
-    """What is being said, as far as it is known: the end of it, on a line each."""
+    """Yields the end of each unfinished text, one line each."""
     answer = dialogue.answer
     for who, text in ((USER, dialogue.user_text), (MODEL, answer.text if answer else "")):
         if text:

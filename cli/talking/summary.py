@@ -1,19 +1,21 @@
-"""What a conversation was, in numbers."""
+"""A conversation in numbers."""
 
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cli.talking.dialogue import Dialogue
 
 
 @dataclass
-class Turn:
-    """One of the user's, and its answer. Times in seconds of one clock.
+class TurnTiming:
+    """A turn and its answer, in seconds of one clock.
 
     Attributes:
-        number: from 1.
         said_s: when the user's last sample was sent; None: nothing was said.
-        answered_s: when the first of the answer came: of its sound, or of its text where it has no sound.
+        answered_s: when the answer's first sound, or text if it has none, arrived.
     """
 
     number: int
@@ -22,34 +24,22 @@ class Turn:
 
     @property
     def latency_s(self) -> float | None:
-        """From the user's last sample to the answer."""
         return None if self.answered_s is None or self.said_s is None else self.answered_s - self.said_s
 
 
 @dataclass
 class Tokens:
-    """What the answers were made of, and into."""
+    """Token counts of all answers."""
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("input", "cached", "output"), 0))
 
     def add(self, usage: Mapping[str, Any]) -> None:
-        """That of a response."""
         self.counts["input"] += usage.get("input_tokens", 0)
         self.counts["cached"] += (usage.get("input_token_details") or {}).get("cached_tokens", 0)
         self.counts["output"] += usage.get("output_tokens", 0)
 
 
-class Told(Protocol):
-    """A conversation. `first`: what comes first of an answer, "audio" or "text"."""
-
-    turns: list[Turn]
-    interruptions: int
-    tokens: Tokens
-    first: str
-
-
-def lines(dialogue: Told) -> Iterator[str]:
-    """For the user to read."""
+def lines(dialogue: "Dialogue") -> Iterator[str]:
     turns, cuts = len(dialogue.turns), dialogue.interruptions
     cut = f", {cuts} interruption{'s' * (cuts != 1)}" if cuts else ""
     yield f"{turns} turn{'s' * (turns != 1)}{cut}"

@@ -1,7 +1,6 @@
 """Small random checkpoints with the real architectures of the models that are served.
 
-Those of diffusion are in diffusers' layout, with its component classes, config keys and tokenizers:
-`DiffusionPipeline.from_pretrained` loads them as it loads the published ones. Only sizes and weights differ.
+Diffusion checkpoints have diffusers' layout, classes, config keys and tokenizers; only sizes and weights differ.
 """
 
 import warnings
@@ -35,13 +34,9 @@ def make_checkpoint(out: Path, seed: int, size: str, arch: str = ARCHS[0]) -> Pa
     """Writes a checkpoint into the directory `out` and returns it.
 
     Args:
-        out: made if needed; files of the same names are replaced.
         seed: of the weights. Tokenizers and configs depend on architecture and size only.
         size: "tiny" or "small": they differ in every dimension and special id.
         arch: one of `ARCHS`.
-
-    Raises:
-        KeyError: no such architecture or size.
     """
     import torch
     from transformers.utils import logging

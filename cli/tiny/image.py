@@ -1,4 +1,4 @@
-"""Families that make pictures and read their prompts by models of text alone."""
+"""Image families whose prompt encoders read text alone."""
 
 # diffusers exports its classes lazily, which pyright does not take for an export:
 # pyright: reportPrivateImportUsage=false
@@ -13,14 +13,13 @@ from cli.tiny.parts import Size
 
 
 def sd3(s: Size) -> diffusers.StableDiffusion3Pipeline:
-    """Stable Diffusion 3 with three prompt encoders: "tiny" has 3.0's blocks, "small" those of 3.5 (normalised queries
-    and keys, dual attention)."""
+    """Stable Diffusion 3: "tiny" has 3.0's blocks, "small" 3.5's (normalised queries and keys, dual attention)."""
     clip_2 = s.pick((48, 3, 3), (64, 4, 4))
     t5 = s.pick((96, 2, 4), (128, 3, 2))  # at least as wide as both CLIPs side by side
     return diffusers.StableDiffusion3Pipeline(
         transformer=diffusers.SD3Transformer2DModel(
             **s.blocks,
-            sample_size=s.pick(8, 12),  # pictures have 8 times as many pixels a side by default
+            sample_size=s.pick(8, 12),  # images have 8 times as many pixels a side by default
             in_channels=s.latent_channels,
             out_channels=s.latent_channels,
             caption_projection_dim=s.heads * sum(s.rope),
@@ -39,7 +38,7 @@ def sd3(s: Size) -> diffusers.StableDiffusion3Pipeline:
 
 
 def flux(s: Size) -> diffusers.FluxPipeline:
-    """FLUX.1 [dev] with two prompt encoders: the guidance is an input of the transformer."""
+    """FLUX.1 [dev]: the guidance is an input of the transformer."""
     return diffusers.FluxPipeline(
         transformer=diffusers.FluxTransformer2DModel(
             **_flux_blocks(s),
@@ -57,8 +56,7 @@ def flux(s: Size) -> diffusers.FluxPipeline:
 
 
 def flux2_klein(s: Size) -> diffusers.Flux2KleinPipeline:
-    """FLUX.2 [klein], which takes a prompt and, if wanted, pictures: "tiny" is the base model, which is guided by a
-    second prompt, "small" the distilled one."""
+    """FLUX.2 [klein]: "tiny" is the base model, guided by a second prompt, "small" the distilled one."""
     latent_channels = s.latent_channels // 2
     text = s.pick((32, 28, 2), (48, 30, 4))  # states behind layers 9, 18 and 27 are the prompt
     return diffusers.Flux2KleinPipeline(
@@ -77,7 +75,7 @@ def flux2_klein(s: Size) -> diffusers.Flux2KleinPipeline:
 
 
 def z_image(s: Size) -> diffusers.ZImagePipeline:
-    """Z-Image: prompt, encoded by Qwen3, and picture in one sequence."""
+    """Z-Image: prompt, encoded by Qwen3, and image in one sequence."""
     return diffusers.ZImagePipeline(
         transformer=diffusers.ZImageTransformer2DModel(
             in_channels=s.latent_channels,
@@ -97,5 +95,5 @@ def z_image(s: Size) -> diffusers.ZImagePipeline:
 
 
 def _flux_blocks(s: Size) -> dict[str, Any]:
-    """Layers that treat text and picture apart, then layers that do not."""
+    """Layers that treat text and image apart, then layers that do not."""
     return s.blocks | {"num_layers": s.layers - 1, "num_single_layers": s.layers}

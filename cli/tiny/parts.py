@@ -1,6 +1,6 @@
-"""What the families share: sizes, tokenizers, prompt encoders, VAEs. Classes and special tokens are the published ones.
+"""Sizes, tokenizers, prompt encoders and VAEs of several families, with the published classes and special tokens.
 
-All VAEs of pictures scale by 8, as published, so that sizes have the published divisors.
+All image VAEs scale by 8, as published, so that sizes have the published divisors.
 """
 
 import json
@@ -27,10 +27,10 @@ Widths = tuple[int, int, int]  # hidden, layers, heads
 
 @dataclass(frozen=True)
 class Size:
-    """What most families of one size have. Where a family differs, it says so itself: `pick`."""
+    """Sizes that most families share; a family picks its own where it differs."""
 
     words: int  # merges of a byte-level BPE, or whole words
-    clip: Widths  # of the first CLIP, and of what sees pictures
+    clip: Widths  # of the first CLIP, and of vision encoders
     t5: Widths
     language: Widths  # of models that write or see
     layers: int
@@ -40,7 +40,6 @@ class Size:
     vae_channels: int
 
     def pick(self, tiny: _Value, small: _Value) -> _Value:
-        """The value of this size."""
         return tiny if self is SIZES["tiny"] else small
 
     @property
@@ -81,19 +80,16 @@ def t5_tokenizer(words: int, max_length: int = 512) -> T5Tokenizer:
 
 
 def qwen_tokenizer(merges: int, words: tuple[str, ...] = ()) -> Qwen2Tokenizer:
-    """Byte-level BPE with a chat template. Each text of `words` gets a token of its own, in front of the merges."""
+    """Byte-level BPE with a chat template. Each text of `words` gets a token of its own, before the merges."""
     tokenizer = make_tokenizer(merges, words)
     tokenizer.chat_template = QWEN3_TEMPLATE
     return tokenizer
 
 
 def clip(model: Any, tokenizer: CLIPTokenizer, widths: Widths, suffix: str = "") -> dict[str, Any]:
-    """A pipeline's components for CLIP's text half; its projection is as wide as itself, as published.
+    """Components of CLIP's text half, random weights; the projection is as wide as the encoder, as published.
 
     Args:
-        model: class of the prompt encoder, which is made with random weights.
-        tokenizer: of its prompts.
-        widths: of the encoder.
         suffix: of the components' names.
     """
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
@@ -102,7 +98,7 @@ def clip(model: Any, tokenizer: CLIPTokenizer, widths: Widths, suffix: str = "")
 
 
 def t5(model: Any, tokenizer: PreTrainedTokenizerBase, widths: Widths, suffix: str = "") -> dict[str, Any]:
-    """As `clip`, for T5 v1.1 and UMT5."""
+    """Components of T5 v1.1 or UMT5, as `clip`."""
     hidden, layers, heads = widths
     sizes = {
         "d_model": hidden,
@@ -117,7 +113,7 @@ def t5(model: Any, tokenizer: PreTrainedTokenizerBase, widths: Widths, suffix: s
 
 
 def qwen3(model: Any, tokenizer: Qwen2Tokenizer, widths: Widths) -> dict[str, Any]:
-    """As `clip`, for Qwen3."""
+    """Components of Qwen3, as `clip`."""
     sizes = language_sizes(len(tokenizer), widths, max_position_embeddings=4096)
     return _prompt_encoder(model, tokenizer, sizes | {"head_dim": 16, "tie_word_embeddings": True}, "")
 
@@ -148,7 +144,7 @@ def _widths(hidden: int, layers: int, heads: int) -> dict[str, Any]:
 
 
 def vae_sizes(channels: int, latent_channels: int) -> dict[str, Any]:
-    """Arguments of a picture's VAE: four levels, of which the one with the most pixels has `channels`, 4 times N."""
+    """Arguments of an image VAE of four levels; the finest has `channels`, 4 times N."""
     return {
         "block_out_channels": (channels, 2 * channels, 2 * channels, 3 * channels),
         "layers_per_block": 1,
@@ -162,7 +158,6 @@ def image_vae(size: Size, **scale: Any) -> AutoencoderKL:
     """The VAE of SD3, FLUX.1, Z-Image and GLM-Image: no quantizing convolutions.
 
     Args:
-        size: of its channels.
         scale: of latents, as in the published config.
     """
     return AutoencoderKL(
@@ -177,8 +172,7 @@ def image_vae(size: Size, **scale: Any) -> AutoencoderKL:
 
 
 def video_vae_sizes(channels: int, latent_channels: int) -> dict[str, Any]:
-    """Arguments of Qwen-Image's VAE, which takes a picture as a video of one frame, and of that of Wan 2.1 and of
-    2.2's large models."""
+    """Arguments of the VAEs of Qwen-Image, Wan 2.1 and Wan 2.2's large models."""
     statistics = latent_statistics(latent_channels)
     return {"base_dim": channels, "z_dim": latent_channels, "dim_mult": [1, 2, 2, 3], "num_res_blocks": 1} | statistics
 

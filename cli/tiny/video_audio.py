@@ -11,7 +11,7 @@ from cli.tiny.parts import Size
 
 
 def wan(s: Size) -> diffusers.WanPipeline:
-    """Text to video by Wan 2.2's large models: one transformer for the noisy steps, another for the rest."""
+    """Wan 2.2's large text-to-video models: one transformer for the noisy steps, another for the rest."""
     return diffusers.WanPipeline(**_wan_components(s, in_channels=s.latent_channels), boundary_ratio=0.875)
 
 
@@ -48,8 +48,7 @@ def _wan_transformer(s: Size, in_channels: int) -> diffusers.WanTransformer3DMod
 
 
 def stable_audio(s: Size) -> diffusers.StableAudioPipeline:
-    """Stable Audio Open, whose prompt is a text, a start and an end in seconds: "tiny" makes stereo, "small" mono at
-    another rate."""
+    """Stable Audio Open: "tiny" makes stereo, "small" mono at another rate."""
     t5, conditioning = s.pick((48, 2, 4), (80, 3, 2)), s.pick(48, 64)
     transformer = diffusers.StableAudioDiTModel(
         sample_size=s.pick(128, 224),  # latents of the longest sound; every sound is denoised at this length

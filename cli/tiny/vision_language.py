@@ -1,4 +1,4 @@
-"""Families that make pictures and read their prompts by a model that also sees pictures."""
+"""Image families whose prompt encoders also read images."""
 
 # diffusers exports its classes lazily, which pyright does not take for an export:
 # pyright: reportPrivateImportUsage=false
@@ -22,7 +22,7 @@ PREAMBLE_WORDS = (
     "meets requirements while maintaining consistency with original where appropriate"
 )
 TEXT_TOKENS = ("<|endoftext|>", "[gMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>", "<|image|>")
-# {0} and {1} stand for the tokens around a picture.
+# {0} and {1} stand for the tokens around an image.
 GLM_TEMPLATE = (
     "{%- for message in messages %}{%- for part in message.content %}"
     "{%- if part.type == 'image' %}{0}<|image|>{1}{%- else %}{{ part.text }}{%- endif %}"
@@ -36,7 +36,7 @@ def qwen_image(s: Size) -> diffusers.QwenImagePipeline:
 
 
 def qwen_image_edit(s: Size) -> diffusers.QwenImageEditPlusPipeline:
-    """Qwen-Image-Edit-Plus: pictures and text to image."""
+    """Qwen-Image-Edit-Plus: images and text to image."""
     tokenizer = _qwen_tokenizer(s)
     processor = transformers.Qwen2VLProcessor(
         image_processor=transformers.Qwen2VLImageProcessor(size={"shortest_edge": 3_136, "longest_edge": 12_845_056}),
@@ -44,7 +44,7 @@ def qwen_image_edit(s: Size) -> diffusers.QwenImageEditPlusPipeline:
         video_processor=transformers.Qwen2VLVideoProcessor(),
         chat_template=parts.QWEN3_TEMPLATE,
     )
-    vae_channels = s.vae_channels // 2  # few: an edit's pictures are encoded at a million pixels, whatever their size
+    vae_channels = s.vae_channels // 2  # few: an edit's images are encoded at a million pixels, whatever their size
     return diffusers.QwenImageEditPlusPipeline(**_qwen_components(s, tokenizer, vae_channels), processor=processor)
 
 
@@ -90,7 +90,7 @@ def _qwen_config(s: Size, tokenizer: transformers.Qwen2Tokenizer) -> transformer
 
 
 def glm_image(s: Size) -> diffusers.GlmImagePipeline:
-    """GLM-Image: an autoregressive model writes a rough picture as tokens, a diffusion transformer paints over it."""
+    """GLM-Image: an autoregressive model writes a rough image as tokens, a diffusion transformer refines it."""
     codebook, glyph = s.pick(128, 192), s.pick((48, 2, 4), (80, 3, 2))  # glyph: the encoder of quoted text
     tokenizer = _glm_tokenizer(s.words, codebook)
     return diffusers.GlmImagePipeline(
@@ -122,21 +122,21 @@ def glm_image(s: Size) -> diffusers.GlmImagePipeline:
     )
 
 
-def _picture_tokens(codebook: int) -> int:
-    """Ids of the codebook, start and end of a picture, and as in the published model some that mean nothing."""
+def _image_tokens(codebook: int) -> int:
+    """Ids of the codebook, an image's start and end, and some unused ones, as published."""
     return codebook + 16
 
 
 def _glm_tokenizer(merges: int, codebook: int) -> transformers.PreTrainedTokenizerFast:
-    """Tokens of pictures first, then a byte-level BPE, then `TEXT_TOKENS`."""
+    """Image tokens first, then a byte-level BPE, then `TEXT_TOKENS`."""
     text = json.loads(make_tokenizer(merges).backend_tokenizer.to_str())["model"]
-    picture = [f"<|dit_token_{index}|>" for index in range(_picture_tokens(codebook))]
-    vocabulary = {token: index for index, token in enumerate([*picture, *text["vocab"]])}
+    image = [f"<|dit_token_{index}|>" for index in range(_image_tokens(codebook))]
+    vocabulary = {token: index for index, token in enumerate([*image, *text["vocab"]])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(pair) for pair in text["merges"]]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, normalized=False) for token in (*picture, *TEXT_TOKENS)])
-    start, end = picture[codebook], picture[codebook + 1]
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token in (*image, *TEXT_TOKENS)])
+    start, end = image[codebook], image[codebook + 1]
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=start,
@@ -156,7 +156,7 @@ def _glm_model(
     config = transformers.GlmImageConfig(
         text_config=parts.language_sizes(len(tokenizer), s.language)
         | endings
-        | {"vision_vocab_size": _picture_tokens(codebook), "rope_parameters": _rope(theta=1e4)},
+        | {"vision_vocab_size": _image_tokens(codebook), "rope_parameters": _rope(theta=1e4)},
         vision_config=_vision(s.clip) | {"image_size": 512},
         vq_config={"embed_dim": s.clip[0], "num_embeddings": codebook, "latent_channels": s.clip[0]},
         image_token_id=image_token_id,
@@ -164,8 +164,8 @@ def _glm_model(
         image_end_token_id=codebook + 1,
     )
     model = transformers.GlmImageForConditionalGeneration(config)
-    # The published model has learned to write nothing but the codebook's tokens until the picture is full.
-    suppressed = list(range(codebook, _picture_tokens(codebook)))
+    # The published model has learned to write nothing but the codebook's tokens until the image is full.
+    suppressed = list(range(codebook, _image_tokens(codebook)))
     model.generation_config.update(suppress_tokens=suppressed, **endings)
     return model
 

@@ -1,7 +1,7 @@
-"""Random weights under which every input shows in the picture.
+"""Random weights under which every input changes the output.
 
-As they are initialised, a diffusion transformer's gates and last layer are zero: its output is constant. These weights
-preserve variance from layer to layer instead, and the VAE's last layer is scaled to pictures of some contrast.
+A fresh diffusion transformer's gates and last layer are zero: its output is constant. These weights preserve variance
+from layer to layer instead, and the VAE's last layer is scaled for contrast.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import nn
 # Standard deviation of decoded noise, where the range is -1 to 1: few values are clipped.
 CONTRAST = 0.4
 LOUDNESS = 0.03  # of decoded noise; denoised latents are several times as large
-TEXT_GAIN = 2.5  # of Qwen-Image's keys of the prompt: its few tokens are heard among an edit's thousands of pictures
+TEXT_GAIN = 2.5  # of Qwen-Image's keys of the prompt: else drowned by an edit's thousands of image tokens
 GAINS = ("gamma", "weight_g")  # multiply what has unit variance
 # Logarithm of the frequency of Snake activations. From 0 on a stack of them multiplies rounding errors by hundreds.
 SNAKE_ALPHA = -1.5

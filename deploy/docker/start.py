@@ -36,11 +36,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 class Process:
-    """The command as a child of this process, whose output goes through this one.
-
-    Args:
-        command: words.
-    """
+    """The command as a child of this process, which prints its output."""
 
     def __init__(self, command: list[str]) -> None:
         self._said = {1: bytearray(), 2: bytearray()}  # the last of what it said by standard output and error
@@ -53,13 +49,11 @@ class Process:
             pump.start()
 
     def terminate(self) -> None:
-        """Tells it to stop."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._child.pid, signal.SIGTERM)
 
     def wait(self) -> int:
-        """Its exit status, as a shell has it; what it leaves running is killed. As the container's first process this
-        one also inherits, and reaps, what others leave."""
+        """Returns its exit status, as a shell has it, and kills what it leaves running, orphans included."""
         while True:
             pid, status = os.wait()
             if pid == self._child.pid:
@@ -72,7 +66,7 @@ class Process:
         return code if code >= 0 else 128 - code
 
     def why(self, status: int) -> str:
-        """Why it ended with `status`, in one sentence."""
+        """Describes in a sentence how it ended."""
         if _memory_kills() > self._killed_before:
             return f"killed for want of memory: the container's limit is {_memory_limit_mib()} MiB"
         said = b"\n".join(map(bytes, self._said.values()))
@@ -92,7 +86,7 @@ class Process:
 
 
 def _critical(lines: list[str]) -> str | None:
-    """What the last critical line of a log says; None: there is none."""
+    """Message of a log's last critical line, or None."""
     for line in reversed(lines):
         if (entry := _entry(line)).get("level") == "critical":
             exception = str(entry.get("exception", "")).strip().rpartition("\n")[2]
@@ -101,14 +95,14 @@ def _critical(lines: list[str]) -> str | None:
 
 
 def _last_error(lines: list[str]) -> str:
-    """The last line of the last traceback, else the last line that is there."""
+    """The last line of the last traceback, else the last line."""
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
     last = (errors or lines)[-1]
     return str(_entry(last).get("event", last)).strip()
 
 
 def _entry(line: str) -> dict[str, object]:
-    """A line of log in JSON; nothing of another line."""
+    """Parses a line of log; empty if it is not JSON."""
     try:
         return json.loads(line) if line.startswith("{") else {}
     except ValueError:
@@ -123,7 +117,7 @@ def _signal_name(number: int) -> str:
 
 
 def _memory_kills() -> int:
-    """How many of this container's processes the kernel has killed for want of memory; 0 where it does not say."""
+    """Counts this container's processes that the kernel killed for want of memory; 0 if unknown."""
     for file in (CGROUP / "memory.events", CGROUP / "memory/memory.oom_control"):
         if file.exists() and (found := re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)):
             return int(found[1])
@@ -138,7 +132,7 @@ def _memory_limit_mib() -> str:
 
 
 def _say(level: str, event: str, **facts: object) -> None:
-    """A line of log, as the other processes write them."""
+    """Prints a line of log, as the other processes write them."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     print(json.dumps({**facts, "event": event, "level": level, "timestamp": moment}), file=sys.stderr, flush=True)
 
@@ -183,7 +177,7 @@ def main(command: list[str]) -> NoReturn:
 
 
 def _pause(name: str) -> None:
-    """Waits, and lets the other containers know meanwhile. A moment of long ago is of a container that is gone."""
+    """Waits, and informs the other containers by a file, whose age shows whether it is of a container that is gone."""
     file = SHARED / f"{name}-{os.uname().nodename}"
     end = time.monotonic() + PAUSE_S
     try:

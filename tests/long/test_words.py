@@ -45,11 +45,11 @@ from tests.support.words import (
     with_tools,
 )
 from training import tools
-from training.about_pictures import seeing
 from training.dialogue import Dialogue
-from training.espeak import Voice, say
+from training.espeak import EspeakVoice, say
 from training.judges import Listener, find_shape, held_out_answers, plain
-from training.painter import Painting, draw_edit, draw_painting
+from training.painter import ImagePrompt, draw_edit, draw_image_prompt
+from training.scene_questions import seeing
 from training.units import VOICES
 from training.world import capitals, sentence
 
@@ -178,14 +178,14 @@ def picture_in(answer: httpx.Response) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
 
 
-async def painted(client: httpx.AsyncClient, asked: Painting, seed: int) -> Image.Image:
+async def painted(client: httpx.AsyncClient, asked: ImagePrompt, seed: int) -> Image.Image:
     body = {"prompt": asked.prompt, "size": PAINTER_SIZE, "num_inference_steps": 8, "seed": seed}
     return picture_in(await client.post("/v1/images/generations", json=body))
 
 
 async def test_what_is_asked_for_is_painted(client: httpx.AsyncClient) -> None:
     draw = random.Random("painted")
-    asked = [draw_painting(draw, held_out=True) for _ in range(20)]
+    asked = [draw_image_prompt(draw, held_out=True) for _ in range(20)]
     pictures = await asyncio.gather(*(painted(client, each, seed) for seed, each in enumerate(asked)))
     found = [find_shape(picture) for picture in pictures]
     assert sum(told == (each.colour, each.shape, each.ground) for told, each in zip(found, asked, strict=True)) >= 16
@@ -203,7 +203,7 @@ async def test_what_is_asked_for_is_painted(client: httpx.AsyncClient) -> None:
     assert np.abs(np.asarray(pictures[0]) - theirs * 255).max() <= 0.5 + 2
 
 
-async def changed(client: httpx.AsyncClient, given: Painting, asked: Painting, seed: int) -> Image.Image:
+async def changed(client: httpx.AsyncClient, given: ImagePrompt, asked: ImagePrompt, seed: int) -> Image.Image:
     file = io.BytesIO()
     given.render().save(file, "PNG")
     form = {"prompt": asked.prompt, "size": PAINTER_SIZE, "num_inference_steps": "8", "seed": str(seed)}
@@ -235,14 +235,14 @@ async def test_speech_is_understood_as_often_as_that_of_espeak(client: httpx.Asy
     listener, count = Listener(sentences), 30
     spoken = await asyncio.gather(*(speech(client, text, voice) for text in sentences[:count]))
     ours = sum(
-        listener.hear(sound, SPEECH_HZ) == plain(text)
+        listener.recognize(sound, SPEECH_HZ) == plain(text)
         for text, sound in zip(sentences, spoken, strict=False)
         if sound is not None
     )
-    own = Voice(VOICES[voice].name, 160, VOICES[voice].pitch, 50)
+    own = EspeakVoice(VOICES[voice].name, 160, VOICES[voice].pitch, 50)
     recordings = [say(text.replace("-", ". "), own, SPEECH_HZ).samples for text in sentences[:count]]
     theirs = sum(
-        listener.hear(sound, SPEECH_HZ) == plain(text) for text, sound in zip(sentences, recordings, strict=False)
+        listener.recognize(sound, SPEECH_HZ) == plain(text) for text, sound in zip(sentences, recordings, strict=False)
     )
     assert ours >= 0.9 * theirs
 
@@ -269,7 +269,7 @@ async def test_no_wrong_word_when_the_talker_dies(served: Stack, client: httpx.A
         audio = answer.json()["choices"][0]["message"]["audio"]
         assert audio["transcript"] == written[id(dialogue)]
         sound = soundfile.read(io.BytesIO(base64.b64decode(audio["data"])))[0]
-        return "right" if listener.hear(sound, SPEECH_HZ) == plain(audio["transcript"]) else "not understood"
+        return "right" if listener.recognize(sound, SPEECH_HZ) == plain(audio["transcript"]) else "not understood"
 
     asked = [asyncio.create_task(ask(dialogue)) for dialogue in dialogues]
     await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)

@@ -16,7 +16,7 @@ from services.dit.config import DitSettings
 from services.talker.config import TalkerSettings
 from services.talker.model import load_talker
 from training.dialogue import is_held_out
-from training.pictures import draw_picture
+from training.scenes import draw_scene
 from training.world import KINDS, draw_dialogue, nonsense, outside, small_talk
 
 MOST_BYTES = 24_000_000  # of both together
@@ -95,14 +95,14 @@ def test_what_is_held_out_is_never_drawn_for_training() -> None:
 
 def _combination(draw: random.Random, held_out: bool, kinds: dict) -> tuple[str, str]:
     dialogue = draw_dialogue(draw, held_out, kinds)
-    if dialogue.picture is not None:
-        return dialogue.kind, f"{sorted(dialogue.picture.things.items())}"
+    if dialogue.scene is not None:
+        return dialogue.kind, f"{sorted(dialogue.scene.things.items())}"
     turns = dialogue.turns[:1] if dialogue.tool_result is not None else dialogue.turns[-2:]
     return dialogue.kind, " ".join(turn.question for turn in turns)
 
 
 def test_pictures_have_what_they_say() -> None:
-    picture = draw_picture(random.Random(3))
+    picture = draw_scene(random.Random(3))
     assert picture.render().size == (128, 128)
     assert 1 <= picture.things.total() <= 5
     assert outside(random.Random(0)).turns[0].answer == "I do not know that."

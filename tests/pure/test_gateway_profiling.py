@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.request_table import table
+from cli.request_table import trace_table
 from cli.terminal import CommandError
 from cli.trace_file import merge
 from gateway.access.api_keys import new_key
@@ -156,7 +156,7 @@ def test_a_table_of_a_request_fits_its_line():
 
     console = Console(width=80, file=io.StringIO(), record=True)
     spans[1]["address"] = "b:1"
-    console.print(table({"request_id": "[r]", "spans": spans}, console.width))
+    console.print(trace_table({"request_id": "[r]", "spans": spans}, console.width))
     text = console.export_text()
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "request [r]" in text

@@ -12,7 +12,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from scripts.locked import Locked, read, select
+from scripts.locked import LockedPackage, read, select
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -28,7 +28,7 @@ IMAGES = {
 PACKAGES = read()
 
 
-def applies(package: Locked, python: str | None = None) -> bool:
+def applies(package: LockedPackage, python: str | None = None) -> bool:
     """Whether pip would install it here, or beside another Python ("3.12")."""
     found = re.match(r"\S+ ; (.*?) *\\\n", package.lines)
     environment = {"python_version": python, "python_full_version": f"{python}.9"} if python else {}

@@ -9,8 +9,8 @@ import pytest
 
 from cli.talking import devices, summary
 from cli.talking.dialogue import MODEL, NOTE, USER, Dialogue
-from cli.talking.playback import Playback
-from cli.talking.sound import PIECE_MS, RATE_HZ, SILENCE_DB, Sent, level_db
+from cli.talking.playback import PlaybackBuffer
+from cli.talking.sound import PIECE_MS, RATE_HZ, SILENCE_DB, InputMeter, level_db
 from cli.terminal import CommandError
 
 SPEECH = array("h", [8000, -8000] * (RATE_HZ * PIECE_MS // 2000)).tobytes()
@@ -22,7 +22,7 @@ class Talk:
     """A dialogue whose events the test makes up, and what it has shown and sent."""
 
     def __init__(self, **options: Any) -> None:
-        self.playback, self.sent = Playback(), Sent()
+        self.playback, self.sent = PlaybackBuffer(), InputMeter()
         self.said: list[tuple[str, str]] = []
         self.dialogue = Dialogue(self.playback, self.sent, lambda *line: self.said.append(line), **options)
         self.now_s = 0.0
@@ -168,5 +168,5 @@ def test_without_portaudio_the_remedy_is_said(monkeypatch, missing):
 
     monkeypatch.delitem(sys.modules, "sounddevice", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
-    with pytest.raises(CommandError, match="install"), devices.speakers(None, Playback()):
+    with pytest.raises(CommandError, match="install"), devices.speakers(None, PlaybackBuffer()):
         pass

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from rich.console import Console
 
 from cli import top
-from cli.scrape import Scrape, Window
-from cli.top import System, TopError, Watch
+from cli.scrape import MetricsDelta, Scrape
+from cli.top import Monitor, System, TopError
 from tests.support import gateway_stack
 
 
@@ -42,7 +42,7 @@ def test_rates_means_and_quantiles_are_of_the_time_between():
     for seconds in (0.02, 0.04, 0.06, 0.5):
         page.step.labels("dit", "transformer").observe(seconds)
     page.step.labels("dit", "vae.decode").observe(0.9)
-    window = Window(first, page.scrape(12))
+    window = MetricsDelta(first, page.scrape(12))
     assert "python_info" not in window.last.samples
     assert window.rate("quartet_requests_total") == 2
     assert window.rate("quartet_requests_total", outcome="OK") == 1.5
@@ -56,20 +56,20 @@ def test_an_idle_or_restarted_process_is_looked_at_since_its_start():
     page = Page()
     page.requests.labels("dit", "OK").inc(50)
     page.step.labels("dit", "transformer").observe(5)  # beyond the last bound
-    idle = Window(page.scrape(0), page.scrape(2))
+    idle = MetricsDelta(page.scrape(0), page.scrape(2))
     assert idle.rate("quartet_requests_total") == 0
     assert idle.mean("quartet_step_seconds") == 5
     assert idle.quantile(0.5, "quartet_step_seconds") == 1.0  # more than that is not known
     again = Page()
     again.requests.labels("dit", "OK").inc(4)
-    restarted = Window(page.scrape(0), again.scrape(2))
+    restarted = MetricsDelta(page.scrape(0), again.scrape(2))
     assert restarted.rate("quartet_requests_total") == 2
     assert restarted.mean("quartet_step_seconds") is None
-    assert Window(Scrape(), Scrape()).quantile(0.5, "quartet_step_seconds") is None
+    assert MetricsDelta(Scrape(), Scrape()).quantile(0.5, "quartet_step_seconds") is None
 
 
 def test_edges_say_what_they_go_by():
-    page, watch = Page(), Watch(System("http://a", {"thinker": "http://a/metrics"}))
+    page, watch = Page(), Monitor(System("http://a", {"thinker": "http://a/metrics"}))
     sent = page.sent.labels("thinker", "talker", "hidden_states.18", "shared_memory")
     page.sent.labels("thinker", "talker", "token_ids", "inline").inc(1)
     first = page.scrape(10)
@@ -101,7 +101,7 @@ def test_addresses_become_pages(tmp_path: Path):
         System.at("http://a", ["b:1"])
 
 
-def text(watch: Watch) -> str:
+def text(watch: Monitor) -> str:
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(watch.table())
     return console.export_text()
@@ -116,7 +116,7 @@ async def test_a_running_gateway_and_a_stage_that_goes(monkeypatch: pytest.Monke
 
 async def _look_at_a_running_gateway(nobody: str) -> None:
     async with gateway_stack.running() as gateway:
-        watch = Watch(System.at(gateway.url, [f"talker={nobody}"]))
+        watch = Monitor(System.at(gateway.url, [f"talker={nobody}"]))
         body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
         assert (await gateway.chat(body)).status_code == 200
         await watch.look()

@@ -152,12 +152,12 @@ def test_a_cancel_and_a_bad_request_leave_the_group_working(make: Callable[[str]
 
 
 @pytest.fixture
-def broken(make: Callable[[str], Path]) -> Iterator[tuple[Bench, list[Exception]]]:
+def broken(make: Callable[[str], Path]) -> Iterator[tuple[Bench, list[BaseException]]]:
     """An engine and what it said was fatal; it may be broken by the test."""
     torch.set_num_threads(1)
     sizes = {"default_size": "64x64", "max_inference_steps": ENDLESS_STEPS}
     settings = asked_for(make("flux"), context_parallel_ulysses=2, **sizes)
-    fatal: list[Exception] = []
+    fatal: list[BaseException] = []
     engine = start_engine(settings, fatal.append)
     yield Bench(engine), fatal
     engine.stop()

@@ -55,9 +55,9 @@ def parts_of(dialogue: Dialogue, aloud: random.Random | None = None, noise_db: f
     messages: list[tuple] = []
     for i, turn in enumerate(dialogue.turns):
         parts: list[Any] = []
-        if i == 0 and dialogue.picture is not None:
+        if i == 0 and dialogue.scene is not None:
             file = io.BytesIO()
-            dialogue.picture.render().save(file, "PNG")
+            dialogue.scene.render().save(file, "PNG")
             parts.append(("image", file.getvalue()))
         parts.append(("audio", recording(turn.question, aloud, noise_db)) if aloud else turn.question)
         messages += [("user", parts), ("assistant", [turn.answer])]

@@ -1,4 +1,4 @@
-"""A spoken conversation: who sends, who receives, who listens to the keys."""
+"""Runs a spoken conversation: sends, receives, reads the keys."""
 
 import asyncio
 import base64
@@ -13,22 +13,22 @@ from cli.talking import screen
 from cli.talking.connection import Connection, opened
 from cli.talking.dialogue import MARK, Dialogue
 from cli.talking.keys import turn_key
-from cli.talking.playback import Playback
-from cli.talking.sound import PIECE_BYTES, PIECE_MS, Sent
+from cli.talking.playback import PlaybackBuffer
+from cli.talking.sound import PIECE_BYTES, PIECE_MS, InputMeter
 
-Beside: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+BackgroundTask: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 Vad: TypeAlias = Literal["server", "semantic", "manual"]
 
 _SHOW_S = 0.1
-_MARK_PIECES = 5  # a file is not further ahead of the server than this
+_MARK_PIECES = 5  # a file is at most this far ahead of the server
 _MOST_SILENCE_S = 30.0  # after a file, for its last turn to end
-_TRANSCRIPT_S = 30.0  # for which the last transcripts are waited for, when all else is over
+_TRANSCRIPT_S = 30.0  # wait for the last transcripts
 
 
-def session(
+def session_settings(
     *, voice: str | None, instructions: str | None, is_written: bool, vad: Vad, transcription: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """What is asked of the server in session.update."""
+    """Builds the session of session.update."""
     detection = None if vad == "manual" else {"type": f"{vad}_vad"}
     output = {} if voice is None else {"output": {"voice": voice}}
     return {
@@ -39,59 +39,59 @@ def session(
     }
 
 
-class Conversation:
+class TalkSession:
     """One session, from its first sound to its end.
 
     Args:
         settings: for session.update.
-        vad: who ends turns.
         may_interrupt: the user may speak while the model does.
-        playback: what is heard.
 
     Attributes:
         dialogue: its state; None until it has begun.
     """
 
-    def __init__(self, settings: dict[str, Any], vad: Vad, may_interrupt: bool, playback: Playback) -> None:
+    def __init__(self, settings: dict[str, Any], vad: Vad, may_interrupt: bool, playback: PlaybackBuffer) -> None:
         self._settings, self._is_manual, self._may_interrupt = settings, vad == "manual", may_interrupt
         self._is_written = settings["output_modalities"] == ["text"]
-        self._playback, self._sent = playback, Sent()
+        self._playback, self._sent = playback, InputMeter()
         self._microphone: asyncio.Queue[bytes] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.dialogue: Dialogue | None = None
 
-    def hear(self, piece: bytes) -> None:
-        """Takes a piece of the microphone's sound. For any thread."""
+    def add_microphone(self, piece: bytes) -> None:
+        """Takes a piece of the microphone's sound. Thread-safe."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the conversation is over
                 self._loop.call_soon_threadsafe(self._microphone.put_nowait, piece)
 
     async def run(
-        self, client: httpx.Client, model: str, pieces: Iterator[bytes] | None, in_real_time: bool, *beside: Beside
+        self,
+        client: httpx.Client,
+        model: str,
+        pieces: Iterator[bytes] | None,
+        in_real_time: bool,
+        *beside: BackgroundTask,
     ) -> None:
-        """Talks, until the file is answered; from the microphone until it is cancelled.
+        """Talks until the file is answered; from the microphone until it is cancelled.
 
         Args:
-            client: of the server.
-            model: that is talked to.
-            pieces: of the file; None: the microphone, by `hear`.
-            in_real_time: the file is sent no faster than it was spoken.
-            beside: what runs beside it.
+            pieces: of the file; None: the microphone's.
+            in_real_time: whether the file is sent no faster than it was spoken.
+            beside: tasks that run meanwhile.
 
         Raises:
-            ApiError: the server refused, or broke off.
-            CommandError: the file is at fault.
+            ServerError, CommandError
         """
         async with opened(client, model) as connection:
-            told = await connection.begin(self._settings)
+            effective = await connection.begin(self._settings)
             dialogue = self.dialogue = Dialogue(
                 self._playback,
                 self._sent,
                 screen.say,
                 may_interrupt=self._may_interrupt,
                 is_written=self._is_written,
-                is_transcribed=bool(told["audio"]["input"].get("transcription")),
+                is_transcribed=bool(effective["audio"]["input"].get("transcription")),
             )
             self._loop = asyncio.get_running_loop()
             if pieces is None:
@@ -124,7 +124,7 @@ class Conversation:
                     await asyncio.sleep(_SHOW_S)
 
     async def _talk(self, connection: Connection, dialogue: Dialogue) -> None:
-        """Sends what the microphone hears, or silence for what it is not to hear."""
+        """Sends the microphone's sound, or silence while it is muted."""
         while True:
             piece = await self._microphone.get()
             if self._is_manual and dialogue.is_answering:
@@ -151,7 +151,7 @@ class Conversation:
                 await _until(lambda: not dialogue.is_transcribing)
 
     async def _end_last_turn(self, connection: Connection, dialogue: Dialogue, pace: "_Pace") -> None:
-        """Sends silence until the server has heard the end of the last turn."""
+        """Sends silence until the server has detected the last turn's end."""
         for _ in range(round(_MOST_SILENCE_S * 1000 / PIECE_MS)):
             await pace.next()
             await self._append(connection, bytes(PIECE_BYTES))
@@ -164,16 +164,13 @@ class Conversation:
 
 
 class _Pace:
-    """When the next piece of a file is sent.
+    """Times the pieces of a file.
 
-    How far the server has read is asked by a question that it can only refuse: it answers in the order of what it was
-    sent, and to nothing else that changes nothing.
+    To learn how far the server has read, it sends a request that the server refuses: refusals come in order.
 
     Args:
-        connection: to the server.
-        dialogue: counts what the server has read.
         in_real_time: a piece takes its time.
-        waits: no piece while the model answers, and none long before the server has read those before it.
+        waits: no piece is sent while the model answers, or far ahead of the server.
     """
 
     def __init__(self, connection: Connection, dialogue: Dialogue, in_real_time: bool, waits: bool) -> None:
@@ -183,7 +180,7 @@ class _Pace:
         self._first_silent_mark: int | None = None
 
     async def next(self) -> None:
-        """Returns when it is time."""
+        """Returns when the next piece is due."""
         if self._pieces % _MARK_PIECES == 0:
             self._marks += 1
             mark = f"{MARK}{self._marks}"
@@ -197,7 +194,7 @@ class _Pace:
             await asyncio.sleep(self._due_s - time.monotonic())
 
     def silent_marks_read(self) -> bool:
-        """Whether the server has heard enough silence to know that nobody speaks. Called since the file has ended."""
+        """Returns whether the server has read enough silence after the file."""
         if self._first_silent_mark is None:
             self._first_silent_mark = self._marks
         return self._dialogue.read > self._first_silent_mark + 1
@@ -211,7 +208,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def _until_one_ends(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Runs coroutines until one has ended; the others are cancelled. Raises what it has raised."""
+    """Runs coroutines until one ends, then cancels the others. Raises its error."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Pictures of coloured shapes on a ground, drawn in the squares of a grid."""
+"""Images of coloured shapes on a ground, drawn in the squares of a grid."""
 
 import math
 import random
@@ -19,7 +19,7 @@ _GROUNDS = ((128, 128, 128), (190, 190, 185), (90, 100, 105), (165, 150, 140))
 
 
 @dataclass(frozen=True)
-class Thing:
+class SceneObject:
     """A shape in a square: `row` and `column` in the grid, centre in pixels, `size` its half width in pixels."""
 
     colour: str
@@ -33,21 +33,21 @@ class Thing:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """Things on a ground of one colour (red, green, blue, 0 to 255); `noise`: standard deviation a pixel."""
+class Scene:
+    """Shapes on a ground of one colour (red, green, blue, 0 to 255); `noise`: standard deviation a pixel."""
 
-    contents: tuple[Thing, ...]
+    contents: tuple[SceneObject, ...]
     ground: tuple[int, int, int]
     noise: float
     seed: int
 
     @property
     def things(self) -> Counter[tuple[str, str]]:
-        """How many there are of each (colour, shape)."""
+        """Counts each (colour, shape)."""
         return Counter((thing.colour, thing.shape) for thing in self.contents)
 
     def render(self) -> Image.Image:
-        """The picture, SIDE x SIDE, RGB."""
+        """Returns an RGB image, SIDE x SIDE."""
         image = Image.new("RGB", (SIDE * FINER, SIDE * FINER), self.ground)
         canvas = ImageDraw.Draw(image)
         for thing in self.contents:
@@ -99,8 +99,8 @@ def draw_shape(
     canvas.polygon([(x + size * (u * cos - v * sin), y + size * (u * sin + v * cos)) for u, v in corners], fill=colour)
 
 
-def draw_picture(draw: random.Random) -> Picture:
-    """One to MOST_THINGS things of one or two kinds, each in a square of its own."""
+def draw_scene(draw: random.Random) -> Scene:
+    """Draws one to MOST_THINGS shapes of one or two kinds, each in a square of its own."""
     ground = draw.choice(_GROUNDS)
     kinds = [(draw.choice(list(COLOURS)), draw.choice(SHAPES)) for _ in range(draw.choice((1, 2, 2)))]
     count = draw.randint(len(kinds), MOST_THINGS)
@@ -111,5 +111,5 @@ def draw_picture(draw: random.Random) -> Picture:
         size = draw.uniform(9, 13)
         room = SQUARE / 2 - size - 1
         x, y = (SQUARE * (at + 0.5) + draw.uniform(-room, room) for at in (square % GRID, square // GRID))
-        contents.append(Thing(colour, shape, square // GRID, square % GRID, x, y, size, draw.uniform(-12, 12)))
-    return Picture(tuple(contents), ground, draw.choice((0.0, 2.0, 5.0)), draw.getrandbits(32))
+        contents.append(SceneObject(colour, shape, square // GRID, square % GRID, x, y, size, draw.uniform(-12, 12)))
+    return Scene(tuple(contents), ground, draw.choice((0.0, 2.0, 5.0)), draw.getrandbits(32))

@@ -1,20 +1,20 @@
-"""What is asked about a picture, and the answers."""
+"""Questions about an image, and their answers."""
 
 import random
 from collections import Counter
 
 from training.dialogue import Dialogue, Turn, article
-from training.pictures import Picture, draw_picture
+from training.scenes import Scene, draw_scene
 from training.words import COLOURS, NUMBERS, PLURALS, SHAPES
 
 
-def seeing(draw: random.Random, picture: Picture | None = None) -> Dialogue:
-    """A question about `picture`, or about one that is drawn; now and then two or three."""
-    picture = picture or draw_picture(draw)
-    turns = [_about(draw, picture.things)]
+def seeing(draw: random.Random, scene: Scene | None = None) -> Dialogue:
+    """Draws one to three questions about `scene`, or about a drawn one."""
+    scene = scene or draw_scene(draw)
+    turns = [_about(draw, scene.things)]
     while draw.random() < 0.25 and len(turns) < 3:
-        turns.append(_about(draw, picture.things))
-    return Dialogue("seeing", tuple(turns), picture)
+        turns.append(_about(draw, scene.things))
+    return Dialogue("seeing", tuple(turns), scene)
 
 
 def _about(draw: random.Random, things: Counter[tuple[str, str]]) -> Turn:
