@@ -7,14 +7,21 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.dialects.realtime.conversation import ROOT, Conversation, Limits
+from gateway.dialects.realtime.conversation.conversation import ROOT, Conversation, Limits
+from gateway.dialects.realtime.conversation.items import (
+    Item,
+    Sampled,
+    message,
+    parse_item,
+    parse_items,
+    spoken,
+)
+from gateway.dialects.realtime.conversation.prompt import Prompt
+from gateway.dialects.realtime.conversation.truncation import heard
 from gateway.dialects.realtime.events import RealtimeError
-from gateway.dialects.realtime.heard import heard
-from gateway.dialects.realtime.items import Item, Sampled, message, parse_item, parse_items, spoken
-from gateway.dialects.realtime.outbox import Outbox
-from gateway.dialects.realtime.prompt import Prompt
-from gateway.dialects.realtime.responses import Request, Response
-from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.output.outbox import Outbox
+from gateway.dialects.realtime.output.responses import Request, Response
+from gateway.dialects.realtime.settings.session import Session
 from tests.support.gateway_stack import Running
 from tests.support.scripted_stages import PIECES
 

@@ -12,8 +12,15 @@ import soundfile
 import soxr
 
 from gateway.dialects.realtime.audio import PCM_RATE_HZ, InputAudio
-from gateway.dialects.realtime.session import SemanticVad, ServerVad
-from gateway.dialects.realtime.turns import STEP_MS, Paused, Resumed, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.dialects.realtime.input.turn_detector import (
+    STEP_MS,
+    Paused,
+    Resumed,
+    SpeechStarted,
+    SpeechStopped,
+    TurnDetector,
+)
+from gateway.dialects.realtime.settings.session import SemanticVad, ServerVad
 from gateway.listening.detector import Detector, DetectorError, Detectors
 from gateway.listening.detector_models import OnnxSilero, PackagedSilero
 from gateway.listening.onnx import ModelFileError

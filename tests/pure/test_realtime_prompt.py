@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from gateway.dialects.realtime.conversation import Conversation
-from gateway.dialects.realtime.heard import cut
-from gateway.dialects.realtime.items import Item, Sampled, message, spoken
-from gateway.dialects.realtime.prompt import Prompt
-from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.conversation.conversation import Conversation
+from gateway.dialects.realtime.conversation.items import Item, Sampled, message, spoken
+from gateway.dialects.realtime.conversation.prompt import Prompt
+from gateway.dialects.realtime.conversation.truncation import cut
+from gateway.dialects.realtime.settings.session import Session
 from quartet.v1 import thinker_pb2
 from services.families.qwen3_omni.thinker import Qwen3OmniThinker
 from services.thinker.family import load_checkpoint

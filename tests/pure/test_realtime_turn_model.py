@@ -8,8 +8,15 @@ import pytest
 import soxr
 from transformers import WhisperFeatureExtractor
 
-from gateway.dialects.realtime.session import SemanticVad
-from gateway.dialects.realtime.turns import STEP_MS, Paused, Resumed, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.dialects.realtime.input.turn_detector import (
+    STEP_MS,
+    Paused,
+    Resumed,
+    SpeechStarted,
+    SpeechStopped,
+    TurnDetector,
+)
+from gateway.dialects.realtime.settings.session import SemanticVad
 from gateway.listening.onnx import ModelFileError
 from gateway.listening.turn_model import TurnModel, features
 from tests.support.espeak import recording

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gateway.dialects.realtime.session import SemanticVad, ServerVad
-from gateway.dialects.realtime.turns import (
+from gateway.dialects.realtime.input.turn_detector import (
     STEP_MS,
     IdleTimeout,
     Paused,
@@ -12,6 +11,7 @@ from gateway.dialects.realtime.turns import (
     SpeechStopped,
     TurnDetector,
 )
+from gateway.dialects.realtime.settings.session import SemanticVad, ServerVad
 
 SPEECH, BETWEEN, SILENCE = 0.9, 0.4, 0.05  # of a threshold of 0.5: 0.35 is where speech ends
 

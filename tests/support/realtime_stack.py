@@ -12,8 +12,8 @@ from holdings import HELD
 from utterances import RATE_HZ, silence, utterance
 
 from gateway.dialects.realtime.audio import InputAudio
-from gateway.dialects.realtime.session_config import ServerVad
-from gateway.dialects.realtime.turns import STEP_MS, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.dialects.realtime.input.turn_detector import STEP_MS, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.dialects.realtime.settings.session_config import ServerVad
 from gateway.listening.detector import Detectors
 from tests.support.espeak import speaker_or_skip
 from tests.support.realtime_client import Gateway, RealtimeClient, base64_of, session

@@ -4,7 +4,7 @@ import numpy as np
 import soxr
 
 from gateway.dialects.realtime import g711
-from gateway.dialects.realtime.session_config import PCM_RATE_HZ
+from gateway.dialects.realtime.settings.session_config import PCM_RATE_HZ
 from gateway.media.encode import BYTES_PER_SAMPLE, Tempo
 
 MODEL_RATE_HZ = 16_000  # what the models and the detector of speech hear

@@ -18,7 +18,6 @@ from starlette.websockets import WebSocketState
 from gateway import metrics
 from gateway.access.client_secrets import AZURE_PATH, PATH, subprotocol_of
 from gateway.answers.gateway import Gateway
-from gateway.dialects.realtime.conversing import Conversing
 from gateway.dialects.realtime.events import (
     ClientEvent,
     ModelUpdate,
@@ -29,9 +28,10 @@ from gateway.dialects.realtime.events import (
     parse,
     to_api,
 )
-from gateway.dialects.realtime.outbox import Outbox, SlowReader
+from gateway.dialects.realtime.output.outbox import Outbox, SlowReader
 from gateway.dialects.realtime.secrets import new_session, secret_of
-from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.session_handler import Conversing
+from gateway.dialects.realtime.settings.session import Session
 from gateway.dialects.realtime.vllm_dialect import VllmDialect
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.connection import ClientGone, key_of

@@ -14,9 +14,9 @@ from starlette.requests import HTTPConnection
 
 from gateway.access.client_secrets import PATH, PREFIX, ClientSecret, key_of
 from gateway.answers.gateway import Gateway, not_reached
-from gateway.dialects.realtime.drawing import check_tool, may_draw
 from gateway.dialects.realtime.events import RealtimeError, to_api
-from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.output.drawing import check_tool, may_draw
+from gateway.dialects.realtime.settings.session import Session
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted
 from gateway.http.connection import key_of as api_key_of

@@ -15,6 +15,7 @@ from gateway.answers.transcription.audio_sources import LiveSound
 from gateway.answers.transcription.formats import joined
 from gateway.answers.transcription.request import TranscriptionRequest
 from gateway.answers.transcription.run import to_transcribe
+from gateway.dialects.realtime.conversation.items import decode_base64
 from gateway.dialects.realtime.events import (
     AudioAppend,
     AudioCommit,
@@ -24,9 +25,8 @@ from gateway.dialects.realtime.events import (
     apart,
     from_api,
 )
-from gateway.dialects.realtime.items import decode_base64
-from gateway.dialects.realtime.outbox import Outbox
-from gateway.dialects.realtime.transcribing import write_down
+from gateway.dialects.realtime.input.transcriber import write_down
+from gateway.dialects.realtime.output.outbox import Outbox
 from gateway.errors import ApiError, gateway_fault
 from gateway.listening.speech_windows import Pauses
 

@@ -10,13 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from gateway import metrics
+from gateway.dialects.realtime.conversation.items import Item, spoken
 from gateway.dialects.realtime.events import RealtimeError, new_id
-from gateway.dialects.realtime.input_buffer import InputBuffer
-from gateway.dialects.realtime.items import Item, spoken
-from gateway.dialects.realtime.responses import Response
-from gateway.dialects.realtime.session import Session
-from gateway.dialects.realtime.session_config import SemanticVad, ServerVad
-from gateway.dialects.realtime.turns import (
+from gateway.dialects.realtime.input.input_buffer import InputBuffer
+from gateway.dialects.realtime.input.turn_detector import (
     IdleTimeout,
     Paused,
     Resumed,
@@ -25,6 +22,9 @@ from gateway.dialects.realtime.turns import (
     TurnDetector,
     TurnEvent,
 )
+from gateway.dialects.realtime.output.responses import Response
+from gateway.dialects.realtime.settings.session import Session
+from gateway.dialects.realtime.settings.session_config import SemanticVad, ServerVad
 from gateway.listening.detector import STEP_MS
 from gateway.listening.turn_model import TurnModel
 

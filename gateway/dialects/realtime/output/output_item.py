@@ -12,11 +12,11 @@ from typing import Any
 import pybase64
 
 from gateway.dialects.realtime.audio import OutputAudio, rate_hz_of
-from gateway.dialects.realtime.conversation import Conversation
+from gateway.dialects.realtime.conversation.conversation import Conversation
+from gateway.dialects.realtime.conversation.items import Item, message
+from gateway.dialects.realtime.conversation.truncation import cut
 from gateway.dialects.realtime.events import RealtimeError, new_id, server_event
-from gateway.dialects.realtime.heard import cut
-from gateway.dialects.realtime.items import Item, message
-from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.settings.session import Session
 
 Step = Callable[[], dict[str, Any]]
 

@@ -1,6 +1,6 @@
 """What the user heard of an answer that was cut short."""
 
-from gateway.dialects.realtime.items import Item
+from gateway.dialects.realtime.conversation.items import Item
 
 # How fast speech is at most, in units a second: letters are one, ideographs three.
 _UNITS_PER_S = 18.0

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.realtime.events import RealtimeError, from_validation, new_id
-from gateway.dialects.realtime.session_config import (
+from gateway.dialects.realtime.settings.session_config import (
     TAGS,
     FormatType,
     RealtimeConfig,

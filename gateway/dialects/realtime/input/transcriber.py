@@ -15,10 +15,10 @@ from gateway.answers.transcription.formats import joined
 from gateway.answers.transcription.languages import language_of
 from gateway.answers.transcription.request import TranscriptionRequest
 from gateway.answers.transcription.run import Transcription, to_transcribe
-from gateway.dialects.realtime import session_config
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
+from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.events import new_id
-from gateway.dialects.realtime.items import Item
+from gateway.dialects.realtime.settings import session_config
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.listening.speech_windows import Pauses
 from gateway.media.encode import encode_audio

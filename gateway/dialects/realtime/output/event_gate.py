@@ -4,8 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 
-from gateway.dialects.realtime.outbox import Outbox
-from gateway.dialects.realtime.output import SoundStep, Step
+from gateway.dialects.realtime.output.outbox import Outbox
+from gateway.dialects.realtime.output.output_item import SoundStep, Step
 
 _MAX_HELD = 512  # beyond, the pipeline waits
 

@@ -8,17 +8,23 @@ from typing import Any
 from gateway.access.api_keys import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.dialects.realtime import events
-from gateway.dialects.realtime.conversation import Conversation, Limits
-from gateway.dialects.realtime.drawing import check_tool
+from gateway.dialects.realtime.conversation.conversation import Conversation, Limits
+from gateway.dialects.realtime.conversation.items import (
+    Item,
+    decode_base64,
+    parse_item,
+    parse_items,
+    spoken,
+)
+from gateway.dialects.realtime.conversation.prompt import Prompt, load_images
 from gateway.dialects.realtime.events import ClientEvent, RealtimeError, apart, error_event, server_event
-from gateway.dialects.realtime.input_buffer import InputBuffer
-from gateway.dialects.realtime.items import Item, decode_base64, parse_item, parse_items, spoken
-from gateway.dialects.realtime.listening import Listening
-from gateway.dialects.realtime.outbox import Outbox
-from gateway.dialects.realtime.prompt import Prompt, load_images
-from gateway.dialects.realtime.responses import Request, Response, check_metadata
-from gateway.dialects.realtime.session import Session
-from gateway.dialects.realtime.transcribing import Transcribing
+from gateway.dialects.realtime.input.input_buffer import InputBuffer
+from gateway.dialects.realtime.input.transcriber import Transcribing
+from gateway.dialects.realtime.input.turn_listener import Listening
+from gateway.dialects.realtime.output.drawing import check_tool
+from gateway.dialects.realtime.output.outbox import Outbox
+from gateway.dialects.realtime.output.responses import Request, Response, check_metadata
+from gateway.dialects.realtime.settings.session import Session
 from gateway.listening.detector import DetectorError
 from gateway.listening.turn_model import TurnModel
 

@@ -17,15 +17,15 @@ from gateway.answers.tools import image
 from gateway.answers.tools.events import NextTurn
 from gateway.answers.tools.schema import ImageTool
 from gateway.answers.tools.turns import Turn, sum_of
-from gateway.dialects.realtime.conversation import Conversation
-from gateway.dialects.realtime.drawing import image_tool, last_picture
+from gateway.dialects.realtime.conversation.conversation import Conversation
+from gateway.dialects.realtime.conversation.items import Item
+from gateway.dialects.realtime.conversation.prompt import Prompt
 from gateway.dialects.realtime.events import RealtimeError, new_id, server_event
-from gateway.dialects.realtime.items import Item
-from gateway.dialects.realtime.outbox import Outbox
-from gateway.dialects.realtime.outputs import Outputs
-from gateway.dialects.realtime.prompt import Prompt
-from gateway.dialects.realtime.telling import Telling
-from gateway.dialects.realtime.usage import usage
+from gateway.dialects.realtime.output.drawing import image_tool, last_picture
+from gateway.dialects.realtime.output.event_gate import Telling
+from gateway.dialects.realtime.output.outbox import Outbox
+from gateway.dialects.realtime.output.response_output import Outputs
+from gateway.dialects.realtime.output.usage import usage
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.media.encode import BYTES_PER_SAMPLE

@@ -2,13 +2,13 @@
 
 from array import array
 
-from gateway.dialects.realtime.conversation import Conversation
-from gateway.dialects.realtime.drawing import PictureOutput
+from gateway.dialects.realtime.conversation.conversation import Conversation
+from gateway.dialects.realtime.conversation.items import Item, Sampled
 from gateway.dialects.realtime.events import new_id
-from gateway.dialects.realtime.items import Item, Sampled
-from gateway.dialects.realtime.output import CallOutput, MessageOutput, Output
-from gateway.dialects.realtime.session import Session
-from gateway.dialects.realtime.telling import Telling
+from gateway.dialects.realtime.output.drawing import PictureOutput
+from gateway.dialects.realtime.output.event_gate import Telling
+from gateway.dialects.realtime.output.output_item import CallOutput, MessageOutput, Output
+from gateway.dialects.realtime.settings.session import Session
 from gateway.pipeline.events import AudioDelta, Event, TextDelta, TextEnd
 from quartet.v1 import thinker_pb2
 

@@ -8,10 +8,10 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.tools import image
 from gateway.answers.tools.events import Failed, Generating, Painted, PaintEvent, picture_url
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
+from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.events import RealtimeError, new_id
-from gateway.dialects.realtime.items import Item
-from gateway.dialects.realtime.output import Output, Step
-from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.output.output_item import Output, Step
+from gateway.dialects.realtime.settings.session import Session
 from gateway.errors import ApiError
 from gateway.validation import validated
 

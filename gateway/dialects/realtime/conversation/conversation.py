@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from gateway.dialects.realtime.conversation.items import Item
+from gateway.dialects.realtime.conversation.truncation import cut
 from gateway.dialects.realtime.events import RealtimeError, new_id
-from gateway.dialects.realtime.heard import cut
-from gateway.dialects.realtime.items import Item
 
 ROOT = "root"  # as previous_item_id: before all others
 

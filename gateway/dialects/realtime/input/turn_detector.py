@@ -8,7 +8,7 @@ the pause is the very answer to the turn, and what was silence anyway costs the 
 
 from dataclasses import dataclass
 
-from gateway.dialects.realtime.session import SemanticVad, ServerVad
+from gateway.dialects.realtime.settings.session import SemanticVad, ServerVad
 from gateway.listening.detector import STEP_MS
 
 PAUSE_MS = 160  # a shorter silence is within a word: a stop consonant's, for one

@@ -13,9 +13,9 @@ from gateway.answers.tools.calls import arguments_of
 from gateway.answers.tools.image import MADE, NOT_MADE
 from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
+from gateway.dialects.realtime.conversation.items import Item, Sampled
 from gateway.dialects.realtime.events import from_api
-from gateway.dialects.realtime.items import Item, Sampled
-from gateway.dialects.realtime.session import RetentionRatio, Session
+from gateway.dialects.realtime.settings.session import RetentionRatio, Session
 from gateway.errors import ApiError
 from gateway.media.check import MediaFile, load_media
 from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
