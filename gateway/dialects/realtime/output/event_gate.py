@@ -1,62 +1,58 @@
-"""A response's events on their way to the client, in order: held back at first, if an answer was begun in a pause."""
+"""Sends a response's events in order, and holds those of a speculative response back."""
 
 import asyncio
 from collections import deque
 from collections.abc import Iterable
 
+from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.output.outbox import Outbox
-from gateway.dialects.realtime.output.output_item import SoundStep, Step
+from gateway.dialects.realtime.output.server_events import ServerEvent, SoundDelta
 
 _MAX_HELD = 512  # beyond, the pipeline waits
 
 
-class Telling:
-    """One response's.
+class EventGate:
+    """The gate between one response and the outbox. For a speculative response it is closed until `release`."""
 
-    Args:
-        outbox: takes the events.
-        held: the events are held back until `release`.
-    """
-
-    def __init__(self, outbox: Outbox, held: bool) -> None:
-        self._outbox, self._untold = outbox, deque[Step]()
-        self._held: deque[Step] | None = deque() if held else None
+    def __init__(self, outbox: Outbox, conversation: Conversation | None, speculative: bool) -> None:
+        self._outbox, self._conversation = outbox, conversation
+        self._pending = deque[ServerEvent]()
+        self._held: deque[ServerEvent] | None = deque() if speculative else None
         self._released = asyncio.Event()
 
     @property
-    def is_held(self) -> bool:
-        """Whether the client was told nothing yet."""
+    def is_closed(self) -> bool:
         return self._held is not None
 
-    def add(self, steps: Iterable[Step]) -> None:
-        """Leaves `steps` to the next `tell`."""
-        self._untold.extend(steps)
+    def add(self, events: Iterable[ServerEvent]) -> None:
+        self._pending.extend(events)
 
     def drop_sound(self) -> None:
-        """The sound that was added, and not told, is not sent: nobody is to hear it."""
-        self._untold = deque(step for step in self._untold if not isinstance(step, SoundStep))
+        self._pending = deque(event for event in self._pending if not isinstance(event, SoundDelta))
 
-    async def tell(self, *steps: Step) -> None:
-        """Tells all that was added, then `steps`. A cancellation leaves the rest to the next call."""
-        self._untold.extend(steps)
-        while self._untold:
+    async def send(self, *events: ServerEvent) -> None:
+        """Sends all pending events, then `events`. A cancellation leaves the rest to the next call."""
+        self._pending.extend(events)
+        while self._pending:
             if self._held is None:
                 await self._outbox.room()
-                self._outbox.put(self._untold.popleft()())
+                self._put(self._pending.popleft())
             elif len(self._held) < _MAX_HELD:
-                self._held.append(self._untold.popleft())
+                self._held.append(self._pending.popleft())
             else:
                 await self._released.wait()
 
     async def released(self) -> None:
-        """Returns when nothing is held back any more."""
         if self._held is not None:
             await self._released.wait()
 
     async def release(self) -> None:
-        """Tells what was held back; what follows is told at once."""
+        """Sends the held events and opens the gate."""
         while self._held:
             await self._outbox.room()
-            self._outbox.put(self._held.popleft()())
+            self._put(self._held.popleft())
         self._held = None
         self._released.set()
+
+    def _put(self, event: ServerEvent) -> None:
+        self._outbox.put(event.apply(self._conversation))

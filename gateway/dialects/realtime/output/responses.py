@@ -20,11 +20,12 @@ from gateway.answers.tools.turns import Turn, sum_of
 from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
-from gateway.dialects.realtime.events import RealtimeError, new_id, server_event
+from gateway.dialects.realtime.events import RealtimeError, new_id
 from gateway.dialects.realtime.output.drawing import image_tool, last_picture
-from gateway.dialects.realtime.output.event_gate import Telling
+from gateway.dialects.realtime.output.event_gate import EventGate
 from gateway.dialects.realtime.output.outbox import Outbox
-from gateway.dialects.realtime.output.response_output import Outputs
+from gateway.dialects.realtime.output.response_output import ResponseOutput
+from gateway.dialects.realtime.output.server_events import ResponseEnd, ServerEvent
 from gateway.dialects.realtime.output.usage import usage
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.http.answer_span import with_firsts
@@ -64,15 +65,15 @@ class Response:
         gateway: the gateway.
         request: what is asked for.
         outbox: takes the events.
-        held: the events are held back until `release`; nothing is written to the conversation before.
+        speculative: the events are held back until `release`; nothing is written to the conversation before.
 
     Attributes:
         id: names it.
         status: "in_progress", "completed", "cancelled", "failed" or "incomplete".
-        is_early: its events were held back at first.
+        was_speculative: its events were held back at first.
     """
 
-    def __init__(self, gateway: Gateway, request: Request, outbox: Outbox, held: bool = False) -> None:
+    def __init__(self, gateway: Gateway, request: Request, outbox: Outbox, speculative: bool = False) -> None:
         self.id, self.status = new_id("resp"), "in_progress"
         self._gateway, self._request = gateway, request
         self._details: dict[str, Any] | None = None
@@ -80,19 +81,19 @@ class Response:
         self._turns: list[Turn] = []
         self._tool = image_tool(request.prompt.session)
         self._paintings = 0
-        self._telling = Telling(outbox, held)
-        self._outputs = Outputs(self.id, request.prompt.session, request.conversation, self._telling)
+        self._gate = EventGate(outbox, request.conversation, speculative)
+        self._outputs = ResponseOutput(self.id, request.prompt.session, request.conversation, self._gate)
         self._left_out: Sequence[Item] = ()
         self._task: asyncio.Task[None] | None = None
         self._made: asyncio.Task[None] | None = None
         self._reason: str | None = None
-        self.is_early, self._log = held, dict[str, Any]()
+        self.was_speculative, self._log = speculative, dict[str, Any]()
         self._started, self._first_sound = time.monotonic(), 0.0
 
     @property
-    def is_held(self) -> bool:
+    def is_speculative(self) -> bool:
         """Whether the client was not told of it yet."""
-        return self._telling.is_held
+        return self._gate.is_closed
 
     @property
     def played_at(self) -> float:
@@ -138,11 +139,11 @@ class Response:
 
     async def release(self) -> None:
         """Tells what was held back; what follows is told at once."""
-        await self._telling.release()
+        await self._gate.release()
 
     async def _run(self) -> None:
         created = self._public()
-        await self._telling.tell(lambda: server_event("response.created", response=created))
+        await self._gate.send(ServerEvent("response.created", {"response": created}))
         made = self._made = asyncio.create_task(self._make())
         if self._reason is not None:  # cancelled before it began
             made.cancel()
@@ -154,12 +155,7 @@ class Response:
             self._judge(made)
             self._count()
         self._outputs.close(self.status)
-        await self._telling.tell(self._done)
-
-    def _done(self) -> dict[str, Any]:
-        for item in self._left_out:
-            item.is_forgotten = True
-        return server_event("response.done", response=self._public())
+        await self._gate.send(ResponseEnd("response.done", {"response": self._public()}, self._left_out))
 
     def _judge(self, made: asyncio.Task[None]) -> None:
         """Settles the status by how the work ended."""
@@ -221,17 +217,17 @@ class Response:
 
     async def _painted(self, tool: ImageTool, arguments: str, items: Sequence[Item]) -> Item:
         """The item of a picture, which is told of; made only for an answer that the client knows of."""
-        await self._telling.released()
+        await self._gate.released()
         self._paintings += 1
         output = self._outputs.new_picture()
-        await self._telling.tell()
+        await self._gate.send()
         deadline = self._started + self._gateway.settings.request_timeout_s
         name = f"{self.id}-picture-{self._paintings}"
         painting = image.Painting(tool, arguments, last_picture(items), name, deadline, True, self._log)
         async with aclosing(painting.events(self._gateway)) as events:
             async for event in events:
-                self._telling.add(output.take(event))
-                await self._telling.tell()
+                self._gate.add(output.take(event))
+                await self._gate.send()
         return output.item
 
     async def _answered(self, prompt: Prompt) -> Prompt | None:
@@ -254,7 +250,7 @@ class Response:
                     if not isinstance(event, NextTurn):
                         self._observe(event)
                         self._outputs.take(event, self._rate_hz)
-                        await self._telling.tell()
+                        await self._gate.send()
         except (ContextTooLong, TooManyMedia):
             shorter = None if self._outputs else prompt.shortened()
             if shorter is None:
@@ -301,7 +297,7 @@ class Response:
             "realtime response",
             request_id=self.id,
             status=self.status,
-            early=self.is_early,
+            early=self.was_speculative,
             duration_ms=round(elapsed_s * 1000, 1),
             prompt_tokens=made["input_tokens"],
             cached_tokens=made["input_token_details"]["cached_tokens"],
