@@ -13,7 +13,7 @@ from microphone import call
 from processes import Groups
 from utterances import RATE_HZ, Utterance, silence
 
-from gateway.dialects.realtime.audio import MODEL_RATE_HZ, InputAudio
+from gateway.dialects.realtime.audio import MODEL_RATE_HZ, InputAudioStream
 from gateway.listening.detector import Detectors
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -45,7 +45,7 @@ class Cost:
 async def detector_ms_per_s(sessions: int, seconds: float, said: Utterance) -> float:
     """CPU milliseconds of this process for a second of one session's sound, in the detector and its queue; sound of
     `sessions` comes in turn, in pieces of 100 ms."""
-    reader = InputAudio("audio/pcm")
+    reader = InputAudioStream("audio/pcm")
     heard = np.concatenate([reader.add(said.samples.tobytes()), reader.flush()])
     pieces = np.resize(heard, round(seconds * MODEL_RATE_HZ)).reshape(-1, round(_PIECE_S * MODEL_RATE_HZ))
     with Detectors() as detectors:

@@ -9,7 +9,7 @@ import soundfile
 import soxr
 
 from gateway.dialects.realtime import g711
-from gateway.dialects.realtime.audio import MODEL_RATE_HZ, PCM_RATE_HZ, InputAudio, OutputAudio
+from gateway.dialects.realtime.audio import MODEL_RATE_HZ, PCM_RATE_HZ, InputAudioStream, OutputAudioStream
 
 QUESTION = Path(__file__).parents[2] / "cli/assets/question.wav"
 LAWS = [("mu", "pcm_mulaw", "audio/pcmu"), ("a", "pcm_alaw", "audio/pcma")]
@@ -66,7 +66,7 @@ def test_every_sample_gets_the_nearest_g711_code(law, codec):
 @pytest.mark.parametrize("size", [1, 7, 4801, 10**6])
 def test_24_khz_pcm_becomes_16_khz_however_it_is_cut(size):
     sent = speech(PCM_RATE_HZ)
-    audio = InputAudio("audio/pcm")
+    audio = InputAudioStream("audio/pcm")
     heard = np.concatenate([*map(audio.add, pieces(sent.tobytes(), size)), audio.flush()])
     expected = soxr.resample(sent, PCM_RATE_HZ, MODEL_RATE_HZ)
     assert len(heard) == len(sent) * MODEL_RATE_HZ // PCM_RATE_HZ
@@ -76,7 +76,7 @@ def test_24_khz_pcm_becomes_16_khz_however_it_is_cut(size):
 @pytest.mark.parametrize(("law", "audio_format"), [(law, audio_format) for law, _, audio_format in LAWS])
 def test_g711_is_heard_as_speech(law, audio_format):
     sent = speech(g711.RATE_HZ)
-    audio = InputAudio(audio_format)
+    audio = InputAudioStream(audio_format)
     heard = np.concatenate([*map(audio.add, pieces(g711.encode(sent, law), 160)), audio.flush()])
     expected = soxr.resample(sent, g711.RATE_HZ, MODEL_RATE_HZ)
     assert len(heard) == len(expected)
@@ -85,7 +85,7 @@ def test_g711_is_heard_as_speech(law, audio_format):
 
 
 def test_times_count_from_the_beginning_of_the_session():
-    audio = InputAudio("audio/pcm", begin_ms=500.0)
+    audio = InputAudioStream("audio/pcm", begin_ms=500.0)
     given = len(audio.add(bytes(2 * 2400 + 1)))
     assert audio.received_ms == 600.0
     assert audio.given_ms == pytest.approx(500 + given / 16)
@@ -97,7 +97,7 @@ def test_times_count_from_the_beginning_of_the_session():
 
 
 def test_flushes_move_no_later_sound():
-    audio, sent = InputAudio("audio/pcm"), tone(440, 2.0, PCM_RATE_HZ).tobytes()
+    audio, sent = InputAudioStream("audio/pcm"), tone(440, 2.0, PCM_RATE_HZ).tobytes()
     heard = [part for piece in pieces(sent, 2 * 601) for part in (audio.add(piece), audio.flush())]
     assert sum(map(len, heard)) == pytest.approx(32_000, abs=1)
     assert audio.received_ms == 2000.0
@@ -108,7 +108,7 @@ def test_flushes_move_no_later_sound():
 @pytest.mark.parametrize("audio_format", ["audio/pcm", "audio/pcmu", "audio/pcma"])
 @pytest.mark.parametrize("speed", [0.25, 1.0, 1.5])
 def test_answers_have_the_sessions_rate_and_speed_and_keep_their_pitch(rate_hz, audio_format, speed):
-    audio = OutputAudio(audio_format, rate_hz, speed)
+    audio = OutputAudioStream(audio_format, rate_hz, speed)
     sent = pieces(tone(440, 1.0, rate_hz).tobytes(), 3840)
     data = b"".join(map(audio.add, sent)) + audio.close()
     if audio_format == "audio/pcm":
@@ -122,10 +122,10 @@ def test_answers_have_the_sessions_rate_and_speed_and_keep_their_pitch(rate_hz, 
 
 def test_an_answer_in_the_models_own_rate_passes_unchanged():
     sent = speech(PCM_RATE_HZ).tobytes()
-    audio = OutputAudio("audio/pcm", PCM_RATE_HZ)
+    audio = OutputAudioStream("audio/pcm", PCM_RATE_HZ)
     assert b"".join(map(audio.add, pieces(sent, 3840))) + audio.close() == sent
 
 
 def test_half_a_sample_of_an_answer_is_refused():
     with pytest.raises(ValueError, match="size"):
-        OutputAudio("audio/pcm", PCM_RATE_HZ).add(b"\0")
+        OutputAudioStream("audio/pcm", PCM_RATE_HZ).add(b"\0")

@@ -132,7 +132,7 @@ async def test_who_reads_nothing_does_not_keep_a_session(gateway, monkeypatch):
 
     state = gateway.app.state.gateway
     async with session(gateway) as client:
-        monkeypatch.setattr("gateway.dialects.realtime.outbox.SEND_S", 0.1)
+        monkeypatch.setattr("gateway.dialects.realtime.output.outbox.SEND_S", 0.1)
         monkeypatch.setattr("starlette.websockets.WebSocket.send_text", never)  # as long as the connection is full
         await client.send("input_audio_buffer.clear")
         await gateway.until(lambda: state.realtime_sessions == 0)
@@ -186,7 +186,7 @@ async def test_a_fault_of_ours_is_an_error_of_one_event(gateway, monkeypatch):
         raise ZeroDivisionError
 
     async with session(gateway) as client:
-        monkeypatch.setattr("gateway.dialects.realtime.conversation.Conversation.delete", broken)
+        monkeypatch.setattr("gateway.dialects.realtime.conversation.conversation.Conversation.delete", broken)
         error = await client.refusal("conversation.item.delete", item_id="x")
         assert (error["type"], error["code"]) == ("server_error", "internal_error")
         await client.say("Hi")

@@ -7,14 +7,21 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.dialects.realtime.conversation import ROOT, Conversation, Limits
+from gateway.dialects.realtime.conversation.conversation import ROOT, Conversation, ConversationLimits
+from gateway.dialects.realtime.conversation.items import (
+    Item,
+    SampledAnswer,
+    message,
+    parse_item,
+    parse_items,
+    spoken,
+)
+from gateway.dialects.realtime.conversation.prompt import Prompt
+from gateway.dialects.realtime.conversation.truncation import spoken_text
 from gateway.dialects.realtime.events import RealtimeError
-from gateway.dialects.realtime.heard import heard
-from gateway.dialects.realtime.items import Item, Sampled, message, parse_item, parse_items, spoken
-from gateway.dialects.realtime.outbox import Outbox
-from gateway.dialects.realtime.prompt import Prompt
-from gateway.dialects.realtime.responses import Request, Response
-from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.output.outbox import Outbox
+from gateway.dialects.realtime.output.responses import Request, Response
+from gateway.dialects.realtime.settings.session import Session
 from tests.support.gateway_stack import Running
 from tests.support.scripted_stages import PIECES
 
@@ -27,7 +34,7 @@ def text(of: str, role: str = "user", id: str | None = None) -> Item:
 
 def answer(transcript: str, sent_ms: int, status: str = "completed") -> Item:
     item = message("assistant", [{"type": "output_audio", "transcript": transcript}], status, "answer")
-    item.sent_ms, item.sampled = sent_ms, Sampled(array("i", [1, 2, 3]), (item.id,))
+    item.sent_ms, item.sampled = sent_ms, SampledAnswer(array("i", [1, 2, 3]), (item.id,))
     return item
 
 
@@ -61,7 +68,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("code", REFUSED)
 async def test_what_is_wrong_is_refused(code):
-    conversation = Conversation(Limits(items=3))
+    conversation = Conversation(ConversationLimits(items=3))
     conversation.add(text("a", id="a"))
     with pytest.raises(RealtimeError) as refused:
         REFUSED[code](conversation)
@@ -70,7 +77,7 @@ async def test_what_is_wrong_is_refused(code):
 
 
 async def test_a_conversation_has_a_size():
-    conversation = Conversation(Limits(size_bytes=100_000))
+    conversation = Conversation(ConversationLimits(size_bytes=100_000))
     conversation.add(spoken(bytes(64_000)))
     with pytest.raises(RealtimeError, match="larger"):
         conversation.add(spoken(bytes(64_000)))
@@ -92,12 +99,12 @@ async def test_truncation_keeps_what_was_heard():
 async def test_what_was_heard_never_grows_when_less_is():
     for words in ("one two three four five", "你好，今天天气很好。", ""):
         for complete in (True, False):
-            parts = [heard(words, end_ms, 4000, complete) for end_ms in range(0, 4001, 50)]
+            parts = [spoken_text(words, end_ms, 4000, complete) for end_ms in range(0, 4001, 50)]
             assert all(later.startswith(earlier) for earlier, later in pairwise(parts))
             assert parts[0] == ""
             assert parts[-1] == words or not complete
     ahead = "word " * 200  # written, but one second of it was spoken
-    assert len(heard(ahead, 1000, 1000, complete=False)) < 20
+    assert len(spoken_text(ahead, 1000, 1000, complete=False)) < 20
 
 
 BAD_ITEMS = {
@@ -144,7 +151,7 @@ def held(gateway: Running, conversation: Conversation) -> tuple[Response, Outbox
     """A response that is held back."""
     outbox, session = Outbox(), Session.new("scripted")
     prompt = Prompt(session, [text("Hi")])
-    response = Response(gateway.app.state.gateway, Request(prompt, conversation=conversation), outbox, held=True)
+    response = Response(gateway.app.state.gateway, Request(prompt, conversation=conversation), outbox, speculative=True)
     return response, outbox
 
 
@@ -164,7 +171,7 @@ async def test_a_response_is_held_back_until_it_is_released(speech_gateway):
     assert added["previous_item_id"] == "user"
     user, item = conversation.context()
     assert (user.id, item.content[0]["transcript"]) == ("user", "".join(PIECES))
-    assert item.sampled == Sampled(array("i", [0, 1, 2]), (item.id,))
+    assert item.sampled == SampledAnswer(array("i", [0, 1, 2]), (item.id,))
     assert item.sent_ms == 240
 
 

@@ -11,9 +11,16 @@ import pytest
 import soundfile
 import soxr
 
-from gateway.dialects.realtime.audio import PCM_RATE_HZ, InputAudio
-from gateway.dialects.realtime.session import SemanticVad, ServerVad
-from gateway.dialects.realtime.turns import STEP_MS, Paused, Resumed, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.dialects.realtime.audio import PCM_RATE_HZ, InputAudioStream
+from gateway.dialects.realtime.input.turn_detector import (
+    STEP_MS,
+    Pause,
+    Resumption,
+    SpeechEnd,
+    SpeechStart,
+    TurnDetector,
+)
+from gateway.dialects.realtime.settings.session import SemanticVad, ServerVad
 from gateway.listening.detector import Detector, DetectorError, Detectors
 from gateway.listening.detector_models import OnnxSilero, PackagedSilero
 from gateway.listening.onnx import ModelFileError
@@ -163,7 +170,7 @@ async def test_a_failure_is_told_and_the_thread_lives_on(detectors, monkeypatch)
 
 async def turns_of(detectors, turn_detection, sound: np.ndarray) -> list:
     """The events of a 24 kHz client that sends 100 ms at a time."""
-    audio, detector, turns = InputAudio("audio/pcm"), detectors.open(), TurnDetector(turn_detection)
+    audio, detector, turns = InputAudioStream("audio/pcm"), detectors.open(), TurnDetector(turn_detection)
     sent, events = soxr.resample(sound, RATE_HZ, PCM_RATE_HZ).tobytes(), []
     for begin in range(0, len(sent), 4800):
         begin_ms = detector.heard_ms
@@ -182,10 +189,10 @@ async def turns_of(detectors, turn_detection, sound: np.ndarray) -> list:
 )
 async def test_two_questions_are_two_turns(detectors, turn_detection, silence_ms):
     events = await turns_of(detectors, turn_detection, conversation())
-    started = [event.audio_start_ms for event in events if isinstance(event, SpeechStarted)]
-    stopped = [event for event in events if isinstance(event, SpeechStopped)]
-    voids = sum(isinstance(event, Resumed) for event in events)
-    assert sum(isinstance(event, Paused) for event in events) == len(stopped) + voids
+    started = [event.audio_start_ms for event in events if isinstance(event, SpeechStart)]
+    stopped = [event for event in events if isinstance(event, SpeechEnd)]
+    voids = sum(isinstance(event, Resumption) for event in events)
+    assert sum(isinstance(event, Pause) for event in events) == len(stopped) + voids
     # The recording has its first sound 0 to 0.3 s after its beginning, and its last up to 0.5 s before its end.
     assert started == [pytest.approx(1000 - 300 + 150, abs=250), pytest.approx(5094 - 300 + 150, abs=250)]
     ends = [pytest.approx(3094 - 250 + silence_ms, abs=350), pytest.approx(7189 - 250 + silence_ms, abs=350)]

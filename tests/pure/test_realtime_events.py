@@ -9,8 +9,8 @@ from openai.types.realtime import RealtimeClientEvent, RealtimeServerEvent
 from pydantic import TypeAdapter
 
 from gateway.dialects.realtime import events
+from gateway.dialects.realtime.conversation.items import decode_base64
 from gateway.dialects.realtime.events import RealtimeError, error_event, parse, server_event
-from gateway.dialects.realtime.items import decode_base64
 
 SERVER_EVENTS = TypeAdapter(RealtimeServerEvent)
 OF_EACH_TYPE: list[dict[str, Any]] = [

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from gateway.dialects.realtime.conversation import Conversation
-from gateway.dialects.realtime.heard import cut
-from gateway.dialects.realtime.items import Item, Sampled, message, spoken
-from gateway.dialects.realtime.prompt import Prompt
-from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.conversation.conversation import Conversation
+from gateway.dialects.realtime.conversation.items import Item, SampledAnswer, message, spoken
+from gateway.dialects.realtime.conversation.prompt import Prompt
+from gateway.dialects.realtime.conversation.truncation import truncate
+from gateway.dialects.realtime.settings.session import Session
 from quartet.v1 import thinker_pb2
 from services.families.qwen3_omni.thinker import Qwen3OmniThinker
 from services.thinker.family import load_checkpoint
@@ -50,7 +50,7 @@ def conversation() -> Conversation:
     """An answer that speaks and calls, and what came of the call."""
     result = Conversation()
     answer = [said(), call()]
-    sampled = Sampled(array("i", IDS), tuple(item.id for item in answer))
+    sampled = SampledAnswer(array("i", IDS), tuple(item.id for item in answer))
     for item in answer:
         item.sampled = sampled
     for item in (user("Light"), *answer, output()):
@@ -80,7 +80,7 @@ def _delete_message(talk: Conversation) -> None:
 def _cut(talk: Conversation) -> None:
     item = talk.find("said")
     assert item is not None
-    cut(item, 0, 1000)
+    truncate(item, 0, 1000)
 
 
 def _put_between(talk: Conversation) -> None:
@@ -110,7 +110,7 @@ async def test_an_answer_that_was_changed_is_told_by_its_text(speech_gateway, ch
 
 async def test_calls_of_others_do_not_hide_behind_ids(speech_gateway):
     answer = said()
-    answer.sampled = Sampled(array("i", IDS), ("said",))
+    answer.sampled = SampledAnswer(array("i", IDS), ("said",))
     first, second = messages(speech_gateway, [answer, call()])
     assert (list(first.token_ids), len(first.tool_calls)) == (IDS, 0)
     assert (list(second.token_ids), len(second.tool_calls)) == ([], 1)

@@ -18,8 +18,8 @@ from openai.types.realtime.client_secret_create_response import Session as Secre
 from pydantic import TypeAdapter
 
 from gateway.dialects.realtime.events import RealtimeError, server_event
-from gateway.dialects.realtime.session import OPENAI_VOICES, RetentionRatio, Session
-from gateway.dialects.realtime.session_config import SemanticVad, ServerVad
+from gateway.dialects.realtime.settings.session import OPENAI_VOICES, RetentionRatio, Session
+from gateway.dialects.realtime.settings.session_config import SemanticVad, ServerVad
 
 SERVER_EVENTS = TypeAdapter(RealtimeServerEvent)
 SECRET_SESSIONS = TypeAdapter(SecretSession)

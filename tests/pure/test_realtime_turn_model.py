@@ -8,8 +8,15 @@ import pytest
 import soxr
 from transformers import WhisperFeatureExtractor
 
-from gateway.dialects.realtime.session import SemanticVad
-from gateway.dialects.realtime.turns import STEP_MS, Paused, Resumed, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.dialects.realtime.input.turn_detector import (
+    STEP_MS,
+    Pause,
+    Resumption,
+    SpeechEnd,
+    SpeechStart,
+    TurnDetector,
+)
+from gateway.dialects.realtime.settings.session import SemanticVad
 from gateway.listening.onnx import ModelFileError
 from gateway.listening.turn_model import TurnModel, features
 from tests.support.espeak import recording
@@ -40,13 +47,13 @@ def test_how_long_a_pause_ends_a_turn(completeness: float | None, silence_ms: in
             time_ms += STEP_MS
             for event in turns.add(probability, time_ms):
                 happened.append(type(event))
-                if isinstance(event, Paused) and completeness is not None:
+                if isinstance(event, Pause) and completeness is not None:
                     turns.judge(completeness)
         return happened
 
-    assert hear(0.9, 10) == [SpeechStarted]
+    assert hear(0.9, 10) == [SpeechStart]
     begin_ms, heard = time_ms, []
-    while SpeechStopped not in heard:
+    while SpeechEnd not in heard:
         heard += hear(0.0, 1)
     assert time_ms - begin_ms == pytest.approx(silence_ms, abs=STEP_MS)
 
@@ -57,9 +64,9 @@ def test_a_word_on_one_pause_is_none_on_the_next() -> None:
     for index, probability in enumerate(probabilities):
         for event in turns.add(probability, (index + 1) * STEP_MS):
             heard.append(type(event))
-            if heard.count(Paused) == 1 and isinstance(event, Paused):
+            if heard.count(Pause) == 1 and isinstance(event, Pause):
                 turns.judge(0.1)
-    assert heard == [SpeechStarted, Paused, Resumed, Paused, SpeechStopped]
+    assert heard == [SpeechStart, Pause, Resumption, Pause, SpeechEnd]
 
 
 def test_a_file_that_is_no_turn_model_is_refused(tmp_path: Path) -> None:

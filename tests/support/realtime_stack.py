@@ -11,9 +11,9 @@ from gateways import GatewayProcess, gateway, pipeline
 from holdings import HELD
 from utterances import RATE_HZ, silence, utterance
 
-from gateway.dialects.realtime.audio import InputAudio
-from gateway.dialects.realtime.session_config import ServerVad
-from gateway.dialects.realtime.turns import STEP_MS, SpeechStarted, SpeechStopped, TurnDetector
+from gateway.dialects.realtime.audio import InputAudioStream
+from gateway.dialects.realtime.input.turn_detector import STEP_MS, SpeechEnd, SpeechStart, TurnDetector
+from gateway.dialects.realtime.settings.session_config import ServerVad
 from gateway.listening.detector import Detectors
 from tests.support.espeak import speaker_or_skip
 from tests.support.realtime_client import Gateway, RealtimeClient, base64_of, session
@@ -66,7 +66,7 @@ async def turn(client: RealtimeClient, *sounds: np.ndarray) -> list[dict[str, An
 
 def heard(sound: np.ndarray) -> np.ndarray:
     """(n,) int16 at 16 kHz of what `send` sends: in its very pieces, as the resampler's rounding differs by them."""
-    reader, pieces = InputAudio("audio/pcm"), (sound[at : at + _APPEND] for at in range(0, len(sound), _APPEND))
+    reader, pieces = InputAudioStream("audio/pcm"), (sound[at : at + _APPEND] for at in range(0, len(sound), _APPEND))
     return np.concatenate([*(reader.add(piece.astype("<i2").tobytes()) for piece in pieces), reader.flush()])
 
 
@@ -78,9 +78,9 @@ async def cuts_of(sound: np.ndarray) -> list[tuple[int, int]]:
     for number, probability in enumerate(probabilities, 1):
         for event in turns.add(probability, number * STEP_MS):
             match event:
-                case SpeechStarted(start_ms):
+                case SpeechStart(start_ms):
                     begin = start_ms
-                case SpeechStopped(_, cut_ms):
+                case SpeechEnd(_, cut_ms):
                     cuts.append((begin, cut_ms))
     return cuts
 

@@ -1,31 +1,30 @@
-"""Sound as realtime clients send and hear it. Blocking, though a second of sound takes well under a millisecond."""
+"""Converts sound between the formats of clients and models."""
 
 import numpy as np
 import soxr
 
 from gateway.dialects.realtime import g711
-from gateway.dialects.realtime.session_config import PCM_RATE_HZ
+from gateway.dialects.realtime.settings.session_config import PCM_RATE_HZ
 from gateway.media.encode import BYTES_PER_SAMPLE, Tempo
 
-MODEL_RATE_HZ = 16_000  # what the models and the detector of speech hear
+MODEL_RATE_HZ = 16_000  # of models and speech detector
 _LAWS: dict[str, g711.Law] = {"audio/pcmu": "mu", "audio/pcma": "a"}
-# This filter keeps 12 ms of sound back, soxr's usual one 43 ms. What more it lets by is far below G.711's own noise.
+# This filter delays sound by 12 ms, soxr's usual one by 43 ms. Its aliasing is far below G.711's own noise.
 _G711_QUALITY = "LQ"
 
 
 def rate_hz_of(audio_format: str) -> int:
-    """Samples a second of a session's format."""
     return g711.RATE_HZ if audio_format in _LAWS else PCM_RATE_HZ
 
 
-class InputAudio:
-    """A client's sound, mono 16 kHz for the models. Times are milliseconds since the session began.
+class InputAudioStream:
+    """Resamples a client's sound to 16 kHz. Times are milliseconds since the session began.
 
     The filter holds the last 12 to 30 ms back until more sound comes, or `flush`.
 
     Args:
-        audio_format: of the bytes; PCM is 16 bit, little-endian, 24 kHz.
-        begin_ms: time of the first of them; that where another format ended.
+        audio_format: as in the session's settings.
+        begin_ms: time of the first sample.
     """
 
     def __init__(self, audio_format: str, begin_ms: float = 0.0) -> None:
@@ -36,16 +35,16 @@ class InputAudio:
 
     @property
     def received_ms(self) -> float:
-        """Time until which sound has come."""
+        """End of the sound that has come."""
         return self._begin_ms + 1000 * self._received / self._rate_hz
 
     @property
     def given_ms(self) -> float:
-        """Time until which samples were returned."""
+        """End of the samples that were returned."""
         return self._begin_ms + 1000 * self._given / MODEL_RATE_HZ
 
     def add(self, data: bytes) -> np.ndarray:
-        """The samples that are ready, (n,) int16. Half a sample waits for its other half."""
+        """Returns the samples that are ready, (n,) int16. Half a sample waits for its other half."""
         if self._law is None:
             data = self._rest + data
             whole = len(data) // BYTES_PER_SAMPLE * BYTES_PER_SAMPLE
@@ -57,7 +56,7 @@ class InputAudio:
         return self._counted(self._resampler.resample_chunk(samples))
 
     def flush(self) -> np.ndarray:
-        """What the filter holds back, (n,) int16: all that was sent is to be heard now. More sound may follow."""
+        """Returns the samples that the filter holds back, (n,) int16. More sound may follow."""
         ready = self._resampler.resample_chunk(np.empty(0, np.int16), last=True)
         self._resampler.clear()
         # The filter rounds up: without a limit each flush would move all later times by a part of a sample.
@@ -68,12 +67,12 @@ class InputAudio:
         return samples
 
 
-class OutputAudio:
-    """The sound of an answer, in the session's format.
+class OutputAudioStream:
+    """Converts an answer's sound to the session's format.
 
     Args:
-        audio_format: of the bytes that are returned.
-        rate_hz: samples a second of what comes in, mono PCM16.
+        audio_format: as in the session's settings.
+        rate_hz: of the input, mono PCM16.
         speed: 0.25 to 4; the pitch stays.
     """
 
@@ -85,15 +84,10 @@ class OutputAudio:
         self._resampler = None if rate_hz == to_hz else soxr.ResampleStream(rate_hz, to_hz, 1, "int16", quality)
 
     def add(self, pcm16: bytes) -> bytes:
-        """What is ready, of samples that follow those before.
-
-        Raises:
-            ValueError: `pcm16` ends within a sample.
-        """
+        """Returns the bytes that are ready. Raises ValueError: `pcm16` ends within a sample."""
         return self._encoded(pcm16 if self._tempo is None else self._tempo.add(pcm16), last=False)
 
     def close(self) -> bytes:
-        """The rest."""
         return self._encoded(b"" if self._tempo is None else self._tempo.close(), last=True)
 
     def _encoded(self, pcm16: bytes, last: bool) -> bytes:

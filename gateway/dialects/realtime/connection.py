@@ -1,4 +1,4 @@
-"""`/v1/realtime`, a WebSocket: spoken conversations in OpenAI's GA dialect, transcriptions in vLLM's, too."""
+"""The WebSocket `/v1/realtime`: OpenAI's GA dialect, and vLLM's for transcriptions."""
 
 import asyncio
 import re
@@ -18,26 +18,26 @@ from starlette.websockets import WebSocketState
 from gateway import metrics
 from gateway.access.client_secrets import AZURE_PATH, PATH, subprotocol_of
 from gateway.answers.gateway import Gateway
-from gateway.dialects.realtime.conversing import Conversing
 from gateway.dialects.realtime.events import (
     ClientEvent,
     ModelUpdate,
     RealtimeError,
-    apart,
     error_event,
     from_api,
+    in_thread_if_long,
     parse,
     to_api,
 )
-from gateway.dialects.realtime.outbox import Outbox, SlowReader
+from gateway.dialects.realtime.output.outbox import Outbox, SlowReader
 from gateway.dialects.realtime.secrets import new_session, secret_of
-from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.session_handler import SessionHandler
+from gateway.dialects.realtime.settings.session import Session
 from gateway.dialects.realtime.vllm_dialect import VllmDialect
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.connection import ClientGone, key_of
 from gateway.http.csrf import check_socket
 
-# What OpenAI calls its realtime models. Clients ask for one of them by default.
+# Names of OpenAI's realtime models, one of which clients send by default.
 _OPENAI_MODEL = re.compile(r"gpt-[\w.-]*(realtime|audio|transcribe)[\w.-]*")
 
 log = structlog.get_logger()
@@ -47,7 +47,7 @@ router = APIRouter(tags=["realtime"])
 @router.websocket(PATH)
 @router.websocket(AZURE_PATH)
 async def realtime(socket: WebSocket) -> None:
-    """A session: it lasts until the client leaves, the gateway drains, or its time is over."""
+    """Serves a session until the client leaves, the gateway drains, or the session expires."""
     await socket.accept(subprotocol_of(socket))
     try:
         code = await _serve(socket)
@@ -58,13 +58,13 @@ async def realtime(socket: WebSocket) -> None:
 
 
 async def _serve(socket: WebSocket) -> int:
-    """The code to close with. Raises WebSocketDisconnect: the client left; SlowReader: it reads nothing."""
+    """Returns the close code. Raises WebSocketDisconnect: the client left; SlowReader: it reads nothing."""
     gateway: Gateway = socket.app.state.gateway
     try:
-        if key_of(socket) is None:  # pages of other sites have none to send
+        if key_of(socket) is None:  # pages of other sites cannot send a key
             check_socket(socket)
         session = _session(gateway, socket)
-        with _Place(gateway):
+        with SessionSlot(gateway):
             return await _Connection(gateway, socket, session).run()
     except (ApiError, RealtimeError) as error:
         if isinstance(error, RealtimeError):
@@ -77,26 +77,21 @@ async def _serve(socket: WebSocket) -> int:
 
 
 def _session(gateway: Gateway, socket: WebSocket) -> Session:
-    """The session that the client asks for by its URL and its client secret.
-
-    Raises:
-        ApiError: nothing here converses, or it is not the model that was asked for.
-        RealtimeError: the session of the client secret is none any more: voices may have changed.
-    """
-    secret, asked = secret_of(socket), socket.query_params
-    model = asked.get("model") or asked.get("deployment")
+    """Raises ApiError: no such model answers here; RealtimeError: the client secret's session is invalid by now."""
+    secret, query = secret_of(socket), socket.query_params
+    model = query.get("model") or query.get("deployment")
     ends = int(time.time() + gateway.settings.realtime_session_s)
     session = new_session(gateway, expires_at=ends, lora=gateway.lora_of(model))
     is_other = model is not None and model not in gateway.models and _OPENAI_MODEL.fullmatch(model)
     gateway.stage_for("text", None if is_other else model, takes_loras=True)
     patch: dict[str, Any] = {} if secret is None else secret.session
-    if asked.get("intent") == "transcription":
+    if query.get("intent") == "transcription":
         patch |= {"type": "transcription"}
     return session.updated(patch) if patch else session
 
 
-class _Place:
-    """One of the sessions that a gateway has at a time. Raises ApiError: there are too many."""
+class SessionSlot:
+    """Counts one session of the gateway. Raises ApiError: there are too many."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -115,23 +110,14 @@ class _Place:
 
 
 class _Connection:
-    """One session's socket: who reads it, and who writes.
-
-    Args:
-        gateway: the gateway.
-        socket: accepted.
-        session: its settings at the start.
-    """
-
     def __init__(self, gateway: Gateway, socket: WebSocket, session: Session) -> None:
         self._socket, self._outbox = socket, Outbox()
         self._limit_s = gateway.settings.realtime_session_s
         self._gateway, self._key, self._is_first = gateway, key_of(socket), True
-        self._conversing = Conversing(gateway, session, self._outbox, self._key, socket.state.log)
-        self._dialect: Conversing | VllmDialect = self._conversing
+        self._handler = SessionHandler(gateway, session, self._outbox, self._key, socket.state.log)
+        self._dialect: SessionHandler | VllmDialect = self._handler
 
     async def run(self) -> int:
-        """The code to close with. Raises WebSocketDisconnect, SlowReader."""
         writing = asyncio.create_task(self._outbox.send(self._socket))
         reading = asyncio.create_task(self._read())
         try:
@@ -140,7 +126,7 @@ class _Connection:
                 if task.done():
                     task.result()
             reason = f"the session has lasted the {self._limit_s:g} s that one may; connect again"
-            self._outbox.put(self._dialect.told(RealtimeError("session_expired", reason)))
+            self._outbox.put(self._dialect.error_event(RealtimeError("session_expired", reason)))
             self._outbox.finish()
             await writing
             return WS_1001_GOING_AWAY
@@ -152,39 +138,39 @@ class _Connection:
             await asyncio.shield(asyncio.gather(writing, return_exceptions=True))
 
     async def _read(self) -> None:
-        """Takes the client's events in. Never returns. Raises WebSocketDisconnect."""
-        self._conversing.begin()
+        """Handles the client's events. Never returns. Raises WebSocketDisconnect."""
+        self._handler.begin()
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", WS_1001_GOING_AWAY))
-            await self._outbox.room()  # who does not read is not answered
-            await self._take(message.get("text"))
+            await self._outbox.room()  # a client that does not read is not answered
+            await self._handle(message.get("text"))
 
-    async def _take(self, text: str | None) -> None:
+    async def _handle(self, text: str | None) -> None:
         event = None
         try:
             if text is None:
                 raise RealtimeError("invalid_value", "events of a client are JSON texts", "type")
-            event = await apart(len(text), lambda: parse(text))
+            event = await in_thread_if_long(len(text), lambda: parse(text))
             await self._choose_dialect(event)
-            await self._dialect.take(event)
+            await self._dialect.handle(event)
             return
         except RealtimeError as error:
-            told = error
+            refusal = error
         except ApiError as error:
-            told = from_api(error)
+            refusal = from_api(error)
         except Exception as error:  # a bug: the session goes on
             log.exception("realtime event failed", kind=event and event.type, exc_info=error)
-            told = from_api(gateway_fault())
-        told.event_id = told.event_id or (event and event.event_id)
-        self._outbox.put(self._dialect.told(told))
+            refusal = from_api(gateway_fault())
+        refusal.event_id = refusal.event_id or (event and event.event_id)
+        self._outbox.put(self._dialect.error_event(refusal))
 
     async def _choose_dialect(self, event: ClientEvent) -> None:
-        """By the client's first event. Raises RealtimeError."""
-        if isinstance(event, ModelUpdate) and self._dialect is self._conversing:
+        """Chooses the dialect by the client's first event. Raises RealtimeError."""
+        if isinstance(event, ModelUpdate) and self._dialect is self._handler:
             if not self._is_first:
                 raise RealtimeError("missing_required_parameter", "session: is missing", "session")
-            await self._conversing.close()
+            await self._handler.close()
             self._dialect = VllmDialect(self._gateway, self._outbox, self._key)
         self._is_first = False

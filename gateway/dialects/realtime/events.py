@@ -1,5 +1,7 @@
-"""Events of `/v1/realtime`: what clients send is parsed, what the server sends is made. Members that are not known here
-are kept, never refused: clients send what newer models of OpenAI take."""
+"""Parses the client's events and makes the server's.
+
+Unknown members are kept, never refused: clients send what newer models of OpenAI take.
+"""
 
 import asyncio
 import secrets
@@ -24,14 +26,12 @@ _SHOWN_CHARACTERS = 64  # of a client's value in an error
 
 @dataclass(eq=False)
 class RealtimeError(Exception):
-    """A refusal as the client sees it; the session goes on.
+    """A refusal, sent to the client; the session goes on.
 
     Attributes:
-        code: short machine-readable reason.
-        message: what is wrong and how to fix it.
         param: member at fault, e.g. "session.audio.output.speed".
-        event_id: of the client's event at fault, if it had one.
-        type: kind of error; "server_error" where the client is not at fault.
+        event_id: names the client's event at fault.
+        type: "server_error" where the client is not at fault.
     """
 
     code: str
@@ -45,17 +45,15 @@ class RealtimeError(Exception):
 
 
 def from_api(error: ApiError) -> RealtimeError:
-    """What the client hears of a refusal in the terms of HTTP."""
     return RealtimeError(error.code or "invalid_value", error.message, error.param, type=error.kind)
 
 
 def to_api(error: RealtimeError) -> ApiError:
-    """The 400 for a refusal of what a request says of a session."""
     return ApiError(400, error.message, error.param, error.code)
 
 
-async def apart(characters: int, work: Callable[[], Result]) -> Result:
-    """Does `work` on so much that a client sent: in a thread, if it is long, as others are waiting."""
+async def in_thread_if_long(characters: int, work: Callable[[], Result]) -> Result:
+    """Runs `work`, in a thread if it would block the event loop."""
     return await asyncio.to_thread(work) if characters > _LONG_CHARACTERS else work()
 
 
@@ -70,46 +68,38 @@ _Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class SessionUpdate(_Event):
-    """Changes the members of the session that it has."""
-
     type: Literal["session.update"]
     session: dict[str, Any]
 
 
 class ModelUpdate(_Event):
-    """Of vLLM's dialect: names the model that writes down."""
+    """session.update of vLLM's dialect."""
 
     type: Literal["session.update"]
     model: str
 
 
 class AudioAppend(_Event):
-    """More of the user's audio, in the session's input format."""
-
     type: Literal["input_audio_buffer.append"]
     audio: str = Field(max_length=MAX_AUDIO_CHARACTERS)
 
 
 class AudioCommit(_Event):
-    """The audio so far is a message of the user."""
-
     type: Literal["input_audio_buffer.commit"]
 
 
 class AudioClear(_Event):
-    """The audio so far is dropped."""
-
     type: Literal["input_audio_buffer.clear"]
 
 
 class OutputAudioClear(_Event):
-    """Of WebRTC and SIP, where the server plays the audio."""
+    """Sent with WebRTC and SIP, where the server plays the audio."""
 
     type: Literal["output_audio_buffer.clear"]
 
 
 class ItemCreate(_Event):
-    """Puts an item into the conversation: after `previous_item_id`, first if that is "root", last without it."""
+    """Inserts an item after `previous_item_id`: first for "root", last for None."""
 
     type: Literal["conversation.item.create"]
     item: dict[str, Any]
@@ -117,15 +107,11 @@ class ItemCreate(_Event):
 
 
 class ItemRetrieve(_Event):
-    """Asks for an item."""
-
     type: Literal["conversation.item.retrieve"]
     item_id: _Id
 
 
 class ItemDelete(_Event):
-    """Removes an item."""
-
     type: Literal["conversation.item.delete"]
     item_id: _Id
 
@@ -140,14 +126,14 @@ class ItemTruncate(_Event):
 
 
 class ResponseCreate(_Event):
-    """Asks for a response; `response` has what is different from the session."""
+    """Asks for a response; `response` overrides the session's settings."""
 
     type: Literal["response.create"]
     response: dict[str, Any] | None = None
 
 
 class ResponseCancel(_Event):
-    """Ends a response; without an id that of the conversation."""
+    """Cancels a response, by default the conversation's."""
 
     type: Literal["response.cancel"]
     response_id: _Id | None = None
@@ -172,11 +158,7 @@ CLIENT_EVENT_TYPES = tuple(event.model_fields["type"].annotation.__args__[0] for
 
 
 def parse(text: str) -> ClientEvent:
-    """A client's message. One of some MiB takes tens of milliseconds: parse it beside the event loop.
-
-    Raises:
-        RealtimeError: it is no event; with the event's id, if that can be read, and the member at fault.
-    """
+    """Parses a message, for tens of milliseconds if it has some MiB. Raises RealtimeError."""
     if len(text) > MAX_EVENT_CHARACTERS:
         message = f"the event has {len(text)} characters; at most {MAX_EVENT_CHARACTERS} are taken: send it in pieces"
         raise RealtimeError("event_too_large", message)
@@ -209,14 +191,7 @@ def _check_type(event: dict[str, Any], event_id: str | None) -> None:
 def from_validation(
     error: ValidationError, within: str = "", event_id: str | None = None, tags: Collection[str] = ()
 ) -> RealtimeError:
-    """The refusal for the first of pydantic's errors.
-
-    Args:
-        error: pydantic's.
-        within: member that has what was validated, e.g. "session".
-        event_id: of the client's event.
-        tags: what pydantic puts into an error's path beside members: the kinds of its unions.
-    """
+    """Makes a refusal of pydantic's first error. `tags`: of unions, which pydantic puts into the path."""
     first = error.errors(include_input=False, include_url=False)[0]
     param = within
     for part in first["loc"]:
@@ -246,16 +221,15 @@ def _reason(error: ErrorDetails) -> str:
 
 
 def new_id(prefix: str) -> str:
-    """An id nobody can guess, e.g. "item_5f...", for events, items, responses and sessions."""
+    """Returns an id nobody can guess, e.g. "item_5f..."."""
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
 def server_event(type: str, **members: Any) -> dict[str, Any]:
-    """An event of the server, with an id of its own."""
     return {"type": type, "event_id": new_id("event"), **members}
 
 
 def error_event(error: RealtimeError) -> dict[str, Any]:
-    """The event that tells of `error`. All its members are there: clients read them without asking."""
-    told = {"type": error.type, "code": error.code, "message": error.message, "param": error.param}
-    return server_event("error", error={**told, "event_id": error.event_id})
+    """Has all members of OpenAI's `error`, as clients read them unchecked."""
+    body = {"type": error.type, "code": error.code, "message": error.message, "param": error.param}
+    return server_event("error", error={**body, "event_id": error.event_id})

@@ -1,4 +1,4 @@
-"""ITU-T G.711: 8 bits a sample, finer near silence. Tables by numpy; Python's own (audioop) went with 3.13."""
+"""ITU-T G.711 by tables. Python 3.13 has no audioop."""
 
 from typing import Literal
 
@@ -10,7 +10,6 @@ _MU_BIAS = 0x84
 
 
 def _levels(law: Law) -> np.ndarray:
-    """What each code stands for: (256,) int32."""
     code = np.arange(256) ^ (0xFF if law == "mu" else 0x55)
     segment, step = (code >> 4) & 7, code & 0xF
     if law == "mu":
@@ -22,10 +21,7 @@ def _levels(law: Law) -> np.ndarray:
 
 
 def _codes(law: Law) -> np.ndarray:
-    """The code nearest to each sample: (65536,) uint8, from -32768 on.
-
-    Silence is the positive zero: of two codes as near, the upper one's.
-    """
+    """Returns the nearest code to each sample from -32768 on; of two the upper."""
     levels = _levels(law)
     order = np.argsort(levels, kind="stable")  # -0 comes before +0: 0x7F, then 0xFF
     ascending = levels[order]
@@ -38,10 +34,8 @@ _CODES: dict[Law, np.ndarray] = {"mu": _codes("mu"), "a": _codes("a")}
 
 
 def decode(data: bytes, law: Law) -> np.ndarray:
-    """(n,) int16 of n bytes."""
     return _LEVELS[law][np.frombuffer(data, np.uint8)]
 
 
 def encode(samples: np.ndarray, law: Law) -> bytes:
-    """A byte for each of (n,) int16."""
     return _CODES[law][samples.astype(np.int32) + 32768].tobytes()

@@ -1,8 +1,7 @@
-"""Who may open `/v1/realtime`: API keys as clients present them, and the short-lived keys that stand for one.
+"""Client secrets: short-lived keys for `/v1/realtime`.
 
-A client secret lets an app's page or phone connect without the API key of the app's server. It opens realtime
-connections and nothing else, any number of them until it expires, with the session that was asked for with it. The
-gateway remembers it: behind a proxy, its connections must come to the gateway that made it.
+A client secret lets an app's page or phone connect without an API key. It opens realtime connections until it
+expires, with the session it was made for, and nothing else. Only the gateway that made it knows it.
 """
 
 import json
@@ -14,9 +13,9 @@ from starlette.requests import HTTPConnection
 
 from gateway.access.client_secrets import PATH, PREFIX, ClientSecret, key_of
 from gateway.answers.gateway import Gateway, not_reached
-from gateway.dialects.realtime.drawing import check_tool, may_draw
 from gateway.dialects.realtime.events import RealtimeError, to_api
-from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.output.drawing import check_tool, may_draw
+from gateway.dialects.realtime.settings.session import Session
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted
 from gateway.http.connection import key_of as api_key_of
@@ -29,11 +28,7 @@ router = APIRouter(tags=["realtime"])
 
 
 def secret_of(socket: HTTPConnection) -> ClientSecret | None:
-    """The client secret that the WebSocket was opened with; None: with an API key, or with none where none is needed.
-
-    Raises:
-        ApiError: 401, it is not known, or has expired.
-    """
+    """Returns the client secret of a WebSocket, if it has one. Raises ApiError: 401, unknown or expired."""
     presented = key_of(socket)
     if not presented.startswith(PREFIX):
         return None
@@ -46,15 +41,7 @@ def secret_of(socket: HTTPConnection) -> ClientSecret | None:
 
 
 def new_session(gateway: Gateway, **members: Any) -> Session:
-    """A session of the model that answers here, before its client says anything.
-
-    Args:
-        gateway: the gateway.
-        members: further arguments of Session.new.
-
-    Raises:
-        ApiError: 400, nothing here answers in text; 503, that was not reached yet.
-    """
+    """Raises ApiError: 400, no model answers in text; 503, the model was not reached yet."""
     stage = gateway.stage_for("text", None)
     model = gateway.model_of(stage)
     if model is None:
@@ -64,7 +51,7 @@ def new_session(gateway: Gateway, **members: Any) -> Session:
 
 
 class ExpiresAfter(BaseModel):
-    """How long the secret opens connections. Those that are open then go on."""
+    """How long the secret opens connections. Open connections outlive it."""
 
     anchor: Literal["created_at"] = "created_at"
     seconds: int = Field(default=_DEFAULT_S, ge=_MIN_S, le=_MAX_S)
@@ -90,7 +77,7 @@ async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(
 
 
 def _checked(gateway: Gateway, patch: dict[str, Any]) -> Session:
-    """The session that `patch` makes. Raises ApiError: 400, it makes none."""
+    """Raises ApiError: 400."""
     try:
         json.dumps(patch, allow_nan=False)
     except ValueError:

@@ -1,6 +1,6 @@
-"""vLLM's dialect of `/v1/realtime`: sound is written down while it is being sent.
+"""vLLM's dialect of `/v1/realtime`: transcribes sound while the client sends it.
 
-A client speaks it whose `session.update` has a `model` and no `session`. Source: vLLM 0.32's
+A `session.update` with `model` and without `session` chooses this dialect. Source: vLLM 0.32's
 `vllm/entrypoints/openai/realtime`.
 """
 
@@ -15,18 +15,18 @@ from gateway.answers.transcription.audio_sources import LiveSound
 from gateway.answers.transcription.formats import joined
 from gateway.answers.transcription.request import TranscriptionRequest
 from gateway.answers.transcription.run import to_transcribe
+from gateway.dialects.realtime.conversation.items import decode_base64
 from gateway.dialects.realtime.events import (
     AudioAppend,
     AudioCommit,
     ClientEvent,
     ModelUpdate,
     RealtimeError,
-    apart,
     from_api,
+    in_thread_if_long,
 )
-from gateway.dialects.realtime.items import decode_base64
-from gateway.dialects.realtime.outbox import Outbox
-from gateway.dialects.realtime.transcribing import write_down
+from gateway.dialects.realtime.input.transcriber import transcribe
+from gateway.dialects.realtime.output.outbox import Outbox
 from gateway.errors import ApiError, gateway_fault
 from gateway.listening.speech_windows import Pauses
 
@@ -35,24 +35,17 @@ log = structlog.get_logger()
 
 
 class VllmDialect:
-    """One session's. A transcription begins with a commit, and is of the sound before it, too; it ends with the sound,
-    which a final commit ends.
-
-    Args:
-        gateway: the gateway.
-        outbox: takes the server's events.
-        key: the client's; None where there are no keys.
-    """
+    """Handles one session. A commit starts a transcription, also of the sound before it; a final commit ends the
+    sound."""
 
     def __init__(self, gateway: Gateway, outbox: Outbox, key: ApiKey | None) -> None:
         self._gateway, self._outbox, self._key = gateway, outbox, key
         self._model = ""
-        self._sound = self._new_sound()  # the client's at present
+        self._sound = self._new_sound()  # takes what the client sends
         self._work: asyncio.Task[None] | None = None
-        self._written: LiveSound | None = None  # by `_work`
+        self._transcribed: LiveSound | None = None  # by `_work`
 
-    async def take(self, event: ClientEvent) -> None:
-        """Does what an event of the client says. Raises RealtimeError, ApiError: nothing was done."""
+    async def handle(self, event: ClientEvent) -> None:
         match event:
             case ModelUpdate(model=model):
                 self._gateway.stage_for("text", model, takes_loras=True)
@@ -61,7 +54,7 @@ class VllmDialect:
                 if self._sound.waiting_s >= _MOST_WAITING_S:
                     reason = f"audio: {_MOST_WAITING_S} s of sound wait to be written down, the most; send it later"
                     raise RealtimeError("input_audio_buffer_full", reason, "audio")
-                self._sound.add(await apart(len(audio), lambda: decode_base64(audio, "audio")))
+                self._sound.add(await in_thread_if_long(len(audio), lambda: decode_base64(audio, "audio")))
             case AudioCommit():
                 self._commit((event.model_extra or {}).get("final") is True)
             case _:
@@ -69,22 +62,20 @@ class VllmDialect:
                 raise RealtimeError("unknown_event", message, "type")
 
     async def close(self) -> None:
-        """Ends what is under way."""
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait([self._work])
 
-    def told(self, error: RealtimeError) -> dict[str, Any]:
-        """The event that tells of `error`."""
+    def error_event(self, error: RealtimeError) -> dict[str, Any]:
         return {"type": "error", "error": error.message, "code": error.code}
 
     def _commit(self, is_final: bool) -> None:
-        if self._written is not self._sound:
+        if self._transcribed is not self._sound:
             if self._work is not None and not self._work.done():
                 message = "the sound before is still being written down; wait for transcription.done"
                 raise RealtimeError("transcription_in_progress", message)
-            self._written = self._sound
-            self._work = asyncio.create_task(self._write(self._sound))
+            self._transcribed = self._sound
+            self._work = asyncio.create_task(self._transcribe(self._sound))
         if is_final:
             self._sound.end()
             self._sound = self._new_sound()
@@ -92,25 +83,24 @@ class VllmDialect:
     def _new_sound(self) -> LiveSound:
         return LiveSound(Pauses(), self._gateway.settings.request_timeout_s)
 
-    async def _write(self, sound: LiveSound) -> None:
-        """Has a sound written down, and tells of it."""
+    async def _transcribe(self, sound: LiveSound) -> None:
         request = TranscriptionRequest(model=self._model)
         try:
-            work = await write_down(self._gateway, self._key, request, to_transcribe(None), sound, self._tell_delta)
+            work = await transcribe(self._gateway, self._key, request, to_transcribe(None), sound, self._send_delta)
         except ApiError as error:
             self._fail(sound, error)
         except Exception as error:  # a bug: the session goes on
             log.exception("transcription failed", exc_info=error)
             self._fail(sound, gateway_fault())
         else:
-            prompt, written = work.usage["input_tokens"], work.usage["output_tokens"]
-            usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+            prompt, completion = work.usage["input_tokens"], work.usage["output_tokens"]
+            usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
             self._outbox.put({"type": "transcription.done", "text": joined(work.segments), "usage": usage})
 
-    def _tell_delta(self, delta: str) -> None:
+    def _send_delta(self, delta: str) -> None:
         self._outbox.put({"type": "transcription.delta", "delta": delta})
 
     def _fail(self, sound: LiveSound, error: ApiError) -> None:
-        self._outbox.put(self.told(from_api(error)))
-        if self._sound is sound:  # what follows is another
+        self._outbox.put(self.error_event(from_api(error)))
+        if self._sound is sound:  # further sound is another transcription's
             self._sound = self._new_sound()

@@ -1,4 +1,4 @@
-"""`/v1/conversations`: lists of items that responses answer to, and add to."""
+"""`/v1/conversations`: items that responses answer and add to."""
 
 import time
 from typing import Any
@@ -22,21 +22,15 @@ _MAX_ITEMS = 20  # of one request, as at OpenAI
 
 
 class ConversationRequest(Strict):
-    """A conversation to be made."""
-
     items: list[Any] | None = Field(default=None, max_length=_MAX_ITEMS, description="its first items")
     metadata: Metadata | None = None
 
 
 class ConversationUpdate(Strict):
-    """What of a conversation is to be changed."""
-
     metadata: Metadata
 
 
 class ItemsRequest(Strict):
-    """Items for a conversation."""
-
     items: list[Any] = Field(min_length=1, max_length=_MAX_ITEMS)
 
 
@@ -56,7 +50,7 @@ async def create_conversation(http: Request) -> dict[str, Any]:
 
 @router.get("/v1/conversations/{conversation_id}")
 async def get_conversation(http: Request, conversation_id: str) -> dict[str, Any]:
-    """A conversation, without its items."""
+    """Returns a conversation without its items."""
     return _public(await _found(http, conversation_id))
 
 
@@ -81,7 +75,7 @@ async def delete_conversation(http: Request, conversation_id: str) -> dict[str, 
 
 @router.get("/v1/conversations/{conversation_id}/items")
 async def list_items(http: Request, conversation_id: str) -> dict[str, Any]:
-    """The items of a conversation."""
+    """Lists the items of a conversation."""
     shown = read_query(http, Page)
     await _found(http, conversation_id)
     with storing():
@@ -105,7 +99,7 @@ async def create_items(http: Request, conversation_id: str) -> dict[str, Any]:
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
 async def get_item(http: Request, conversation_id: str, item_id: str) -> dict[str, Any]:
-    """An item of a conversation."""
+    """Returns an item of a conversation."""
     await _found(http, conversation_id)
     with storing():
         items = await responses_of(http).store.items(conversation_id)
@@ -117,7 +111,7 @@ async def get_item(http: Request, conversation_id: str, item_id: str) -> dict[st
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
 async def delete_item(http: Request, conversation_id: str, item_id: str) -> dict[str, Any]:
-    """Removes an item of a conversation, and returns that."""
+    """Removes an item and returns the conversation."""
     await get_item(http, conversation_id, item_id)
     with storing():
         await responses_of(http).store.remove_item(conversation_id, item_id)

@@ -28,7 +28,7 @@ _OPENAPI = page(ResponseRequest, "application/json", "the Response object, or wi
 
 
 class GetQuery(Strict):
-    """How a response is wanted."""
+    """The query of `get_response`."""
 
     stream: bool = False
     starting_after: NotNegative | None = None
@@ -38,7 +38,7 @@ class GetQuery(Strict):
 
 @router.post("/v1/responses", openapi_extra=_OPENAPI, response_model=None)
 async def create_response(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Answers items with items: text, thoughts, calls of functions, pictures."""
+    """Answers items with items: text, reasoning, function calls, images."""
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, ResponseRequest, limit_s)
     responses = responses_of(http)
@@ -51,8 +51,8 @@ async def create_response(http: Request, gateway: Annotated[Gateway, Depends(adm
 
 
 async def _in_background(http: Request, gateway: Gateway, responses: Responses, exchange: Exchange) -> Response:
-    exchange.asked.log = dict(exchange.asked.log)  # a line of its own, at its end
-    with ExitStack() as place:  # for as long as it runs: this request's own is given back before
+    exchange.asked.log = dict(exchange.asked.log)  # a log line of its own, at its end
+    with ExitStack() as place:  # held while it runs; this request's own place is released before
         try:
             place.enter_context(gateway.admission.admit())
         except QueueFull as error:
@@ -70,7 +70,7 @@ async def _whole(exchange: Exchange) -> Response:
             last = event
     if last["type"] == "response.failed" and (error := exchange.error) is not None:
         raise error
-    return await asyncio.to_thread(Json, last["response"])  # it may have megabytes of pictures
+    return await asyncio.to_thread(Json, last["response"])  # it may have megabytes of images
 
 
 async def _stream(events: AsyncGenerator[Told, None]) -> AsyncGenerator[bytes, None]:
@@ -85,7 +85,7 @@ async def _stream(events: AsyncGenerator[Told, None]) -> AsyncGenerator[bytes, N
     response_model=None,
 )
 async def count_input_tokens(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Tokens of the prompt that a response would have, its media included, as the thinker reads them."""
+    """Counts the tokens of a response's prompt, media included."""
     request = await read_json(http, InputTokensRequest, gateway.settings.request_timeout_s)
     request.background = request.stream = request.stream_options = None
     stage = gateway.pipeline.output("text")
@@ -100,7 +100,7 @@ async def _count(http: Request, request: ResponseRequest) -> Response:
 
 @router.get("/v1/responses/{response_id}", response_model=None)
 async def get_response(http: Request, response_id: str) -> Response:
-    """A response that is kept; of one of the background the events, too, from the one after `starting_after`."""
+    """Returns a stored response, or streams a background response's events after `starting_after`."""
     responses, owner = responses_of(http), owner_of(http)
     query = read_query(http, GetQuery)
     if not query.stream:
@@ -116,20 +116,20 @@ async def get_response(http: Request, response_id: str) -> Response:
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(http: Request, response_id: str) -> dict[str, Any]:
-    """Removes a response. Those that answered to it cannot be answered to any more."""
+    """Removes a response. Responses that build on it can no longer be continued."""
     await responses_of(http).delete(response_id, owner_of(http))
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(http: Request, response_id: str) -> dict[str, Any]:
-    """Ends a response of the background."""
+    """Cancels a background response."""
     return await responses_of(http).cancel(response_id, owner_of(http))
 
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(http: Request, response_id: str) -> dict[str, Any]:
-    """The items of a response's own input."""
+    """Lists the items of a response's own input."""
     responses, shown = responses_of(http), read_query(http, Page)
     await responses.get(response_id, owner_of(http))
     with storing():
@@ -138,5 +138,4 @@ async def list_input_items(http: Request, response_id: str) -> dict[str, Any]:
 
 
 def responses_of(http: Request) -> Responses:
-    """The gateway's responses."""
     return http.app.state.responses

@@ -1,4 +1,4 @@
-"""Items of a response's input: what clients send is read, and becomes what is stored, listed and answered."""
+"""Reads the items of a response's input into the form that is stored, listed and answered."""
 
 import secrets
 from collections.abc import Sequence
@@ -9,8 +9,7 @@ from pydantic import Field
 from gateway.dialects.responses.parts import Item, Part, read_parts, within
 from gateway.errors import invalid
 
-# Calls of OpenAI's own tools, their results, and what its models keep for themselves. Clients send back what another
-# server gave them: these say nothing to a model here, and are left out.
+# Items of OpenAI's own tools and models. Clients send them back from other servers; no model here reads them.
 _OTHERS = (
     "additional_tools, apply_patch_call, apply_patch_call_output, code_interpreter_call, compaction, computer_call, "
     "computer_call_output, configuration_update, context_compaction, custom_tool_call, custom_tool_call_output, "
@@ -23,42 +22,34 @@ MAX_ITEMS = 10_000
 
 
 def new_id(prefix: str) -> str:
-    """A new id, e.g. "msg_...": 48 hexadecimal digits, which nobody can guess."""
+    """Returns an id nobody can guess, e.g. "msg_..."."""
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
 class Message(Part):
-    """What somebody says."""
-
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Any]
 
 
 class FunctionCall(Part):
-    """A call that the model made."""
-
     call_id: str = Field(min_length=1)
     name: str = Field(min_length=1)
     arguments: str
 
 
 class FunctionCallOutput(Part):
-    """What a call came to."""
-
     call_id: str = Field(min_length=1)
     output: str | list[Any]
 
 
 class Reasoning(Part):
-    """What the model thought."""
-
     summary: list[Any] | None = None
     content: list[Any] | None = None
     encrypted_content: str | None = None
 
 
 class ImageCall(Part):
-    """A picture that was made here."""
+    """A generated image."""
 
     result: str | None = Field(default=None, description="the file in base64; none if it failed")
     output_format: str | None = None
@@ -67,7 +58,7 @@ class ImageCall(Part):
 
 
 class MadeCall(Part):
-    """A video or a sound that was made here."""
+    """A generated video or sound."""
 
     prompt: str | None = None
     video: dict[str, Any] | None = Field(default=None, description="as in /v1/videos; none if it failed")
@@ -76,7 +67,7 @@ class MadeCall(Part):
 
 
 class Reference(Part):
-    """Names an item of an earlier response or conversation."""
+    """Refers to an item of an earlier response or conversation."""
 
     id: str
 
@@ -94,11 +85,7 @@ _ITEMS: dict[str, tuple[type[Part], str]] = {
 
 
 def read_items(given: str | Sequence[Any], field: str = "input") -> list[Item]:
-    """The items of `given`, each with a type, an id, and content in parts. Those of other servers' tools are left out.
-
-    Raises:
-        ApiError: 400 naming the item or part at fault.
-    """
+    """Gives each item a type, an id and content in parts. Leaves out items of other servers' tools. Raises ApiError."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if len(given) > MAX_ITEMS:

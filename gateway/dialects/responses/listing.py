@@ -1,4 +1,4 @@
-"""Lists of items as OpenAI pages them."""
+"""Pages lists of items as OpenAI does."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ from gateway.validation import Model, Strict, validated
 
 
 class Page(Strict):
-    """Which items of a list are wanted, as a query says it."""
+    """The query of a list."""
 
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
@@ -21,13 +21,13 @@ class Page(Strict):
 
 
 def read_query(http: Request, model: type[Model]) -> Model:
-    """The request's query as a `model`. Raises ApiError: 400 naming the parameter at fault."""
+    """Validates the query. Raises ApiError: 400 naming the parameter."""
     members = {name.removesuffix("[]"): value for name, value in http.query_params.items()}
     return validated(model, members, strict=False)
 
 
 def listed(items: Sequence[Item], page: Page) -> dict[str, Any]:
-    """A page of `items`, which are in their order. Raises ApiError: 400, `after` is none of them."""
+    """Returns a page of `items`, oldest first. Raises ApiError: 400, `after` is unknown."""
     ordered = items if page.order == "asc" else items[::-1]
     if page.after is not None:
         ids = [item["id"] for item in ordered]

@@ -1,4 +1,4 @@
-"""Parts of items: text, images, sounds, videos and files, read from what clients send, and as chat has them."""
+"""Reads the parts of items and converts them to chat's parts."""
 
 import base64
 import binascii
@@ -14,52 +14,48 @@ from gateway.errors import ApiError, invalid
 from gateway.validation import validated
 
 Item = dict[str, Any]
-"""An item, or a part of one, as it is stored: in OpenAI's form."""
+"""An item or a part in OpenAI's form, as it is stored."""
 
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml", "application/toml")
 _MAX_TEXT_FILE_CHARACTERS = 4 * 1024 * 1024
 
 
 class Part(BaseModel):
-    """Part of an item. Clients send parts back with members of theirs: those that mean nothing here are not read."""
+    """Ignores members of other servers, which clients send back."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class InputText(Part):
-    """Text, of whoever says it."""
-
     text: str
 
 
 class Refusal(Part):
-    """A refusal the assistant gave earlier; read as text."""
+    """The assistant's refusal; read as text."""
 
     refusal: str
 
 
 class InputImage(Part):
-    """An image."""
-
     image_url: str | None = Field(default=None, description="https, http or data URL")
     file_id: str | None = None
     detail: str | None = Field(default=None, description="accepted; the model scales by itself")
 
 
 class InputAudio(Part):
-    """A sound, in the shape of chat's."""
+    """A sound, as chat's."""
 
     input_audio: conversation.InputAudio
 
 
 class InputVideo(Part):
-    """A video; OpenAI has none."""
+    """A video; not in OpenAI's API."""
 
     video_url: str = Field(min_length=1, description="https, http or data URL")
 
 
 class InputFile(Part):
-    """A file of a kind that models here read: text, an image, a sound or a video."""
+    """A text, an image, a sound or a video."""
 
     file_data: str | None = Field(default=None, description="base64, or a data URL, which says what it is")
     file_url: str | None = Field(default=None, description="https or http URL; not of a text")
@@ -68,7 +64,7 @@ class InputFile(Part):
 
 
 class OutputAudio(Part):
-    """How an answer sounded; it is not read, its text stands beside it."""
+    """Sound of an answer. It is ignored, as its transcript is there too."""
 
 
 _PARTS: dict[str, type[Part]] = {
@@ -88,7 +84,7 @@ _SAID = ("input_text", "output_text", "text", "refusal", "output_audio")
 
 
 def read_parts(given: str | list[Any], field: str, role: str) -> list[Item]:
-    """The parts of what `role` says. Raises ApiError: 400 naming the part at fault."""
+    """Reads the parts of a message. Raises ApiError: 400 naming the part."""
     if isinstance(given, str):
         written = "output_text" if role == "assistant" else "input_text"
         return [{"type": written, "text": given} | ({"annotations": []} if role == "assistant" else {})]
@@ -110,7 +106,7 @@ def read_parts(given: str | list[Any], field: str, role: str) -> list[Item]:
 
 
 def within(model: type[BaseModel], members: dict[str, Any], field: str) -> Any:
-    """The members as a `model`. Raises ApiError: 400 naming the one at fault, in `field`."""
+    """Validates `members`. Raises ApiError: 400 naming the member in `field`."""
     try:
         return validated(model, members)
     except ApiError as error:
@@ -121,7 +117,7 @@ def within(model: type[BaseModel], members: dict[str, Any], field: str) -> Any:
 
 
 def chat_parts(parts: str | Sequence[Item], field: str) -> list[Any]:
-    """Parts as chat has them: one for each. Raises ApiError: 400 naming the part that cannot be read."""
+    """Converts each part to chat's. Raises ApiError: 400 naming the part."""
     if isinstance(parts, str):
         return [conversation.TextPart(type="text", text=parts)]
     return [_CHAT_PARTS[part["type"]](part, f"{field}[{i}]") for i, part in enumerate(parts)]
@@ -140,7 +136,6 @@ def _image(part: Item, field: str) -> conversation.ImagePart:
 
 
 def image_part(url: str) -> conversation.ImagePart:
-    """The image at `url` as chat has it."""
     return conversation.ImagePart(type="image_url", image_url=conversation.ImageUrl(url=url))
 
 
@@ -161,7 +156,7 @@ def _video(part: Item, _: str) -> conversation.VideoUrlPart:
 
 
 def _file(part: Item, field: str) -> Any:
-    """A file as the part that its type makes it: the data URL says what it is, else the name."""
+    """Converts a file by the type in its data URL, else by its name."""
     name = part.get("filename") or ""
     given = "file_data" if part.get("file_data") else "file_url"
     url = part.get("file_data") or _url(part, "file_url", field)

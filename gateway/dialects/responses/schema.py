@@ -10,13 +10,13 @@ from gateway.validation import Positive, Strict
 
 
 class Lenient(BaseModel):
-    """Takes members that it does not know, of newer clients, and does not read them."""
+    """Ignores members of newer clients."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
 class TextFormat(Lenient):
-    """What the text is to be: free, any JSON object, or JSON that fits a schema."""
+    """Free text, any JSON object, or JSON that fits a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -26,33 +26,27 @@ class TextFormat(Lenient):
 
 
 class TextOptions(Lenient):
-    """What the text is to be."""
-
     format: TextFormat | None = None
     verbosity: str | None = Field(default=None, description="accepted; without effect")
 
 
 class ReasoningOptions(Lenient):
-    """What a model that thinks first is to do; it decides by itself here."""
+    """Accepted; the model decides by itself."""
 
     effort: str | None = Field(default=None, description="accepted; without effect")
     summary: str | None = Field(default=None, description="accepted; the thought itself is told")
 
 
 class StreamOptions(Lenient):
-    """What a stream contains beside the answer."""
-
     include_obfuscation: bool | None = Field(default=None, description="accepted; nothing is padded")
 
 
 class ConversationId(Lenient):
-    """A conversation by its id."""
-
     id: str
 
 
 class Ignored(Strict):
-    """Parameters of OpenAI's and Codex's that change nothing here and so are accepted, whatever they say."""
+    """Parameters of OpenAI's and Codex's that have no effect here."""
 
     access_programs: Any = None
     background_options: Any = None
@@ -74,7 +68,7 @@ Metadata = Annotated[
 
 
 class ResponseRequest(Ignored, ThinkerSampling):
-    """A request for a response: OpenAI's parameters, vLLM's further sampling parameters, and speech as chat has it."""
+    """OpenAI's parameters, vLLM's sampling parameters, and chat's for speech."""
 
     model: str
     input: str | list[Any] = Field(default=[], description="a text, or items")
@@ -120,22 +114,20 @@ class ResponseRequest(Ignored, ThinkerSampling):
 
     @property
     def is_stored(self) -> bool:
-        """Whether it can be got later."""
         return self.store is not False
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log-probabilities are told."""
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
 
     @property
     def wants_encrypted_reasoning(self) -> bool:
-        """Whether thoughts are told in the form that clients send back."""
+        """Whether reasoning is sent in the form that clients send back."""
         return "reasoning.encrypted_content" in (self.include or ())
 
 
 class InputTokensRequest(ResponseRequest):
-    """A response whose prompt is to be counted. What says how it is written has no effect."""
+    """A response whose prompt is counted. Sampling has no effect."""
 
     model: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = Field(
         default="", description="default: the one that writes"

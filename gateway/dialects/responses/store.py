@@ -1,4 +1,4 @@
-"""Responses and conversations that are kept for later: in memory, or on disk; within bounds, for their owners only."""
+"""Stores responses and conversations for their owners, in memory or on disk."""
 
 import json
 import time
@@ -11,8 +11,8 @@ from typing import Any
 from gateway.dialects.responses.parts import Item
 from gateway.store import Store
 
-# Written out, because directories keep it: a change is a new version, and a migration. `used_at` is Unix seconds: the
-# last time that it was made, changed or answered to. A response's `body` is its object; a conversation's its metadata.
+# Directories keep this schema: a change needs a new version and a migration. `used_at` is Unix seconds of the last
+# creation, change or answer. `body` is a response's object, or a conversation's metadata.
 _SCHEMA = """
 BEGIN;
 CREATE TABLE threads (
@@ -34,13 +34,13 @@ _FOUND = "id = ? AND used_at > ? AND (owner = ? OR ? IS NULL)"
 
 @dataclass(frozen=True)
 class Thread:
-    """A stored response, or a conversation.
+    """A stored response or conversation.
 
     Attributes:
-        id: names it.
-        created_at: Unix seconds, as is `used_at`: the last time that it was made, changed or answered to.
-        previous: the response that it answers to.
+        created_at: Unix seconds.
+        previous: id of the response before.
         body: the response's object, or the conversation's metadata.
+        used_at: Unix seconds of the last creation, change or answer.
     """
 
     id: str
@@ -51,12 +51,12 @@ class Thread:
 
 
 class ResponseStore(Store):
-    """What is kept of responses and conversations. Nobody sees what another owner's; who is nobody (None) sees all.
+    """Stores responses and conversations. Owners see their own only; owner None sees all.
 
     Args:
-        directory: made if it does not exist, readable by its owner only; None: memory, which ends with the process.
-        ttl_s: how long what nobody answers to is kept.
-        max_bytes: of all together. Beyond, what is longest unused goes first, of the owner who has the most.
+        directory: created if missing, for its owner only; None: in memory.
+        ttl_s: how long unused threads stay.
+        max_bytes: of all threads. Beyond, the largest owner's longest unused thread goes first.
     """
 
     name, setting = "responses", "responses_dir"
@@ -68,7 +68,7 @@ class ResponseStore(Store):
         self._ttl_s, self._max_bytes = ttl_s, max_bytes
 
     def take(self, opened: ExitStack) -> None:
-        """Several gateways may share a directory: there is nothing to take."""
+        """Takes no lock: several gateways may share a directory."""
 
     async def put(
         self,
@@ -78,8 +78,8 @@ class ResponseStore(Store):
         output: Sequence[Item] = (),
         conversation: str | None = None,
     ) -> None:
-        """Keeps a response with its input and output, or a conversation with its items (as input); in place of what has
-        the id. `conversation`: gets the items, too. Raises sqlite3.Error."""
+        """Stores or replaces a thread; a conversation's items are input. `conversation` gets all items, too. Raises
+        sqlite3.Error."""
         rows = [(item["id"], 0, _text(item)) for item in items] + [(item["id"], 1, _text(item)) for item in output]
         await self.run(self._put, thread, owner, rows, conversation)
 
@@ -97,11 +97,11 @@ class ResponseStore(Store):
             self._make_room(now)
 
     async def rewrite(self, thread_id: str, body: dict[str, Any]) -> None:
-        """Gives a conversation another body. Raises sqlite3.Error."""
+        """Replaces a conversation's body. Raises sqlite3.Error."""
         await self.write("UPDATE threads SET body = ?, used_at = ? WHERE id = ?", (_text(body), time.time(), thread_id))
 
     async def touch(self, thread_id: str) -> None:
-        """It counts as used. Raises sqlite3.Error."""
+        """Marks a thread as used. Raises sqlite3.Error."""
         await self.write("UPDATE threads SET used_at = ? WHERE id = ?", (time.time(), thread_id))
 
     async def add(self, conversation: str, items: Sequence[Item]) -> None:
@@ -137,7 +137,7 @@ class ResponseStore(Store):
             excess -= freed
 
     async def get(self, thread_id: str, owner: str | None) -> Thread | None:
-        """What has the id; None if nothing has, or it is another's."""
+        """None: there is none, or it is another owner's."""
         columns = "SELECT id, created_at, previous, body, used_at FROM threads WHERE"
         rows = await self.rows(f"{columns} {_FOUND}", (thread_id, *self._visible(owner)))
         for name, created_at, previous, body, used_at in rows:
@@ -145,13 +145,13 @@ class ResponseStore(Store):
         return None
 
     async def items(self, thread_id: str, output: bool = False) -> list[Item]:
-        """The items of a conversation; those of a response's input, or of its output."""
+        """Returns a conversation's items, or a response's input or output."""
         found = "SELECT body FROM items WHERE thread = ? AND is_output = ? ORDER BY sequence"
         return [json.loads(body) for (body,) in await self.rows(found, (thread_id, output))]
 
     async def turns(self, response_id: str, owner: str | None) -> list[Item] | None:
-        """The items of a response and of all that it answered to, the oldest first; they count as used. None: one of
-        them is not there."""
+        """Returns the items of a response and its predecessors, oldest first, and marks them as used. None: one is
+        missing."""
 
         def read() -> list[str] | None:
             chain: list[str] = []
@@ -175,7 +175,7 @@ class ResponseStore(Store):
         return None if bodies is None else [json.loads(body) for body in bodies]
 
     async def item(self, item_id: str, owner: str | None) -> Item | None:
-        """The item of that id, of whatever thread of the owner's."""
+        """Finds an item in all threads of the owner."""
         visible = self._visible(owner)
         found = (
             "SELECT items.body FROM items JOIN threads ON threads.id = items.thread "
@@ -185,11 +185,9 @@ class ResponseStore(Store):
         return json.loads(rows[0][0]) if rows else None
 
     async def remove(self, thread_id: str) -> None:
-        """Removes a response or a conversation."""
         await self.write("DELETE FROM threads WHERE id = ?", (thread_id,))
 
     async def remove_item(self, conversation: str, item_id: str) -> None:
-        """Removes an item of a conversation."""
         await self.write("DELETE FROM items WHERE thread = ? AND id = ?", (conversation, item_id))
 
     def _visible(self, owner: str | None) -> tuple[float, str | None, str | None]:

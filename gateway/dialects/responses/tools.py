@@ -1,4 +1,4 @@
-"""Tools of a response: functions, which clients call; those that run here; others, which are left out."""
+"""Reads the tools of a response: functions, and hosted tools. Others are left out."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _MODES = ("none", "auto", "required")
 
 
 class Function(Part):
-    """A function the model may call; Responses has it flat."""
+    """A function; in Responses its members are not nested."""
 
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
@@ -23,22 +23,20 @@ class Function(Part):
 
 
 class NamedTool(Part):
-    """A tool that is to be called."""
-
     type: str
     name: str | None = None
 
 
 @dataclass
 class Tools:
-    """The tools of a request.
+    """The tools of a request. A place is a tool's path in the request, e.g. "tools[0]".
 
     Attributes:
-        public: as the response tells of them.
-        functions: those that clients call, as chat has them.
-        places: where in the request each of `functions` is.
-        hosted: those that run here, and where in the request each is, by name.
-        choice: whether and which is to be called; None: as the model decides.
+        public: as in the response.
+        functions: in chat's form.
+        places: of `functions`.
+        hosted: tools that run here, each with its place, by name.
+        choice: None: the model decides.
     """
 
     public: list[dict[str, Any]] = field(default_factory=list)
@@ -49,11 +47,7 @@ class Tools:
 
 
 def read_tools(given: Sequence[Any] | None, choice: Any, runs: Collection[str]) -> Tools:
-    """The tools that are of use here; `runs` are the names of those that can run here.
-
-    Raises:
-        ApiError: 400 naming the tool, or the choice, at fault.
-    """
+    """Reads functions and the hosted tools in `runs`. Raises ApiError: 400 naming the tool or the choice."""
     tools = Tools()
     for i, tool in enumerate(given or ()):
         _add(tools, tool, f"tools[{i}]", runs)
@@ -105,7 +99,7 @@ def _choice(tools: Tools, choice: Any) -> ToolChoice | None:
 
 
 def _allowed(tools: Tools, choice: dict[str, Any]) -> ToolChoice | None:
-    """Keeps the tools that `choice` allows, and calls them as it says."""
+    """Keeps the tools that `choice` allows."""
     allowed = choice.get("tools")
     if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
         raise invalid("tool_choice.tools", "must be a list of tools")

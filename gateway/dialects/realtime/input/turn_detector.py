@@ -1,14 +1,14 @@
-"""Says where a user's turns begin and end, of the probabilities that each 32 ms is speech.
+"""Finds the user's turns from the probability of speech in each 32 ms.
 
-Times are milliseconds of the session's sound, so a client that sends none lets no time pass.
+Times are milliseconds of the session's sound, so no time passes while the client sends none.
 
-A turn's sound ends in its first short pause. Only if the user goes on does it get longer: an answer that is begun in
-the pause is the very answer to the turn, and what was silence anyway costs the user no wait.
+A turn's sound ends in its first short pause unless the user goes on, so a speculative answer that starts there has the
+very input of the turn.
 """
 
 from dataclasses import dataclass
 
-from gateway.dialects.realtime.session import SemanticVad, ServerVad
+from gateway.dialects.realtime.settings.session import SemanticVad, ServerVad
 from gateway.listening.detector import STEP_MS
 
 PAUSE_MS = 160  # a shorter silence is within a word: a stop consonant's, for one
@@ -18,41 +18,36 @@ _LONGEST_TURN_MS = 600_000  # noise may seem to be speech for ever, and the soun
 _ONSET_STEPS = 2  # of speech from which a turn begins; a click has one
 
 _SEMANTIC_THRESHOLD, _SEMANTIC_PADDING_MS = 0.5, 300
-# Silence that ends a turn, and the longest that one may need, by eagerness.
+# The usual and the longest silence that ends a turn, by eagerness.
 _SEMANTIC_SILENCE_MS = {"low": (1200, 8000), "medium": (800, 4000), "auto": (800, 4000), "high": (400, 2000)}
-# With a turn model: silence that ends a turn which is surely complete; probabilities from which it is that, or likely.
+# With a turn model: the silence after a surely complete turn; the least probabilities of "surely" and "likely".
 _SURE_SILENCE_MS, _SURE, _LIKELY = 250, 0.95, 0.5
-# Who has paused within a turn is given this much more time than the longest of those pauses took.
+# The silence is this many times as long as the longest pause within the turn.
 _PATIENCE = 1.5
 
 
 @dataclass(frozen=True)
-class SpeechStarted:
-    """A turn begins. Its sound starts at `audio_start_ms`, some of what came before its speech included."""
+class SpeechStart:
+    """A turn begins. Its sound starts at `audio_start_ms`, which includes padding before the speech."""
 
     audio_start_ms: int
 
 
 @dataclass(frozen=True)
-class Paused:
-    """A first short pause. If the turn ends here, its sound ends at `audio_end_ms`."""
+class Pause:
+    """The first short pause. If the turn ends here, its sound ends at `audio_end_ms`."""
 
     audio_end_ms: int
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """The turn goes on after `Paused`: what was begun there is void."""
+class Resumption:
+    """The user goes on after a `Pause`."""
 
 
 @dataclass(frozen=True)
-class SpeechStopped:
-    """The turn has ended.
-
-    Attributes:
-        audio_end_ms: when that was found, after the silence that shows it.
-        cut_ms: where its sound ends; that of `Paused`, if there was one.
-    """
+class SpeechEnd:
+    """A turn ends. Its silence ends at `audio_end_ms`, its sound at `cut_ms`."""
 
     audio_end_ms: int
     cut_ms: int
@@ -60,26 +55,20 @@ class SpeechStopped:
 
 @dataclass(frozen=True)
 class IdleTimeout:
-    """Nobody has spoken since `audio_start_ms`, the end of the answer's playback."""
+    """Nobody has spoken since the answer's playback ended at `audio_start_ms`."""
 
     audio_start_ms: int
     audio_end_ms: int
 
 
-TurnEvent = SpeechStarted | Paused | Resumed | SpeechStopped | IdleTimeout
+TurnEvent = SpeechStart | Pause | Resumption | SpeechEnd | IdleTimeout
 
 
 class TurnDetector:
-    """The turns of one session.
+    """Detects the turns of one session.
 
-    `semantic_vad` goes by silence as well, but by one that adapts: 1200, 800 or 400 ms for low, medium or high
-    eagerness, and half as long again as the longest pause after which the user went on within this turn, up to 8, 4
-    or 2 seconds. Where a turn model has judged the pause, a turn that is surely complete ends after 250 ms, one that
-    likely is after the usual silence, and any other after the longest.
-
-    Args:
-        turn_detection: the session's.
-        begin_ms: time from which on there is sound for turns.
+    `semantic_vad` waits for silence too, but adapts it to eagerness, to the longest pause within this turn, and to a
+    turn model's judgement of the current pause.
     """
 
     def __init__(self, turn_detection: ServerVad | SemanticVad, begin_ms: float = 0.0) -> None:
@@ -88,20 +77,17 @@ class TurnDetector:
 
     @property
     def speaking(self) -> bool:
-        """Whether a turn has begun and not ended."""
         return self._speaking
 
     @property
     def padding_ms(self) -> int:
-        """Sound before a turn's speech that is part of it."""
         return self._rules.prefix_padding_ms if isinstance(self._rules, ServerVad) else _SEMANTIC_PADDING_MS
 
     def use(self, turn_detection: ServerVad | SemanticVad) -> None:
-        """Other rules from now on, for the turn that goes on too."""
         self._rules = turn_detection
 
     def clear(self, now_ms: float) -> None:
-        """Forgets the turn, as its sound was committed or thrown away by the client. No turn's begins before this."""
+        """Drops the current turn. The next begins at `now_ms` or later."""
         self._free_ms = now_ms  # sound from here on is no earlier turn's
         self._speaking, self._begun_ms = False, now_ms
         self._onset_ms, self._onset_steps = None, 0  # speech that may become a turn
@@ -111,26 +97,21 @@ class TurnDetector:
         self._longest_pause_ms = 0.0  # after which this turn went on
 
     def idle_from(self, played_ms: float | None) -> None:
-        """When the last answer's playback ends, from which on the idle timeout counts. None: not now."""
+        """Counts the idle timeout from the end of playback on. None: stops counting."""
         self._idle_from_ms = played_ms
 
     def judge(self, completeness: float) -> None:
-        """What a turn model says of the pause that goes on: the probability that the turn ends there."""
+        """Takes a turn model's probability that the turn ends in the current pause."""
         self._completeness = completeness
 
     def add(self, probability: float, end_ms: float) -> list[TurnEvent]:
-        """The next step.
-
-        Args:
-            probability: of speech in it, 0 to 1.
-            end_ms: time of its end.
-        """
+        """Processes one step that ends at `end_ms`."""
         return self._on(probability, end_ms) if self._speaking else self._before(probability, end_ms)
 
     @property
     def _threshold(self) -> float:
-        asked = self._rules.threshold if isinstance(self._rules, ServerVad) else _SEMANTIC_THRESHOLD
-        return max(asked, _LEAST_THRESHOLD)
+        threshold = self._rules.threshold if isinstance(self._rules, ServerVad) else _SEMANTIC_THRESHOLD
+        return max(threshold, _LEAST_THRESHOLD)
 
     @property
     def _least(self) -> float:
@@ -138,16 +119,16 @@ class TurnDetector:
 
     @property
     def _silence_ms(self) -> float:
-        """Silence that ends the turn."""
         if isinstance(self._rules, ServerVad):
             return self._rules.silence_duration_ms
         usual, most = _SEMANTIC_SILENCE_MS[self._rules.eagerness]
         if self._completeness is not None:
-            return _SURE_SILENCE_MS if self._completeness >= _SURE else usual if self._completeness >= _LIKELY else most
+            if self._completeness >= _SURE:
+                return _SURE_SILENCE_MS
+            return usual if self._completeness >= _LIKELY else most
         return min(most, max(usual, _PATIENCE * self._longest_pause_ms))
 
     def _before(self, probability: float, end_ms: float) -> list[TurnEvent]:
-        """A step while nobody speaks."""
         if probability >= self._threshold:
             self._onset_ms = end_ms - STEP_MS if self._onset_ms is None else self._onset_ms
             self._onset_steps += 1
@@ -157,7 +138,7 @@ class TurnDetector:
             return self._idle(end_ms)
         start_ms = max(self._onset_ms - self.padding_ms, self._free_ms)
         self._speaking, self._begun_ms, self._idle_from_ms = True, end_ms, None
-        return [SpeechStarted(round(start_ms))]
+        return [SpeechStart(round(start_ms))]
 
     def _idle(self, end_ms: float) -> list[TurnEvent]:
         after_ms = self._rules.idle_timeout_ms if isinstance(self._rules, ServerVad) else None
@@ -168,7 +149,7 @@ class TurnDetector:
         return [IdleTimeout(round(since_ms), round(end_ms))]
 
     def _on(self, probability: float, end_ms: float) -> list[TurnEvent]:
-        """A step within a turn. What is between the two thresholds goes on with what was: speech, or silence."""
+        """Processes a step within a turn. Between the two thresholds the state stays: speech, or silence."""
         if end_ms - self._begun_ms >= _LONGEST_TURN_MS:
             return self._stop(end_ms)
         if self._silent_ms is None and probability < self._least:
@@ -183,16 +164,16 @@ class TurnDetector:
             self._cut_ms = end_ms
         if silence_ms >= self._silence_ms:
             return self._stop(end_ms)
-        return [Paused(round(end_ms))] if paused else []
+        return [Pause(round(end_ms))] if paused else []
 
     def _stop(self, end_ms: float) -> list[TurnEvent]:
         cut_ms = end_ms if self._cut_ms is None else self._cut_ms
         self.clear(cut_ms)
-        return [SpeechStopped(round(end_ms), round(cut_ms))]
+        return [SpeechEnd(round(end_ms), round(cut_ms))]
 
     def _resume(self, pause_ms: float) -> list[TurnEvent]:
-        void: list[TurnEvent] = [] if self._cut_ms is None else [Resumed()]
-        if void:
+        events: list[TurnEvent] = [] if self._cut_ms is None else [Resumption()]
+        if events:
             self._longest_pause_ms = max(self._longest_pause_ms, pause_ms)
         self._silent_ms = self._cut_ms = self._completeness = None
-        return void
+        return events

@@ -1,4 +1,4 @@
-"""What a realtime session has to tell its client: a queue of bounded size, and who sends it."""
+"""A bounded queue of events for the client."""
 
 import asyncio
 from collections import deque
@@ -17,7 +17,7 @@ class SlowReader(Exception):
 
 
 class Outbox:
-    """Events on their way to a client. Whoever makes many waits for room before each."""
+    """Serialized events that wait for the socket. Producers of many events await `room` before each."""
 
     def __init__(self) -> None:
         self._texts: deque[str] = deque()
@@ -28,27 +28,25 @@ class Outbox:
 
     @property
     def texts(self) -> list[str]:
-        """What waits to be sent."""
         return list(self._texts)
 
     async def room(self) -> None:
-        """Returns when there is room for an event."""
         await self._room.wait()
 
     def put(self, event: dict[str, Any]) -> None:
-        """Takes an event, room or not."""
+        """Queues an event even if there is no room."""
         text = to_json(event).decode()
         self._texts.append(text)
         self._count(len(text))
         self._changed.set()
 
     def finish(self) -> None:
-        """Nothing follows."""
+        """Lets `send` return after the last event."""
         self._closed = True
         self._changed.set()
 
     async def send(self, socket: WebSocket) -> None:
-        """Sends the events as they come, until `finish` and all are sent. Raises SlowReader."""
+        """Sends until `finish`. Raises SlowReader."""
         while True:
             while self._texts:
                 text = self._texts.popleft()

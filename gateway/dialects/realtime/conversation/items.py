@@ -1,4 +1,4 @@
-"""Items of a realtime conversation: messages, function calls and their outputs."""
+"""Items of a conversation, parsed from what clients send."""
 
 import binascii
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pybase64
 
-from gateway.dialects.realtime.audio import InputAudio
+from gateway.dialects.realtime.audio import InputAudioStream
 from gateway.dialects.realtime.events import RealtimeError, new_id
 
 _PARTS = {
@@ -17,7 +17,7 @@ _PARTS = {
     "system": {"input_text": "text"},
     "assistant": {"output_text": "text", "output_audio": "transcript"},
 }
-# What clients of the beta, and some SDKs, still call parts.
+# Names that clients of the beta, and some SDKs, still use.
 _OLD_NAMES = {"assistant": {"text": "output_text", "audio": "output_audio"}, "system": {"text": "input_text"}}
 _FIELDS = {"function_call": ("name", "arguments"), "function_call_output": ("call_id", "output")}
 _MAX_ID_CHARACTERS = 64
@@ -26,13 +26,8 @@ _PART_BYTES = 256  # of memory, beside its text
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """An answer as the thinker sampled it.
-
-    Attributes:
-        token_ids: all of them.
-        item_ids: of the items that the answer became, in their order.
-    """
+class SampledAnswer:
+    """An answer's token ids, and the ids of the items that the answer became, in order."""
 
     token_ids: Sequence[int]
     item_ids: tuple[str, ...]
@@ -43,27 +38,25 @@ class Item:
     """One item.
 
     Attributes:
-        members: OpenAI's form of it, without sound.
-        sound: PCM16, mono, 16 kHz, by the content's index of each `input_audio`.
-        images: files by the content's index of each `input_image`; a picture that was made here is the 0th.
-        sent_ms: how much sound of an answer was sent to the client.
-        sampled: the answer that it is of, one for all of its items; None: the client wrote it, or it was cut, or its
-            ids cannot stand for it.
-        is_cut: the user did not hear all of it: what is still made of it does not count.
-        is_forgotten: the model is not told of it any more: the conversation had become too long.
+        members: OpenAI's form of the item, without sound.
+        sound: PCM16, mono, 16 kHz, by the content index of each `input_audio`.
+        images: files by the content index of each `input_image`; index 0 for a generated image.
+        sent_ms: sound of an answer that the client has received.
+        sampled: token ids of the answer, shared by its items; None: they are unknown or do not match.
+        is_cut: the user did not hear all of the item, so later deltas do not change it.
+        is_forgotten: prompts leave the item out, as the conversation was too long.
     """
 
     members: dict[str, Any]
     sound: dict[int, bytes] = field(default_factory=dict)
     images: dict[int, bytes] = field(default_factory=dict)
     sent_ms: int = 0
-    sampled: Sampled | None = None
+    sampled: SampledAnswer | None = None
     is_cut: bool = False
     is_forgotten: bool = False
 
     @property
     def id(self) -> str:
-        """Names it."""
         return self.members["id"]
 
     @property
@@ -73,23 +66,21 @@ class Item:
 
     @property
     def role(self) -> str:
-        """Who says a message; "" for what is none."""
+        """ "" if the item is no message."""
         return self.members.get("role", "")
 
     @property
     def content(self) -> list[dict[str, Any]]:
-        """The parts of a message."""
         return self.members.get("content", [])
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes of memory."""
         parts = [self.members, *self.content]
         texts = _PART_BYTES * len(parts) + sum(len(text) for part in parts for text in part.values() if _is_text(text))
         return texts + sum(map(len, self.sound.values())) + sum(map(len, self.images.values()))
 
     def public(self) -> dict[str, Any]:
-        """OpenAI's form, as events have it: without sound."""
+        """OpenAI's form of the item, as in events."""
         return deepcopy(self.members)
 
 
@@ -98,29 +89,19 @@ def _is_text(value: Any) -> bool:
 
 
 def message(role: str, content: list[dict[str, Any]], status: str = "completed", id: str | None = None) -> Item:
-    """A message of ours."""
     head = {"id": id or new_id("item"), "object": "realtime.item", "type": "message", "status": status}
     return Item({**head, "role": role, "content": content})
 
 
 def spoken(pcm16: bytes, id: str | None = None) -> Item:
-    """A user's message of sound: mono, 16 kHz."""
+    """Makes a user's message of mono sound at 16 kHz."""
     item = message("user", [{"type": "input_audio", "transcript": None}], id=id)
     item.sound[0] = pcm16
     return item
 
 
 def parse_item(members: Any, audio_format: str, param: str = "item") -> Item:
-    """The item that a client sends; its images are not loaded.
-
-    Args:
-        members: as sent.
-        audio_format: of its sound: "audio/pcm", "audio/pcmu" or "audio/pcma".
-        param: its place in the event.
-
-    Raises:
-        RealtimeError: naming the member at fault.
-    """
+    """Parses an item at `param` of an event, without loading its images. Raises RealtimeError."""
     if not isinstance(members, dict):
         raise _wrong(param, "must be an object")
     kind = members.get("type", "message" if "role" in members else None)
@@ -157,18 +138,18 @@ def _message(members: dict[str, Any], own: dict[str, Any], audio_format: str, pa
         name = _PARTS[role].get(kind)
         if name is None:
             raise _wrong(f"{place}.type", f"{kind!r} is none of {', '.join(_PARTS[role])}, which role {role} has")
-        told: dict[str, Any] = {"type": kind}
+        public: dict[str, Any] = {"type": kind}
         if kind == "input_audio":
             item.sound[index] = _sound(_text(part, name, place), audio_format, f"{place}.{name}")
-            told["transcript"] = part.get("transcript") if _is_text(part.get("transcript")) else None
+            public["transcript"] = part.get("transcript") if _is_text(part.get("transcript")) else None
         else:
-            told[name] = _text(part, name, place)
-        item.content.append(told)
+            public[name] = _text(part, name, place)
+        item.content.append(public)
     return item
 
 
 def _sound(data: str, audio_format: str, param: str) -> bytes:
-    reader = InputAudio(audio_format)
+    reader = InputAudioStream(audio_format)
     samples = np.concatenate([reader.add(decode_base64(data, param)), reader.flush()])
     if not samples.size:
         raise _wrong(param, "the sound is empty")
@@ -176,7 +157,6 @@ def _sound(data: str, audio_format: str, param: str) -> bytes:
 
 
 def decode_base64(data: Any, param: str) -> bytes:
-    """The bytes. Raises RealtimeError."""
     try:
         return pybase64.b64decode(data, validate=True)
     except (binascii.Error, TypeError, ValueError):
@@ -206,11 +186,7 @@ def _wrong(param: str, reason: str) -> RealtimeError:
 def parse_items(
     members: Any, audio_format: str, known: Callable[[str], Item | None], param: str = "response.input"
 ) -> list[Item]:
-    """Items a response is given in place of the conversation: whole ones, and references to known ones.
-
-    Raises:
-        RealtimeError: naming the member at fault.
-    """
+    """Parses a response's own input: items, and references to items of the conversation. Raises RealtimeError."""
     if not isinstance(members, list):
         raise _wrong(param, "must be a list of items")
     items = []

@@ -1,4 +1,4 @@
-"""Turns a realtime conversation into a job for the pipeline."""
+"""Makes a job for the pipeline of a conversation."""
 
 import json
 import math
@@ -13,9 +13,9 @@ from gateway.answers.tools.calls import arguments_of
 from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
+from gateway.dialects.realtime.conversation.items import Item, SampledAnswer
 from gateway.dialects.realtime.events import from_api
-from gateway.dialects.realtime.items import Item, Sampled
-from gateway.dialects.realtime.session import RetentionRatio, Session
+from gateway.dialects.realtime.settings.session import RetentionRatio, Session
 from gateway.errors import ApiError
 from gateway.media.check import MediaFile, load_media
 from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
@@ -33,14 +33,13 @@ _WINDOW_SAMPLES = MODEL_RATE_HZ // 40
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the model answers.
+    """The prompt of one turn.
 
     Attributes:
-        session: how.
-        items: the conversation, oldest first.
-        conversation_id: all its turns go to one thinker, which has those before in its prefix cache. "": any will do.
-        tool: image_generation, as the model knows it; None: it is not offered.
-        is_free: what was to be called has been: the model may say something, whatever the session's tool_choice.
+        items: oldest first.
+        conversation_id: routes all turns to one thinker, for its prefix cache; "": any thinker.
+        tool: image_generation as a function; None: it is not offered.
+        is_free: ignores the session's tool_choice, as the call was made.
     """
 
     session: Session
@@ -50,25 +49,25 @@ class Prompt:
     is_free: bool = False
 
     def shortened(self) -> "Prompt | None":
-        """One without its oldest items, a quarter of them if the session says nothing else; None: it cannot be shorter,
-        or must not be. What is left does not begin with the output of a call that is gone."""
-        asked = self.session.truncation
-        if asked == "disabled" or len(self.items) < 2:
+        """Leaves out the oldest items, by default a quarter, and outputs whose call is left out. None: it cannot be
+        shorter, or must not be."""
+        truncation = self.session.truncation
+        if truncation == "disabled" or len(self.items) < 2:
             return None
-        kept_part = asked.ratio if isinstance(asked, RetentionRatio) else _KEPT_PART
+        kept_part = truncation.ratio if isinstance(truncation, RetentionRatio) else _KEPT_PART
         begin = min(max(1, math.ceil(len(self.items) * (1 - kept_part))), len(self.items) - 1)
         while begin < len(self.items) - 1 and self.items[begin].kind == "function_call_output":
             begin += 1
         return replace(self, items=self.items[begin:])
 
     def retained(self, tokens: int) -> "Prompt":
-        """What the next turn begins with, after this one had `tokens`: less, if the session sets a limit."""
-        asked = self.session.truncation
-        limit = asked.post_instructions if isinstance(asked, RetentionRatio) else None
+        """Shortens the prompt for the next turn if `tokens` exceed the session's limit."""
+        truncation = self.session.truncation
+        limit = truncation.post_instructions if isinstance(truncation, RetentionRatio) else None
         return self if limit is None or tokens <= limit else self.shortened() or self
 
     def job(self, gateway: Gateway, request_id: str) -> Job:
-        """The pipeline's job. Raises ApiError."""
+        """Raises ApiError: 400, the prompt is empty or too long."""
         start = thinker_pb2.GenerateStart(sampling=self._sampling(gateway), lora=self.session.lora)
         thinker = gateway.pipeline.info("thinker")
         late = self._fill_messages(start, thinker is not None and "image" in thinker.input_modalities)
@@ -85,7 +84,6 @@ class Prompt:
         return Job(request_id, starts, late, conversation_id=self.conversation_id)
 
     def speaks(self, gateway: Gateway) -> bool:
-        """Whether the answer is heard, or only read."""
         return "audio" in self.session.modalities and gateway.pipeline.config.outputs.speech is not None
 
     def _sampling(self, gateway: Gateway) -> thinker_pb2.SamplingParameters:
@@ -96,7 +94,7 @@ class Prompt:
         return thinker_pb2.SamplingParameters(**values)
 
     def _fill_messages(self, start: thinker_pb2.GenerateStart, sees_images: bool) -> list[bytes]:
-        """Writes the messages, and returns the files that follow them."""
+        """Writes the messages. Returns the files that are too large to go with them."""
         if self.session.instructions:
             start.messages.add(role="system").content.add(text=self.session.instructions)
         late: list[bytes] = []
@@ -122,8 +120,8 @@ class Prompt:
             start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=mode, name=name))
 
 
-def _turns(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], Sampled | None]]:
-    """The items of an answer together, where they are all there and as they were sampled; the others alone."""
+def _turns(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], SampledAnswer | None]]:
+    """Groups the items of an answer if all are there as they were sampled; yields other items alone."""
     begin = 0
     while begin < len(items):
         sampled = items[begin].sampled
@@ -135,9 +133,9 @@ def _turns(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], Sampled | No
 
 
 def _fill(
-    start: thinker_pb2.GenerateStart, turn: Sequence[Item], sampled: Sampled | None, sees_images: bool
+    start: thinker_pb2.GenerateStart, turn: Sequence[Item], sampled: SampledAnswer | None, sees_images: bool
 ) -> list[tuple[media_pb2.Media, bytes]]:
-    """Writes a turn's message, and returns its media without data, with their data."""
+    """Writes a turn's message. Returns its media without data, and their data."""
     item = turn[0]
     if sampled:
         start.messages.add(role="assistant", token_ids=sampled.token_ids)
@@ -147,19 +145,17 @@ def _fill(
     elif item.kind == "function_call_output":
         start.messages.add(role="tool", tool_call_id=item.members["call_id"]).content.add(text=item.members["output"])
     elif item.kind == "image_generation_call":
-        return _fill_picture(start, item, sees_images)
+        return _fill_image(start, item, sees_images)
     elif item.role == "assistant":
-        if _said(item):
+        if _text(item):
             _answer(start.messages.add(role="assistant"), item)
     else:
-        return _fill_heard(start.messages.add(role=item.role), item)
+        return _fill_input(start.messages.add(role=item.role), item)
     return []
 
 
-def _fill_picture(
-    start: thinker_pb2.GenerateStart, item: Item, sees_images: bool
-) -> list[tuple[media_pb2.Media, bytes]]:
-    """Writes the call of image_generation and what became of it; its picture is media without data."""
+def _fill_image(start: thinker_pb2.GenerateStart, item: Item, sees_images: bool) -> list[tuple[media_pb2.Media, bytes]]:
+    """Writes a call of image_generation and its result. Returns the image without data, and its data."""
     arguments = arguments_of(item.members.get("revised_prompt", ""))
     _assistant(start).tool_calls.add(id=item.id, name=IMAGE_TOOL, arguments_json=arguments)
     result = start.messages.add(role="tool", tool_call_id=item.id)
@@ -175,31 +171,30 @@ def _fill_picture(
 
 
 def _answer(result: thinker_pb2.ChatMessage, item: Item) -> None:
-    """Adds an item of the assistant to its message."""
     members = item.members
     if item.kind == "function_call":
         arguments = members["arguments"] or "{}"
         result.tool_calls.add(id=members["call_id"], name=members["name"], arguments_json=arguments)
-    elif text := _said(item):
+    elif text := _text(item):
         result.content.add(text=text)
 
 
-def _said(item: Item) -> str:
+def _text(item: Item) -> str:
     return "".join(part.get("text") or part.get("transcript") or "" for part in item.content)
 
 
-def _fill_heard(result: thinker_pb2.ChatMessage, item: Item) -> list[tuple[media_pb2.Media, bytes]]:
-    """Writes what the model is told, and returns its media without data, with their data."""
+def _fill_input(result: thinker_pb2.ChatMessage, item: Item) -> list[tuple[media_pb2.Media, bytes]]:
+    """Writes an input message. Returns its media without data, and their data."""
     pending = []
     for index, part in enumerate(item.content):
         field = f"{item.id}.content[{index}]"
         if part["type"] == "input_text":
             result.content.add(text=part["text"])
-        elif part["type"] == "input_audio" and index not in item.sound:  # the session only wrote it down
+        elif part["type"] == "input_audio" and index not in item.sound:  # a transcription session keeps no sound
             result.content.add(text=part["transcript"] or "")
         elif part["type"] == "input_audio":
             media = media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, field=field)
-            file = encode_audio(_ended_in_silence(item.sound[index]), MODEL_RATE_HZ, "wav")
+            file = encode_audio(_padded(item.sound[index]), MODEL_RATE_HZ, "wav")
             pending.append((result.content.add(media=media).media, file))
         else:
             media = media_pb2.Media(kind=media_pb2.MEDIA_KIND_IMAGE, field=field)
@@ -207,23 +202,22 @@ def _fill_heard(result: thinker_pb2.ChatMessage, item: Item) -> list[tuple[media
     return pending
 
 
-def _ended_in_silence(pcm16: bytes) -> bytes:
-    """The sound, whole hops of a spectrogram long, its last window silent: it sounds the same to the model whatever
-    stands beside it, so a longer sound in a later turn does not cost the prefix cache those before."""
+def _padded(pcm16: bytes) -> bytes:
+    """Pads to whole hops of a spectrogram with a silent last window. A longer sound in a later turn then does not
+    change how the model hears this one, and the prefix cache stays valid."""
     samples = len(pcm16) // BYTES_PER_SAMPLE
     whole = -(-(samples + _WINDOW_SAMPLES) // _HOP_SAMPLES) * _HOP_SAMPLES
     return pcm16.ljust(whole * BYTES_PER_SAMPLE, b"\0")
 
 
 def _assistant(start: thinker_pb2.GenerateStart) -> thinker_pb2.ChatMessage:
-    """The assistant's message that calls go into: its last, unless others have spoken since, or it is given whole."""
+    """Returns the last message if it is the assistant's and has no token ids, else a new one."""
     if start.messages and start.messages[-1].role == "assistant" and not start.messages[-1].token_ids:
         return start.messages[-1]
     return start.messages.add(role="assistant")
 
 
 async def load_images(gateway: Gateway, item: Item, param: str) -> None:
-    """Fetches and checks the item's images. Raises RealtimeError."""
     files = {
         index: MediaFile(f"{param}.content[{index}].image_url", "image", part["image_url"])
         for index, part in enumerate(item.content)

@@ -8,10 +8,11 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress, image_url
 from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
+from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.events import RealtimeError, new_id
-from gateway.dialects.realtime.items import Item
-from gateway.dialects.realtime.output import Output, Step
-from gateway.dialects.realtime.session import Session
+from gateway.dialects.realtime.output.response_item import ResponseItem
+from gateway.dialects.realtime.output.server_events import ServerEvent
+from gateway.dialects.realtime.settings.session import Session
 from gateway.errors import ApiError
 from gateway.validation import validated
 
@@ -71,7 +72,7 @@ def last_picture(items: Sequence[Item]) -> str | None:
     return None
 
 
-class PictureOutput(Output):
+class PictureOutput(ResponseItem):
     """A picture. Its file is told once, as sound is; the conversation keeps it for the model."""
 
     def __init__(self, response_id: str, index: int) -> None:
@@ -79,11 +80,11 @@ class PictureOutput(Output):
         super().__init__(response_id, index, Item(head))
         self._is_closed = False
 
-    def open(self) -> list[Step]:
+    def open(self) -> list[ServerEvent]:
         """It is asked for."""
         return [*super().open(), self._event(f"{PICTURE}.in_progress")]
 
-    def take(self, event: ToolEvent) -> list[Step]:
+    def take(self, event: ToolEvent) -> list[ServerEvent]:
         """What is to be told of how far it is."""
         match event:
             case ToolProgress():
@@ -104,7 +105,7 @@ class PictureOutput(Output):
             case _:
                 return []
 
-    def close(self, status: str) -> list[Step]:
+    def close(self, status: str) -> list[ServerEvent]:
         """It is there, or cannot be made; nothing, if that was told before."""
         if self._is_closed:
             return []

@@ -1,4 +1,4 @@
-"""Writes down what the user says in a realtime session, beside the answers to it."""
+"""Transcribes the user's sound, beside the answers to it."""
 
 import asyncio
 from collections import deque
@@ -15,10 +15,10 @@ from gateway.answers.transcription.formats import joined
 from gateway.answers.transcription.languages import language_of
 from gateway.answers.transcription.request import TranscriptionRequest
 from gateway.answers.transcription.run import Transcription, to_transcribe
-from gateway.dialects.realtime import session_config
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
+from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.events import new_id
-from gateway.dialects.realtime.items import Item
+from gateway.dialects.realtime.settings import session_config
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.listening.speech_windows import Pauses
 from gateway.media.encode import encode_audio
@@ -29,35 +29,23 @@ _EVENTS = "conversation.item.input_audio_transcription"
 _PART = 0  # of an item of the buffer's sound: its only one
 
 
-async def write_down(
+async def transcribe(
     gateway: Gateway,
     key: ApiKey | None,
     request: TranscriptionRequest,
-    asking: str,
+    instruction: str,
     sound: FileSound | LiveSound,
-    tell: Callable[[str], None],
+    send_delta: Callable[[str], None],
 ) -> Transcription:
-    """Has a sound of a session written down: a request of its own in the stages and the log.
-
-    Args:
-        gateway: the gateway.
-        key: whose limits it counts for; None: nobody's.
-        request: what is asked for.
-        asking: what the thinker is asked to do.
-        sound: what is heard.
-        tell: is given the text as it is written.
-
-    Raises:
-        ApiError: it cannot be written down, or not now.
-    """
+    """Transcribes one sound, as a request of its own in the stages and the log. Raises ApiError."""
     fields: dict[str, Any] = {"request_id": new_id("transcription")}
     try:
         # as of any request, the key's rate is counted last: what the gateway refuses does not use it up
         with gateway.admission.admit(), nullcontext() if key is None else key.request():
-            work = Transcription(gateway, request, asking, sound, fields["request_id"], fields)
+            work = Transcription(gateway, request, instruction, sound, fields["request_id"], fields)
             async with aclosing(work.deltas()) as deltas:
                 async for delta in deltas:
-                    tell(delta)
+                    send_delta(delta)
         return work
     except (ApiError, StageError) as fault:
         error = from_error("gateway", fault) if isinstance(fault, StageError) else fault
@@ -67,43 +55,33 @@ async def write_down(
         log.info("realtime transcription", **fields)
 
 
-class Tell(Protocol):
-    """Sends an event."""
-
+class EventSender(Protocol):
     def __call__(self, kind: str, /, **members: Any) -> None: ...
 
 
-class Transcribing:
-    """One session's. What is committed is written down one after another, so the transcripts come in order.
+class Transcriber:
+    """Transcribes a session's items one after another, so that the transcripts come in order."""
 
-    Args:
-        gateway: the gateway.
-        tell: sends an event.
-        key: the client's; None where there are no keys.
-    """
-
-    def __init__(self, gateway: Gateway, tell: Tell, key: ApiKey | None) -> None:
-        self._gateway, self._tell, self._key = gateway, tell, key
-        self._waiting: deque[tuple[Item, session_config.Transcription, bool]] = deque()
+    def __init__(self, gateway: Gateway, send: EventSender, key: ApiKey | None) -> None:
+        self._gateway, self._send, self._key = gateway, send, key
+        self._waiting: deque[tuple[Item, session_config.TranscriptionSettings, bool]] = deque()
         self._working: asyncio.Task[None] | None = None
 
-    def add(self, item: Item, asked: session_config.Transcription, sound_is_kept: bool) -> None:
-        """Has `item` written down, as `asked`. Its sound is thrown away after that, unless it is kept."""
+    def add(self, item: Item, settings: session_config.TranscriptionSettings, sound_is_kept: bool) -> None:
+        """Queues `item`. Its sound is dropped after that unless `sound_is_kept`."""
         waiting_bytes = sum(waiting.size_bytes for waiting, *_ in self._waiting)
         if waiting_bytes + item.size_bytes > self._gateway.settings.max_realtime_bytes:
             reason = "too much sound waits to be written down; send it more slowly"
             self._fail(item, ApiError(429, reason, None, "transcription_queue_full", "rate_limit_error"))
             return
-        self._waiting.append((item, asked, sound_is_kept))
+        self._waiting.append((item, settings, sound_is_kept))
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
 
-    def forget(self, item_id: str) -> None:
-        """The item is gone: it is not written down, unless that has begun."""
+    def remove(self, item_id: str) -> None:
         self._waiting = deque(each for each in self._waiting if each[0].id != item_id)
 
     async def close(self) -> None:
-        """Ends it, finished or not."""
         self._waiting.clear()
         if self._working is not None:
             self._working.cancel()
@@ -111,10 +89,10 @@ class Transcribing:
 
     async def _work(self) -> None:
         while self._waiting:
-            item, asked, sound_is_kept = self._waiting.popleft()
+            item, settings, sound_is_kept = self._waiting.popleft()
             try:
                 # beside answers it is a part of them; alone it is what the key's limits are about
-                await self._write(item, asked, None if sound_is_kept else self._key)
+                await self._transcribe(item, settings, None if sound_is_kept else self._key)
             except ApiError as error:
                 self._fail(item, error)
             except Exception as error:  # a bug: the session goes on
@@ -124,25 +102,24 @@ class Transcribing:
                 item.sound.clear()
 
     def _fail(self, item: Item, error: ApiError) -> None:
-        self._tell(f"{_EVENTS}.failed", **_place(item), **error.body())
+        self._send(f"{_EVENTS}.failed", **_place(item), **error.body())
 
-    async def _write(self, item: Item, asked: session_config.Transcription, key: ApiKey | None) -> None:
-        """Raises ApiError."""
-        request = TranscriptionRequest(model=self._model, prompt=asked.prompt)
+    async def _transcribe(self, item: Item, settings: session_config.TranscriptionSettings, key: ApiKey | None) -> None:
+        request = TranscriptionRequest(model=self._model, prompt=settings.prompt)
         file = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
         sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s)
-        asking = to_transcribe(_language(asked.language))
+        instruction = to_transcribe(_language(settings.language))
 
-        def tell(delta: str) -> None:
-            self._tell(f"{_EVENTS}.delta", **_place(item), delta=delta)
+        def send_delta(delta: str) -> None:
+            self._send(f"{_EVENTS}.delta", **_place(item), delta=delta)
 
-        work = await write_down(self._gateway, key, request, asking, sound, tell)
+        work = await transcribe(self._gateway, key, request, instruction, sound, send_delta)
         transcript = item.content[_PART]["transcript"] = joined(work.segments)
-        self._tell(f"{_EVENTS}.completed", **_place(item), transcript=transcript, usage=work.usage)
+        self._send(f"{_EVENTS}.completed", **_place(item), transcript=transcript, usage=work.usage)
 
     @property
     def _model(self) -> str:
-        """The thinker's, whatever model the client asks for."""
+        """Names the thinker's model, whatever the client asks for."""
         return self._gateway.model_of(self._gateway.stage_for("text", None)) or ""
 
 
@@ -150,9 +127,9 @@ def _place(item: Item) -> dict[str, Any]:
     return {"item_id": item.id, "content_index": _PART}
 
 
-def _language(asked: str | None) -> str | None:
-    """Its name; None for one that is not known here: a client's default must not end its session."""
+def _language(code: str | None) -> str | None:
+    """Returns the language's name; None if it is unknown: a client's default must not end its session."""
     try:
-        return None if asked is None else language_of(asked)
+        return None if code is None else language_of(code)
     except ApiError:
         return None

@@ -1,8 +1,8 @@
-"""Sound that a client has sent and not yet made an item of."""
+"""Sound that the client has sent and not committed."""
 
 import numpy as np
 
-from gateway.dialects.realtime.audio import MODEL_RATE_HZ, InputAudio
+from gateway.dialects.realtime.audio import MODEL_RATE_HZ, InputAudioStream
 from gateway.dialects.realtime.events import RealtimeError
 from gateway.media.encode import BYTES_PER_SAMPLE
 
@@ -13,29 +13,22 @@ _MOST_S = 900
 
 
 class InputBuffer:
-    """The buffer: mono PCM16 of 16 kHz.
-
-    Args:
-        audio_format: of what the client sends: "audio/pcm", "audio/pcmu" or "audio/pcma".
-    """
+    """Holds mono PCM16 at 16 kHz, whatever `audio_format` the client sends."""
 
     def __init__(self, audio_format: str) -> None:
-        self._reader, self._samples = InputAudio(audio_format), bytearray()
+        self._reader, self._samples = InputAudioStream(audio_format), bytearray()
         self._begin_ms, self._flushed = 0.0, np.empty(0, np.int16)
 
     @property
     def duration_ms(self) -> float:
-        """Of the sound in it."""
         return self._reader.received_ms - self._begin_ms
 
     def change_format(self, audio_format: str) -> None:
-        """What follows is of another format."""
         self._flush()
-        self._reader = InputAudio(audio_format, self._reader.given_ms)
+        self._reader = InputAudioStream(audio_format, self._reader.given_ms)
 
     def add(self, data: bytes) -> np.ndarray:
-        """Takes more, and returns what is new since the last call: (n,) int16, 16 kHz. Raises RealtimeError: it is
-        full."""
+        """Returns the new samples since the last call, (n,) int16 at 16 kHz. Raises RealtimeError: it is full."""
         if self.duration_ms >= _MOST_S * 1000:
             reason = f"audio: the buffer has {_MOST_S} s of sound, its most; commit or clear it"
             raise RealtimeError("input_audio_buffer_full", reason, "audio")
@@ -45,7 +38,7 @@ class InputBuffer:
         return new
 
     def all(self) -> bytes:
-        """All of it. Raises RealtimeError: there is too little."""
+        """Returns all sound. Raises RealtimeError: there is too little."""
         if self.duration_ms < _LEAST_MS:
             message = (
                 f"the buffer is too small: at least {_LEAST_MS} ms of sound make an item, it has "
@@ -57,20 +50,17 @@ class InputBuffer:
 
     @property
     def returned_ms(self) -> float:
-        """Time of the end of the samples that `add` has returned, since the session began."""
+        """End of the samples that `add` has returned."""
         return self._reader.given_ms - len(self._flushed) / _SAMPLES_PER_MS
 
     def between(self, begin_ms: float, end_ms: float) -> bytes:
-        """The sound of a time, as far as it is here."""
-        return bytes(self._samples[self._place(begin_ms) : self._place(end_ms)])
+        return bytes(self._samples[self._offset(begin_ms) : self._offset(end_ms)])
 
-    def forget_before(self, ms: float) -> None:
-        """Forgets the sound before a time."""
-        del self._samples[: self._place(ms)]
+    def drop_before(self, ms: float) -> None:
+        del self._samples[: self._offset(ms)]
         self._begin_ms = max(self._begin_ms, ms)
 
-    def _place(self, ms: float) -> int:
-        """Where the sound of a time begins in the bytes."""
+    def _offset(self, ms: float) -> int:
         first_ms = self._reader.given_ms - len(self._samples) / _BYTES_PER_MS
         return BYTES_PER_SAMPLE * round(max(0.0, ms - first_ms) * _SAMPLES_PER_MS)
 
@@ -80,7 +70,6 @@ class InputBuffer:
         self._flushed = np.concatenate([self._flushed, samples])
 
     def clear(self) -> None:
-        """Forgets all of it."""
         self._flush()
         self._samples, self._begin_ms = bytearray(), self._reader.received_ms
 

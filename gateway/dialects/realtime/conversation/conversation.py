@@ -1,58 +1,51 @@
-"""The conversation of a realtime session: items in order."""
+"""The conversation of a session."""
 
 from dataclasses import dataclass
 
+from gateway.dialects.realtime.conversation.items import Item
+from gateway.dialects.realtime.conversation.truncation import truncate
 from gateway.dialects.realtime.events import RealtimeError, new_id
-from gateway.dialects.realtime.heard import cut
-from gateway.dialects.realtime.items import Item
 
 ROOT = "root"  # as previous_item_id: before all others
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a conversation may hold."""
-
+class ConversationLimits:
     items: int = 1000
     size_bytes: int = 256 * 1024 * 1024
 
 
 class Conversation:
-    """Items in order, each with an id of its own."""
+    """Items in order, with unique ids."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: ConversationLimits | None = None) -> None:
         self.id = new_id("conv")
-        self._limits = limits or Limits()
+        self._limits = limits or ConversationLimits()
         self._items: list[Item] = []
         self._by_id: dict[str, Item] = {}
         self._sizes: dict[str, int] = {}  # in bytes, when they were added
 
     def context(self) -> list[Item]:
-        """What the model is told of."""
         return [item for item in self._items if not item.is_forgotten]
 
     def find(self, id: str) -> Item | None:
-        """The item, if there is one."""
         return self._by_id.get(id)
 
     def previous_id(self, id: str) -> str | None:
-        """Of the item before that of `id`; None: it is the first."""
+        """Id of the item before `id`; None: `id` is the first."""
         index = self._items.index(self._by_id[id])
         return self._items[index - 1].id if index else None
 
     def add(self, item: Item, after: str | None = None, makes_room: bool = False) -> str | None:
-        """Takes an item in.
+        """Adds an item and returns the id of the item before it.
 
         Args:
-            item: with an id that no other has.
-            after: id of the item before; "root": it comes first; None: last.
-            makes_room: whether the oldest items go when there are too many.
-
-        Returns:
-            The id of the item before it; None: it is the first.
+            item: has a new id.
+            after: id of the item before, or "root"; None: the item is the last.
+            makes_room: drops the oldest items when there are too many.
 
         Raises:
-            RealtimeError: such an id is there already, `after` is not, or the conversation is full.
+            RealtimeError: the id is not new, `after` is unknown, or the conversation is full.
         """
         if item.id in self._by_id:
             message = f"item.id: the conversation has an item {item.id!r} already"
@@ -70,12 +63,10 @@ class Conversation:
         return self.previous_id(item.id)
 
     def has_grown(self, item: Item) -> None:
-        """What is made of an item counts once it is there; there is less room for others."""
         if item.id in self._sizes:
             self._sizes[item.id] = item.size_bytes
 
     def check_place(self, after: str | None) -> None:
-        """Raises RealtimeError: `after` is none that an item can stand after."""
         if after not in (None, ROOT) and after not in self._by_id:
             message = f"previous_item_id: no item {after!r} is in the conversation"
             raise RealtimeError("item_create_invalid_previous_item_id", message, "previous_item_id")
@@ -89,32 +80,22 @@ class Conversation:
             raise RealtimeError("conversation_too_long", reason)
 
     def retrieve(self, id: str) -> Item:
-        """The item. Raises RealtimeError."""
+        """Raises RealtimeError: there is no such item."""
         return self._require(id, "retrieve")
 
     def delete(self, id: str) -> None:
-        """Takes an item out. Raises RealtimeError."""
+        """Raises RealtimeError: there is no such item."""
         item = self._require(id, "delete")
         self._items.remove(item)
         del self._by_id[id], self._sizes[id]
 
     def clear(self) -> None:
-        """Takes all items out."""
         self._items.clear()
         self._by_id.clear()
         self._sizes.clear()
 
     def truncate(self, id: str, content_index: int, audio_end_ms: int) -> None:
-        """Cuts an answer's transcript to what the user heard of it.
-
-        Args:
-            id: of the assistant's message.
-            content_index: of its sound.
-            audio_end_ms: how much of the sound was heard.
-
-        Raises:
-            RealtimeError: it has no such sound, or less of it.
-        """
+        """Cuts an assistant's message to what the user heard. Raises RealtimeError: it has less sound, or none."""
         item = self._require(id, "truncate")
         if item.role != "assistant":
             raise RealtimeError("invalid_value", "item_id: only the assistant's messages can be cut", "item_id")
@@ -125,7 +106,7 @@ class Conversation:
         if not 0 <= audio_end_ms <= item.sent_ms:
             reason = f"audio_end_ms: {audio_end_ms} ms is not within the {item.sent_ms} ms of sound that were sent"
             raise RealtimeError("invalid_value", reason, "audio_end_ms")
-        cut(item, content_index, audio_end_ms)
+        truncate(item, content_index, audio_end_ms)
 
     def _require(self, id: str, what: str) -> Item:
         item = self._by_id.get(id)

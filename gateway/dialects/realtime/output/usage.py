@@ -1,4 +1,4 @@
-"""What a response took, in tokens."""
+"""A response's usage in tokens."""
 
 from typing import Any
 
@@ -9,19 +9,15 @@ from quartet.v1 import server_info_pb2
 
 
 def usage(answer: Answer, code2wav: server_info_pb2.Code2WavInfo | None) -> dict[str, Any]:
-    """Tokens, by kind. A codec frame is a token of sound; of an answer that was ended its frames are those that came.
-
-    Args:
-        answer: as far as it has come.
-        code2wav: what made its sound.
-    """
-    told = chat_usage([answer])
-    read, written = told["prompt_tokens_details"], told["completion_tokens_details"]
+    """Tokens by kind. A codec frame counts as an audio token; an answer that was cut short counts the frames that
+    arrived."""
+    total = chat_usage([answer])
+    read, written = total["prompt_tokens_details"], total["completion_tokens_details"]
     per_frame = code2wav.samples_per_frame if code2wav else 0
-    came = answer.audio_bytes // BYTES_PER_SAMPLE // per_frame if per_frame else 0
-    audio, text = written["audio_tokens"] or came, written["text_tokens"]
+    arrived = answer.audio_bytes // BYTES_PER_SAMPLE // per_frame if per_frame else 0
+    audio, text = written["audio_tokens"] or arrived, written["text_tokens"]
     return {
-        "input_tokens": told["prompt_tokens"],
+        "input_tokens": total["prompt_tokens"],
         "input_token_details": {
             "text_tokens": read["text_tokens"],
             "audio_tokens": read["audio_tokens"],
@@ -30,5 +26,5 @@ def usage(answer: Answer, code2wav: server_info_pb2.Code2WavInfo | None) -> dict
         },
         "output_tokens": text + audio,
         "output_token_details": {"text_tokens": text, "audio_tokens": audio},
-        "total_tokens": told["prompt_tokens"] + text + audio,
+        "total_tokens": total["prompt_tokens"] + text + audio,
     }

@@ -18,16 +18,17 @@ from gateway.answers.tools.events import ToolFailure, ToolImage, ToolProgress, T
 from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.turn import NextTurn, ToolStart, TurnEnd, sum_of
 from gateway.answers.turns import Rules, Turns
-from gateway.dialects.realtime.conversation import Conversation
-from gateway.dialects.realtime.drawing import PictureOutput, image_tool
-from gateway.dialects.realtime.events import RealtimeError, new_id, server_event
-from gateway.dialects.realtime.items import Item
-from gateway.dialects.realtime.outbox import Outbox
-from gateway.dialects.realtime.outputs import Outputs
-from gateway.dialects.realtime.prompt import Prompt
-from gateway.dialects.realtime.prompt_dialog import PromptDialog
-from gateway.dialects.realtime.telling import Telling
-from gateway.dialects.realtime.usage import usage
+from gateway.dialects.realtime.conversation.conversation import Conversation
+from gateway.dialects.realtime.conversation.items import Item
+from gateway.dialects.realtime.conversation.prompt import Prompt
+from gateway.dialects.realtime.events import RealtimeError, new_id
+from gateway.dialects.realtime.output.drawing import PictureOutput, image_tool
+from gateway.dialects.realtime.output.event_gate import EventGate
+from gateway.dialects.realtime.output.outbox import Outbox
+from gateway.dialects.realtime.output.prompt_dialog import PromptDialog
+from gateway.dialects.realtime.output.response_output import ResponseOutput
+from gateway.dialects.realtime.output.server_events import ResponseEnd, ServerEvent
+from gateway.dialects.realtime.output.usage import usage
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.media.encode import BYTES_PER_SAMPLE
@@ -65,21 +66,21 @@ class Response:
         gateway: the gateway.
         request: what is asked for.
         outbox: takes the events.
-        held: the events are held back until `release`; nothing is written to the conversation before.
+        speculative: the events are held back until `release`; nothing is written to the conversation before.
 
     Attributes:
         id: names it.
         status: "in_progress", "completed", "cancelled", "failed" or "incomplete".
-        is_early: its events were held back at first.
+        was_speculative: its events were held back at first.
     """
 
-    def __init__(self, gateway: Gateway, request: Request, outbox: Outbox, held: bool = False) -> None:
+    def __init__(self, gateway: Gateway, request: Request, outbox: Outbox, speculative: bool = False) -> None:
         self.id, self.status = new_id("resp"), "in_progress"
         self._gateway, self._request = gateway, request
         self._details: dict[str, Any] | None = None
         self._answer = Answer(0, self.id, 0)
-        self._telling = Telling(outbox, held)
-        self._outputs = Outputs(self.id, request.prompt.session, request.conversation, self._telling)
+        self._gate = EventGate(outbox, request.conversation, speculative)
+        self._outputs = ResponseOutput(self.id, request.prompt.session, request.conversation, self._gate)
         tool = image_tool(request.prompt.session)
         hosted = None if tool is None else ImageGenerator(tool)
         self._dialog = PromptDialog(gateway, request.prompt, hosted, self._outputs)
@@ -90,13 +91,13 @@ class Response:
         self._task: asyncio.Task[None] | None = None
         self._made: asyncio.Task[None] | None = None
         self._reason: str | None = None
-        self.is_early = held
+        self.was_speculative = speculative
         self._first_sound = 0.0
 
     @property
-    def is_held(self) -> bool:
+    def is_speculative(self) -> bool:
         """Whether the client was not told of it yet."""
-        return self._telling.is_held
+        return self._gate.is_closed
 
     @property
     def played_at(self) -> float:
@@ -142,11 +143,11 @@ class Response:
 
     async def release(self) -> None:
         """Tells what was held back; what follows is told at once."""
-        await self._telling.release()
+        await self._gate.release()
 
     async def _run(self) -> None:
         created = self._public()
-        await self._telling.tell(lambda: server_event("response.created", response=created))
+        await self._gate.send(ServerEvent("response.created", {"response": created}))
         made = self._made = asyncio.create_task(self._make())
         if self._reason is not None:  # cancelled before it began
             made.cancel()
@@ -158,12 +159,7 @@ class Response:
             self._judge(made)
             self._count()
         self._outputs.close(self.status)
-        await self._telling.tell(self._done)
-
-    def _done(self) -> dict[str, Any]:
-        for item in self._left_out:
-            item.is_forgotten = True
-        return server_event("response.done", response=self._public())
+        await self._gate.send(ResponseEnd("response.done", {"response": self._public()}, self._left_out))
 
     def _judge(self, made: asyncio.Task[None]) -> None:
         """Settles the status by how the work ended."""
@@ -210,11 +206,11 @@ class Response:
                         if turn.hosted and not turn.is_cut_short:
                             self._outputs.end_message()
                     case ToolStart():
-                        await self._telling.released()  # an image is made only for an answer that the client knows of
+                        await self._gate.released()  # an image is made only for an answer that the client knows of
                         picture = self._outputs.new_picture()
                     case ToolProgress() | ToolImage() | ToolResult() | ToolFailure():
                         assert picture is not None
-                        self._telling.add(picture.take(event))
+                        self._gate.add(picture.take(event))
                     case NextTurn():
                         self._answer.end = None
                         self._answer.take(event)
@@ -224,7 +220,7 @@ class Response:
                         if isinstance(event, AudioDelta):
                             self._first_sound = self._first_sound or time.monotonic()
                         self._outputs.take(event, self._rate_hz)
-                await self._telling.tell()
+                await self._gate.send()
 
     def _count(self) -> None:
         """Counts what was made, whatever became of it, and logs it."""
@@ -239,7 +235,7 @@ class Response:
             "realtime response",
             request_id=self.id,
             status=self.status,
-            early=self.is_early,
+            early=self.was_speculative,
             duration_ms=round(elapsed_s * 1000, 1),
             cached_tokens=made["input_token_details"]["cached_tokens"],
             **meter.log,

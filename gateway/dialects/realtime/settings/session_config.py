@@ -1,7 +1,7 @@
-"""What a client may set of a session of `/v1/realtime`: members with their defaults and limits.
+"""Members of a session's settings, with defaults and limits.
 
-What is served here is checked. What is not (tracing, prompts, noise reduction, reasoning, members of newer models) is
-kept as it came: an `error` would end the sessions of clients that send it by default.
+Members that nothing here uses (tracing, prompts, noise reduction, reasoning, members of newer models) are kept as they
+came: an `error` would end the sessions of clients that send them by default.
 """
 
 from typing import Annotated, Any, Literal, TypeAlias
@@ -21,21 +21,21 @@ PCM_RATE_HZ = 24_000  # of audio/pcm
 _MAX_PADDING_MS = 10_000  # kept of the audio before speech
 _MAX_SILENCE_MS = 30_000
 _MIN_IDLE_MS, _MAX_IDLE_MS = 100, 3_600_000
-_SECRET_MEMBERS = ("authorization", "headers")  # of remote tools, which a key's holder may not be told
+_SECRET_MEMBERS = ("authorization", "headers")  # of remote tools; the holder of a client secret must not see them
 
 FormatType: TypeAlias = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
-# Tags of the unions below, which pydantic puts into the paths of errors.
+# Tags of unions, which pydantic puts into the paths of errors.
 TAGS = frozenset({"server_vad", "semantic_vad"})
 
 
 class _Part(BaseModel):
-    """Takes unknown members, but no value of another type for a known one."""
+    """Keeps unknown members; checks the types of known ones."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
 
 
 def _whole(value: Any) -> Any:
-    """JavaScript and some Python clients write whole numbers as 500.0."""
+    """Accepts 500.0, as JavaScript and some Python clients write whole numbers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -70,7 +70,7 @@ class ServerVad(_Part):
 
 
 class SemanticVad(_Part):
-    """A turn ends when the user seems to have finished; `eagerness` says how long is waited for more."""
+    """A turn ends when the user seems to have finished; `eagerness` shortens the wait."""
 
     type: Literal["semantic_vad"]
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
@@ -78,8 +78,8 @@ class SemanticVad(_Part):
     interrupt_response: bool = True
 
 
-class Transcription(_Part):
-    """The user's audio is written down, too. The model is this server's, whatever its name here."""
+class TranscriptionSettings(_Part):
+    """How the user's sound is transcribed. The model is always this server's."""
 
     model: str | None = None
     language: str | None = None
@@ -87,42 +87,34 @@ class Transcription(_Part):
 
 
 class AudioInput(_Part):
-    """How the client sends audio, and what is done with it."""
-
     format: AudioFormat = AudioFormat.model_validate({})
-    transcription: Transcription | None = None
+    transcription: TranscriptionSettings | None = None
     noise_reduction: Any = None
     turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None = ServerVad()
 
 
 def _voice_id(value: Any) -> Any:
-    """Clients parse the echo of a voice as a text, though {"id": ...} may be sent."""
+    """Accepts {"id": ...}. Clients parse the echo as a text."""
     return value.get("id") if isinstance(value, dict) else value
 
 
 class AudioOutput(_Part):
-    """How answers sound."""
-
     format: AudioFormat = AudioFormat.model_validate({})
     voice: Annotated[str, BeforeValidator(_voice_id), Field(min_length=1, max_length=256)] | None = None
     speed: float = Field(default=1.0, ge=0.25, le=1.5)
 
 
 class RealtimeAudio(_Part):
-    """Of a session with answers."""
-
     input: AudioInput = AudioInput()
     output: AudioOutput = AudioOutput()
 
 
 class TranscriptionAudio(_Part):
-    """Of a session without answers."""
-
-    input: AudioInput = AudioInput(transcription=Transcription())
+    input: AudioInput = AudioInput(transcription=TranscriptionSettings())
 
 
-class Tool(_Part):
-    """A function that the model may call. Tools of other kinds are kept, and not used."""
+class SessionTool(_Part):
+    """A function for the model. Tools of other kinds are kept, and not used."""
 
     type: str = "function"
     name: str | None = Field(default=None, min_length=1, max_length=64)
@@ -130,7 +122,7 @@ class Tool(_Part):
     parameters: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _is_named(self) -> "Tool":
+    def _is_named(self) -> "SessionTool":
         if self.type == "function" and self.name is None:
             raise ValueError("name is missing")
         return self
@@ -176,15 +168,13 @@ def _truncation(value: Any) -> Any:
 
 
 class RealtimeConfig(_Part):
-    """A session that answers."""
-
     type: Literal["realtime"] = "realtime"
     output_modalities: Annotated[list[str], AfterValidator(_modalities)] = ["audio"]
     instructions: str = ""
     audio: RealtimeAudio = RealtimeAudio()
     include: list[str] | None = None
     max_output_tokens: Annotated[Any, AfterValidator(_max_output_tokens)] = "inf"
-    tools: list[Tool] = []
+    tools: list[SessionTool] = []
     tool_choice: Annotated[Any, AfterValidator(_tool_choice)] = "auto"
     truncation: Annotated[Any, AfterValidator(_truncation)] = "auto"
     tracing: Any = None
@@ -199,8 +189,6 @@ class RealtimeConfig(_Part):
 
 
 class TranscriptionConfig(_Part):
-    """A session that only writes down what it hears."""
-
     type: Literal["transcription"]
     audio: TranscriptionAudio = TranscriptionAudio()
     include: list[str] | None = None

@@ -9,10 +9,10 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.tools.events import ToolEvent
 from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.turn import ToolCall, Turn
-from gateway.dialects.realtime.drawing import last_picture
-from gateway.dialects.realtime.items import Item
-from gateway.dialects.realtime.outputs import Outputs
-from gateway.dialects.realtime.prompt import Prompt
+from gateway.dialects.realtime.conversation.items import Item
+from gateway.dialects.realtime.conversation.prompt import Prompt
+from gateway.dialects.realtime.output.drawing import last_picture
+from gateway.dialects.realtime.output.response_output import ResponseOutput
 from gateway.pipeline.run import Job
 
 
@@ -26,7 +26,7 @@ class PromptDialog:
         outputs: the response's items; they grow.
     """
 
-    def __init__(self, gateway: Gateway, prompt: Prompt, tool: ImageGenerator | None, outputs: Outputs) -> None:
+    def __init__(self, gateway: Gateway, prompt: Prompt, tool: ImageGenerator | None, outputs: ResponseOutput) -> None:
         self._gateway, self._first, self._tool, self._outputs = gateway, prompt, tool, outputs
         self._prompt = prompt
 

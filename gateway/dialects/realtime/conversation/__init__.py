@@ -1,0 +1,1 @@
+"""The session's items, and the prompt made of them."""

@@ -1,0 +1,1 @@
+"""The user's audio: buffer, turns and transcripts."""

@@ -1,0 +1,137 @@
+"""The items of a response while the model makes them. Each change returns the events for the client."""
+
+from typing import Any
+
+from gateway.dialects.realtime.audio import OutputAudioStream
+from gateway.dialects.realtime.conversation.conversation import Conversation
+from gateway.dialects.realtime.conversation.items import Item, message
+from gateway.dialects.realtime.conversation.truncation import truncate
+from gateway.dialects.realtime.events import new_id
+from gateway.dialects.realtime.output.server_events import ItemEvent, NewItem, PlaybackClock, ServerEvent, SoundDelta
+from gateway.dialects.realtime.settings.session import Session
+
+
+class ResponseItem:
+    """The item at `index` of a response."""
+
+    def __init__(self, response_id: str, index: int, item: Item) -> None:
+        self.item, self.conversation = item, None
+        self._in_response = {"response_id": response_id, "output_index": index}
+        self._place = {**self._in_response, "item_id": item.id}
+
+    conversation: Conversation | None
+
+    def open(self) -> list[ServerEvent]:
+        item = self.item.public()
+        events = [ServerEvent("response.output_item.added", {**self._in_response, "item": item})]
+        if self.conversation is not None:
+            events.append(NewItem("conversation.item.added", {"item": item}, self.item))
+        return events
+
+    def close(self, status: str) -> list[ServerEvent]:
+        """Completes the item, or leaves it incomplete, by the response's `status`."""
+        self.item.members["status"] = "completed" if status == "completed" else "incomplete"
+        item = self.item.public()
+        events = [ServerEvent("response.output_item.done", {**self._in_response, "item": item})]
+        if self.conversation is not None:
+            events.append(ItemEvent("conversation.item.done", {"item": item}, self.item))
+        return events
+
+    def _event(self, kind: str, **members: Any) -> ServerEvent:
+        return ServerEvent(f"response.{kind}", {**self._place, **members})
+
+
+class OutputMessage(ResponseItem):
+    """The assistant's message, which has one part. `rate_hz`: of the model's sound; None: the message is text."""
+
+    def __init__(self, response_id: str, index: int, session: Session, rate_hz: int | None) -> None:
+        super().__init__(response_id, index, message("assistant", [], "in_progress"))
+        self._audio = None if rate_hz is None else OutputAudioStream(session.output_format, rate_hz, session.speed)
+        self._playback = PlaybackClock(self.item, session.output_format)
+        self._text, self._is_closed = "", False
+
+    @property
+    def played_at(self) -> float:
+        """`time.monotonic()` when a client that plays at once has played all; 0: no sound was sent."""
+        return self._playback.ends_at
+
+    def open(self) -> list[ServerEvent]:
+        events = super().open()
+        self.item.content.append(self._part())
+        return [*events, self._content("content_part.added", part=self._event_part())]
+
+    def text(self, delta: str) -> list[ServerEvent]:
+        self._text += delta
+        if not self.item.is_cut:
+            self.item.content[0] = self._part()
+        kind = "output_text.delta" if self._audio is None else "output_audio_transcript.delta"
+        return [self._content(kind, delta=delta)]
+
+    def audio(self, pcm16: bytes) -> list[ServerEvent]:
+        return [] if self._audio is None else self._sound(self._audio.add(pcm16))
+
+    def cut(self) -> None:
+        """Shortens the message to the sound that was sent, unless the client has said how much was heard."""
+        if self._audio is not None:
+            if not self.item.is_cut:
+                truncate(self.item, 0, self.item.sent_ms)
+            self._text = self.item.content[0]["transcript"]
+
+    def close(self, status: str) -> list[ServerEvent]:
+        """Ends the message with the rest of its sound. A second call returns nothing."""
+        if self._is_closed:
+            return []
+        self._is_closed = True
+        events = []
+        if self._audio is None:
+            events.append(self._content("output_text.done", text=self._text))
+        else:
+            if status in ("completed", "incomplete"):  # all that was written is spoken
+                events += self._sound(self._audio.close())
+            events.append(self._content("output_audio.done"))
+            events.append(self._content("output_audio_transcript.done", transcript=self._text))
+        events.append(self._content("content_part.done", part=self._event_part()))
+        return [*events, *super().close(status)]
+
+    def _sound(self, data: bytes) -> list[ServerEvent]:
+        members = {**self._place, "content_index": 0}
+        return [SoundDelta("response.output_audio.delta", members, data, self._playback)] if data else []
+
+    def _content(self, kind: str, **members: Any) -> ServerEvent:
+        return self._event(kind, content_index=0, **members)
+
+    def _part(self) -> dict[str, Any]:
+        if self._audio is None:
+            return {"type": "output_text", "text": self._text}
+        return {"type": "output_audio", "transcript": self._text}
+
+    def _event_part(self) -> dict[str, Any]:
+        """Events of parts use other type names than items do."""
+        if self._audio is None:
+            return {"type": "text", "text": self._text}
+        return {"type": "audio", "transcript": self._text}
+
+
+class OutputCall(ResponseItem):
+    """A call of a function that the client runs."""
+
+    def __init__(self, response_id: str, index: int, name: str, call_id: str) -> None:
+        head = {"id": new_id("item"), "object": "realtime.item", "type": "function_call", "status": "in_progress"}
+        super().__init__(response_id, index, Item({**head, "name": name, "call_id": call_id, "arguments": ""}))
+        self._name, self._call_id, self._is_closed = name, call_id, False
+
+    def arguments(self, delta: str) -> list[ServerEvent]:
+        self.item.members["arguments"] += delta
+        return [self._event("function_call_arguments.delta", call_id=self._call_id, delta=delta)]
+
+    def close(self, status: str) -> list[ServerEvent]:
+        if self._is_closed:
+            return []
+        self._is_closed = True
+        done = self._event(
+            "function_call_arguments.done",
+            call_id=self._call_id,
+            name=self._name,
+            arguments=self.item.members["arguments"],
+        )
+        return [done, *super().close(status)]

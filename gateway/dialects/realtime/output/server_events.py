@@ -1,0 +1,92 @@
+"""Events of a response as data, before they are sent.
+
+`apply` writes to the conversation, so a speculative response that is dropped leaves no trace there.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pybase64
+
+from gateway.dialects.realtime.audio import rate_hz_of
+from gateway.dialects.realtime.conversation.conversation import Conversation
+from gateway.dialects.realtime.conversation.items import Item
+from gateway.dialects.realtime.events import RealtimeError, server_event
+
+
+@dataclass(frozen=True)
+class ServerEvent:
+    """An event that changes nothing in the conversation."""
+
+    kind: str
+    members: dict[str, Any]
+
+    def apply(self, conversation: Conversation | None) -> dict[str, Any]:
+        """Writes the event's effect to the conversation. Returns the event to send."""
+        return server_event(self.kind, **self.members)
+
+
+@dataclass(frozen=True)
+class ItemEvent(ServerEvent):
+    """An event that names the item's predecessor in the conversation."""
+
+    item: Item
+
+    def apply(self, conversation: Conversation | None) -> dict[str, Any]:
+        assert conversation is not None
+        is_there = conversation.find(self.item.id) is not None  # the client may have deleted it
+        previous = conversation.previous_id(self.item.id) if is_there else None
+        return server_event(self.kind, previous_item_id=previous, **self.members)
+
+
+@dataclass(frozen=True)
+class NewItem(ItemEvent):
+    def apply(self, conversation: Conversation | None) -> dict[str, Any]:
+        assert conversation is not None
+        with suppress(RealtimeError):  # a full conversation: the client hears the answer, the model forgets it
+            conversation.add(self.item)
+        return super().apply(conversation)
+
+
+class PlaybackClock:
+    """Counts the sound of a message that was sent, also in the item's `sent_ms`."""
+
+    def __init__(self, item: Item, audio_format: str) -> None:
+        self._item, self._sent_bytes, self._first_sent = item, 0, 0.0
+        self._bytes_per_s = rate_hz_of(audio_format) * (2 if audio_format == "audio/pcm" else 1)
+
+    @property
+    def ends_at(self) -> float:
+        """`time.monotonic()` when a client that plays at once has played all; 0 before the first sound."""
+        return self._first_sent and self._first_sent + self._sent_bytes / self._bytes_per_s
+
+    def add(self, size: int) -> None:
+        self._sent_bytes += size
+        self._first_sent = self._first_sent or time.monotonic()
+        if not self._item.is_cut:
+            self._item.sent_ms = -(-self._sent_bytes * 1000 // self._bytes_per_s)  # clients may round up, too
+
+
+@dataclass(frozen=True)
+class SoundDelta(ServerEvent):
+    data: bytes
+    playback: PlaybackClock
+
+    def apply(self, conversation: Conversation | None) -> dict[str, Any]:
+        self.playback.add(len(self.data))
+        return server_event(self.kind, **self.members, delta=pybase64.b64encode_as_string(self.data))
+
+
+@dataclass(frozen=True)
+class ResponseEnd(ServerEvent):
+    """response.done. Items that the prompt left out are hidden from later prompts."""
+
+    left_out: Sequence[Item]
+
+    def apply(self, conversation: Conversation | None) -> dict[str, Any]:
+        for item in self.left_out:
+            item.is_forgotten = True
+        return super().apply(conversation)

@@ -1,0 +1,1 @@
+"""A session's settings: parsing, defaults and limits."""
