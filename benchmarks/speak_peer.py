@@ -114,7 +114,7 @@ def transformers_qwen3_omni(directory: str, voice: str) -> Speak:
 def qwen_tts(directory: str, voice: str) -> Speak:
     """Qwen3-TTS's own package, qwen-tts, on this environment's transformers: its `generate_custom_voice`."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.support.qwen_tts import load_tts
+    from tests.support.references.qwen_tts import load_tts
 
     model = load_tts(Path(directory))
 

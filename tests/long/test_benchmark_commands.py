@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stack import Stack, running
+from tests.support.systems.stack import Stack, running
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TIMEOUT_S = 540

@@ -15,8 +15,8 @@ from gateway.dialects.realtime.outbox import Outbox
 from gateway.dialects.realtime.prompt import Prompt
 from gateway.dialects.realtime.responses import Request, Response
 from gateway.dialects.realtime.session import Session
-from tests.support.gateway_stack import Running
-from tests.support.scripted_stages import PIECES
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,7 +12,7 @@ from gateway.dialects.realtime.session import SemanticVad
 from gateway.dialects.realtime.turns import STEP_MS, Paused, Resumed, SpeechStarted, SpeechStopped, TurnDetector
 from gateway.listening.onnx import ModelFileError
 from gateway.listening.turn_model import TurnModel, features
-from tests.support.espeak import recording
+from tests.support.samples.espeak import recording
 
 FILE = os.environ.get("QUARTET_TEST_TURN_MODEL")
 

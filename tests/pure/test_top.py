@@ -12,7 +12,7 @@ from rich.console import Console
 from cli import top
 from cli.scrape import Scrape, Window
 from cli.top import System, TopError, Watch
-from tests.support import gateway_stack
+from tests.support.systems import gateway as gateway_stack
 
 
 class Page:

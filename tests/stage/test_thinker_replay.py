@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.thinker.plugin.rows import MROPE_POSITIONS, ROPE_POSITIONS, RowKind, RowRequest, RowStore, hidden_states
-from tests.support.replay import CaptureError, ReplayedOps
+from tests.support.stage.replay import CaptureError, ReplayedOps
 
 BLOCK, BLOCKS, HIDDEN, VOCABULARY = 4, 16, 8, 50
 SIZES = (16, 8, 4, 2)  # tokens of the captured batches, largest first as in vLLM
