@@ -17,7 +17,7 @@ from transformers_peer import keep_mask
 import tests.support.references.qwen3_omni
 from services.families import read_config
 from services.families.qwen2_5_omni.thinker import SYSTEM_PROMPT
-from tests.support.references.qwen3_omni import Conversation, NothingToSay, Reference, ReferenceAnswer
+from tests.support.references.qwen3_omni import Conversation, NothingToSay, Question, Reference
 
 
 class Qwen25Reference(Reference):
@@ -41,19 +41,7 @@ class Qwen25Reference(Reference):
             conversation = [{"role": "system", "content": SYSTEM_PROMPT}, *conversation]
         return super().inputs(conversation, use_audio_in_video, arguments)
 
-    @torch.inference_mode()
-    def _answer(
-        self,
-        conversation: Conversation,
-        max_tokens: int,
-        max_frames: int,
-        speaker: str | None,
-        layers: tuple[int, ...],
-        use_audio_in_video: bool,
-        processor_arguments: dict[str, Any],
-    ) -> ReferenceAnswer:
-        inputs = self.inputs(conversation, use_audio_in_video, processor_arguments)
-        recorded: dict[str, Any] = {}
+    def _spoken(self, asked: Question, inputs: dict[str, torch.Tensor], recorded: dict[str, Any]) -> torch.Tensor:
         eos, model = self.processor.tokenizer.eos_token_id, self.model
         generate, decode = model.thinker.generate, model.token2wav.forward
 
@@ -70,27 +58,28 @@ class Qwen25Reference(Reference):
             torch.manual_seed(0)
             return decode(codes, *args, **kwargs)
 
-        wave, codec = None, model.config.talker_config
+        codec = model.config.talker_config
         model.thinker.generate, model.token2wav.forward = record_thinker, record_codes
         try:
             _, wave = model.generate(
                 **inputs,
-                speaker=speaker or "Chelsie",
-                use_audio_in_video=use_audio_in_video,
-                thinker_max_new_tokens=max_tokens,
+                speaker=asked.speaker or "Chelsie",
+                use_audio_in_video=asked.use_audio_in_video,
+                thinker_max_new_tokens=asked.max_tokens,
                 thinker_eos_token_id=eos,
                 thinker_do_sample=False,
                 talker_do_sample=False,
-                talker_max_new_tokens=max_frames,
+                talker_max_new_tokens=asked.max_frames,
                 talker_eos_token_id=[codec.tts_codec_pad_token_id, codec.tts_codec_end_token_id],
             )
-        except NothingToSay:
-            pass
         finally:
             del model.thinker.__dict__["generate"], model.token2wav.__dict__["forward"]
 
-        recorded["wave"] = wave
-        return self._recorded_answer(recorded, inputs, max_tokens, layers, use_audio_in_video, groups=1)
+        return wave
+
+    @property
+    def _groups(self) -> int:
+        return 1
 
 
 def reference_of(checkpoint: Path) -> Reference:

@@ -11,6 +11,7 @@ Worked around, and nothing else changed:
 Its answers are kept: see `kept`.
 """
 
+import contextlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +59,19 @@ def default_voice(voices: dict[str, int]) -> str:
 
 class NothingToSay(Exception):
     pass
+
+
+@dataclass(frozen=True)
+class Question:
+    """What `Reference.answer` is asked."""
+
+    conversation: Conversation
+    max_tokens: int
+    max_frames: int
+    speaker: str | None
+    layers: tuple[int, ...]
+    use_audio_in_video: bool
+    processor_arguments: dict[str, Any]
 
 
 class Reference:
@@ -111,27 +125,26 @@ class Reference:
             processor_arguments: passed on, e.g. `fps`.
         """
         asked = (conversation, max_tokens, max_frames, speaker, layers, use_audio_in_video, processor_arguments)
-        return kept_value(lambda: self._answer(*asked), self._checkpoint, *self.sources, *asked)
+        return kept_value(lambda: self._answer(Question(*asked)), self._checkpoint, *self.sources, *asked)
 
     @torch.inference_mode()
-    def _answer(
-        self,
-        conversation: Conversation,
-        max_tokens: int,
-        max_frames: int,
-        speaker: str | None,
-        layers: tuple[int, ...],
-        use_audio_in_video: bool,
-        processor_arguments: dict[str, Any],
-    ) -> ReferenceAnswer:
-        inputs = self.inputs(conversation, use_audio_in_video, processor_arguments)
+    def _answer(self, asked: Question) -> ReferenceAnswer:
+        inputs = self.inputs(asked.conversation, asked.use_audio_in_video, asked.processor_arguments)
         recorded: dict[str, Any] = {}
+        wave = None
+        with contextlib.suppress(NothingToSay):
+            wave = self._spoken(asked, inputs, recorded)
+        return self._recorded_answer(asked, inputs, recorded, wave)
+
+    def _spoken(self, asked: Question, inputs: dict[str, torch.Tensor], recorded: dict[str, Any]) -> torch.Tensor:
+        """The waveform. Leaves the thinker's result and the codes, (frames, groups), in `recorded`; raises
+        `NothingToSay` where there are none."""
         eos = self.processor.tokenizer.eos_token_id
         original_generate, original_decode = self.model.thinker.generate, self.model.code2wav.chunked_decode
 
         def record_thinker(*args: Any, **kwargs: Any) -> Any:
             recorded["thinker"] = result = original_generate(*args, **kwargs)
-            if len(self._answer_ids(result.sequences[0], inputs, eos, max_tokens)) == 0:
+            if len(self._answer_ids(result.sequences[0], inputs, eos, asked.max_tokens)) == 0:
                 raise NothingToSay
             return result
 
@@ -139,54 +152,51 @@ class Reference:
             recorded["codes"] = codes[0].T.clone()
             return self.model.code2wav(codes)
 
-        wave = None
         self.model.thinker.generate, self.model.code2wav.chunked_decode = record_thinker, record_codes
         original_talker = self.model.talker.generate
         self.model.talker.generate = lambda **kwargs: _with_frames(original_talker(**kwargs))
         try:
             _, wave = self.model.generate(
                 **inputs,
-                speaker=speaker or default_voice(self.config.talker_config.speaker_id),
-                use_audio_in_video=use_audio_in_video,
-                thinker_max_new_tokens=max_tokens + 1,
+                speaker=asked.speaker or default_voice(self.config.talker_config.speaker_id),
+                use_audio_in_video=asked.use_audio_in_video,
+                thinker_max_new_tokens=asked.max_tokens + 1,
                 thinker_eos_token_id=eos,
                 thinker_do_sample=False,
                 talker_do_sample=False,
-                talker_max_new_tokens=max_frames + 1,
+                talker_max_new_tokens=asked.max_frames + 1,
                 **self._talker_penalty(),
             )
-        except NothingToSay:
-            pass
         finally:
             for owner, name in ((self.model.thinker, "generate"), (self.model.talker, "generate")):
                 del owner.__dict__[name]
             self.model.code2wav.chunked_decode = original_decode
             del self.model.code2wav.__dict__["chunked_decode"]
 
-        recorded["wave"], groups = wave, self.config.talker_config.num_code_groups
-        return self._recorded_answer(recorded, inputs, max_tokens, layers, use_audio_in_video, groups)
+        return wave
+
+    @property
+    def _groups(self) -> int:
+        return self.config.talker_config.num_code_groups
 
     def _recorded_answer(
         self,
-        recorded: dict[str, Any],
+        asked: Question,
         inputs: dict[str, torch.Tensor],
-        max_tokens: int,
-        layers: tuple[int, ...],
-        use_audio_in_video: bool,
-        groups: int,
+        recorded: dict[str, Any],
+        wave: torch.Tensor | None,
     ) -> ReferenceAnswer:
-        """Of a `generate`: the `thinker`'s result, the `codes`, (frames, groups), where there are some, and the `wave`,
-        None without speech."""
-        thinker, wave, tokenizer = recorded["thinker"], recorded["wave"], self.processor.tokenizer
-        ids = self._answer_ids(thinker.sequences[0], inputs, tokenizer.eos_token_id, max_tokens)
+        """As `_spoken` recorded it. `wave`: None without speech."""
+        thinker, tokenizer = recorded["thinker"], self.processor.tokenizer
+        ids = self._answer_ids(thinker.sequences[0], inputs, tokenizer.eos_token_id, asked.max_tokens)
         return ReferenceAnswer(
             prompt_ids=inputs["input_ids"][0].numpy(),
             token_ids=ids,
             text=tokenizer.decode(ids, skip_special_tokens=True),
-            codes=recorded["codes"].numpy() if "codes" in recorded else np.zeros((0, groups), np.int64),
+            codes=recorded["codes"].numpy() if "codes" in recorded else np.zeros((0, self._groups), np.int64),
             waveform=np.zeros(0, np.float32) if wave is None else wave.float().flatten().numpy(),
-            rope_positions=self.rope_positions(inputs, use_audio_in_video),
-            hidden_states={k: torch.cat([step[k][0] for step in thinker.hidden_states]) for k in layers},
+            rope_positions=self.rope_positions(inputs, asked.use_audio_in_video),
+            hidden_states={k: torch.cat([step[k][0] for step in thinker.hidden_states]) for k in asked.layers},
         )
 
     def inputs(

@@ -1,4 +1,4 @@
-"""The reference implementation for the thinker's tests. Its answers are kept: see `kept`."""
+"""transformers' thinker by itself, for the tests of the thinker. Its answers are kept: see `kept`."""
 
 from dataclasses import dataclass
 from functools import cached_property
