@@ -1,9 +1,9 @@
 """code2wav alone: one step decodes the next frames of every stream."""
 
 import torch
-from alone import Stage, parameter_bytes
-from real_sizes import CODE2WAV
 
+from benchmarks.alone import Stage, parameter_bytes
+from benchmarks.real_sizes import CODE2WAV
 from services.code2wav.causal import StepGraphs
 from services.common.engine.device import CudaGraphs
 from services.families.qwen3_omni.code2wav import Qwen3OmniDecoder

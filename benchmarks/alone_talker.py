@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from alone import Stage, parameter_bytes
-from real_sizes import TALKER, TEXT_IDS
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.alone import Stage, parameter_bytes
+from benchmarks.real_sizes import TALKER, TEXT_IDS
 from services.common.engine.device import Accelerator, Capturer, CudaGraphs
 from services.talker.execution import decide
 from services.talker.model import TalkerModel

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from alone import best_s, synchronize
-from real_sizes import fill
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 import services.families.qwen2_5_omni.token2wav.flow as flow
+from benchmarks.alone import best_s, synchronize
+from benchmarks.real_sizes import fill
 from services.code2wav.windows import Windows
 from services.common.engine.device import CudaGraphs, prepared_device
 from services.families.qwen2_5_omni.code2wav import WINDOWS, Speech, Token2Wav, new_decoder

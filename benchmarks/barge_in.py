@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import grpc
-from microphone import Caller, Lost, call
-from utterances import Utterance
 
+from benchmarks.microphone import Caller, Lost, call
+from benchmarks.utterances import Utterance
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc
 
 _POLL_S = 0.002

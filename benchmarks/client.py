@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import httpx
-from answer import Answer, Prompt
-from sse import events
+
+from benchmarks.answer import Answer, Prompt
+from benchmarks.sse import events
 
 PCM16_BYTES = 2
 

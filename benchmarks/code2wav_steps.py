@@ -1,4 +1,4 @@
-"""Prints what a step costs: `python benchmarks/code2wav_steps.py MODEL [threads]`. Where `ChunkPolicy`'s figures
+"""Prints what a step costs: `python -m benchmarks.code2wav_steps MODEL [threads]`. Where `ChunkPolicy`'s figures
 come from."""
 
 import statistics

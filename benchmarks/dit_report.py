@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from dit_work import Turn
 from rich.table import Table
+
+from benchmarks.dit_work import Turn
 
 FIGURES = ("seconds", "first_s", "step_ms", "cpu_s", "mean_batch")
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import dit_peer
 import grpc
-from dit_work import Turn, Wish, as_integers, job
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from processes import Groups
 
+from benchmarks import dit_peer
+from benchmarks.dit_work import Turn, Wish, as_integers, job
+from benchmarks.processes import Groups
 from cli.reaper import Reaper
 from cli.supervisor import free_ports
 from gateway.pipeline.dit import Pieces

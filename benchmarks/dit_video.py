@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from statistics import median
 from typing import Any
 
-from dit_sides import Quartet, Received, receive
-from dit_work import Wish, apart
 from rich.table import Table
+
+from benchmarks.dit_sides import Quartet, Received, receive
+from benchmarks.dit_work import Wish, apart
 
 SENT_AFTER_STEP = 3
 PASSED = "the video's steps done before the picture's first"

@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from answer import Answer
-from player import AUDIBLE_GAP_MS, longest_gap_ms
+
+from benchmarks.answer import Answer
+from benchmarks.player import AUDIBLE_GAP_MS, longest_gap_ms
 
 PERCENTILES = (50, 95, 99)
 PHASES = ("queue_ms", "prefill_ms", "first_output_ms", "decode_ms", "total_ms")

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from client import Gateway
-from microphone import Lost, call
-from utterances import Utterance
+from benchmarks.client import Gateway
+from benchmarks.microphone import Lost, call
+from benchmarks.utterances import Utterance
 
 DECISION_S = 0.5  # of silence, which is server_vad's default
 _LATEST_START_S = 2.0

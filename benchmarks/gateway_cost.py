@@ -21,16 +21,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
-import scripted
-from gateways import GatewayProcess, gateway
-from load import open_loop, poisson_arrivals
-from microphone import call
-from processes import Groups
-from raw_streams import Stream, stream
 from rich.console import Console
 from rich.table import Table
-from utterances import RATE_HZ
 
+from benchmarks import scripted
+from benchmarks.gateways import GatewayProcess, gateway
+from benchmarks.load import open_loop, poisson_arrivals
+from benchmarks.microphone import call
+from benchmarks.processes import Groups
+from benchmarks.raw_streams import Stream, stream
+from benchmarks.utterances import RATE_HZ
 from cli.plan import PIPELINE
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +64,7 @@ class Side:
 @contextlib.contextmanager
 def scripted_stages(flags: argparse.Namespace, cores: set[int]) -> Iterator[dict[str, str]]:
     """Addresses of stages that run around a block, on `cores`."""
-    command = [sys.executable, str(Path(__file__).with_name("scripted.py")), *scripted.flags_of(flags)]
+    command = [sys.executable, "-m", scripted.__name__, *scripted.flags_of(flags)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         os.sched_setaffinity(process.pid, cores)
         assert process.stdin is not None

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from microphone import call
-from processes import Groups
-from utterances import RATE_HZ, Utterance, silence
 
+from benchmarks.microphone import call
+from benchmarks.processes import Groups
+from benchmarks.utterances import RATE_HZ, Utterance, silence
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ, InputAudio
 from gateway.listening.detector import Detectors
 

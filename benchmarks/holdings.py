@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from processes import Groups, system_pids
 
+from benchmarks.processes import Groups, system_pids
 from cli.scrape import Scrape
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from utterances import RATE_HZ, silence
 from websockets.asyncio.client import ClientConnection, connect
+
+from benchmarks.utterances import RATE_HZ, silence
 
 _TYPE_BEGINS = len('{"type":"')  # our events begin with their type
 _GUARD_S = 300.0  # against hanging

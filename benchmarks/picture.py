@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from figures import Figures
-from report import Load
+
+from benchmarks.figures import Figures
+from benchmarks.report import Load
 
 QUARTET, PEER = "#1b6ca8", "#b8b8b8"
 

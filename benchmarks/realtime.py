@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from barge_in import barge_in
-from client import Gateway
-from espeak import Speaker
-from first_sound import Chat, Realtime, WholeTurns, talk
-from gateways import GatewayProcess, gateway, pipeline, stage_addresses
-from hearing import detector_ms_per_s, listen
-from load import PROMPTS
-from microphone import Lost
-from realtime_report import SIDES, Report, Speculations, show
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from speech import console, machine, started
-from utterances import Utterance, utterance
 
+from benchmarks.barge_in import barge_in
+from benchmarks.client import Gateway
+from benchmarks.espeak import Speaker
+from benchmarks.first_sound import Chat, Realtime, WholeTurns, talk
+from benchmarks.gateways import GatewayProcess, gateway, pipeline, stage_addresses
+from benchmarks.hearing import detector_ms_per_s, listen
+from benchmarks.load import PROMPTS
+from benchmarks.microphone import Lost
+from benchmarks.realtime_report import SIDES, Report, Speculations, show
+from benchmarks.speech import console, machine, started
+from benchmarks.utterances import Utterance, utterance
 from cli.plan import StartError
 from services.common.engine.process import freeze_heap
 

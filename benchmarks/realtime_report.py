@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from barge_in import Silences
-from first_sound import Turn
-from hearing import Cost
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.barge_in import Silences
+from benchmarks.first_sound import Turn
+from benchmarks.hearing import Cost
 
 SIDES = ("speculation off", "speculation on", "chat, whole turns")
 

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from figures import PERCENTILES, PHASES, WAITS, Figures
-from player import AUDIBLE_GAP_MS
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.figures import PERCENTILES, PHASES, WAITS, Figures
+from benchmarks.player import AUDIBLE_GAP_MS
 
 # Title and decimals of every figure with percentiles.
 SPREADS = {

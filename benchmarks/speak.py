@@ -17,15 +17,15 @@ from typing import Any
 
 import httpx
 import numpy as np
-import speak_peer
-from answer import Answer, Prompt
-from client import PCM16_BYTES, Exchange
-from figures import figures
-from load import PROMPTS
-from report import show
-from speech import Run, console, load_gateway, target, write_json
-from transformers_peer import in_line
 
+from benchmarks import speak_peer
+from benchmarks.answer import Answer, Prompt
+from benchmarks.client import PCM16_BYTES, Exchange
+from benchmarks.figures import figures
+from benchmarks.load import PROMPTS
+from benchmarks.report import show
+from benchmarks.speech import Run, console, load_gateway, target, write_json
+from benchmarks.transformers_peer import in_line
 from cli.plan import StartError
 from gateway.pipelines import SHIPPED
 

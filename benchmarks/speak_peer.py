@@ -53,7 +53,7 @@ def ask(python: str, model: Path, voice: str, calls: Sequence[Sequence[str]], fr
     Raises:
         subprocess.CalledProcessError: it failed; its output says why.
     """
-    command = [python, __file__, str(model), voice, str(frames)]
+    command = [python, "-m", __name__, str(model), voice, str(frames)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     lines = "\n".join(json.dumps(texts) for texts in calls)
     peer = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True, env=environment)
@@ -113,7 +113,6 @@ def transformers_qwen3_omni(directory: str, voice: str) -> Speak:
 
 def qwen_tts(directory: str, voice: str) -> Speak:
     """Qwen3-TTS's own package, qwen-tts, on this environment's transformers: its `generate_custom_voice`."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.support.references.qwen_tts import load_tts
 
     model = load_tts(Path(directory))

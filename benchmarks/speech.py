@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import transformers_peer
-from answer import Answer
-from client import Exchange, Gateway, Request, Wish
-from figures import Figures, figures, first_audio_ms, longest_gaps_ms
-from load import PROMPTS, closed_loop, open_loop, poisson_arrivals
-from picture import draw
-from processes import Groups, system_pids
-from report import VLLM_OMNI, Load, show
 from rich.console import Console
 
+from benchmarks import transformers_peer
+from benchmarks.answer import Answer
+from benchmarks.client import Exchange, Gateway, Request, Wish
+from benchmarks.figures import Figures, figures, first_audio_ms, longest_gaps_ms
+from benchmarks.load import PROMPTS, closed_loop, open_loop, poisson_arrivals
+from benchmarks.picture import draw
+from benchmarks.processes import Groups, system_pids
+from benchmarks.report import VLLM_OMNI, Load, show
 from cli.plan import PIPELINE, Options, StartError
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint

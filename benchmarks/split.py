@@ -6,9 +6,8 @@ import time
 import uuid
 from typing import Self
 
-from answer import Answer
-from client import PCM16_BYTES
-
+from benchmarks.answer import Answer
+from benchmarks.client import PCM16_BYTES
 from cli.plan import PIPELINE
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.pipeline import Pipeline

@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from answer import Answer
-from load import line_arrivals
-
+from benchmarks.answer import Answer
+from benchmarks.load import line_arrivals
 from services.families.qwen2_5_omni.thinker import SYSTEM_PROMPT
 
 
@@ -88,7 +87,7 @@ def ask(
     Raises:
         subprocess.CalledProcessError: it failed; its output says why.
     """
-    command = [sys.executable, __file__, str(model)]
+    command = [sys.executable, "-m", __name__, str(model)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     lines = "\n".join(json.dumps({"prompt": prompt, "tokens": tokens, "frames": frames}) for prompt in prompts)
     peer = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True, env=environment)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from espeak import Speaker
+
+from benchmarks.espeak import Speaker
 
 RATE_HZ = 24_000  # of audio/pcm
 

@@ -12,15 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import client
 import pytest
-from answer import Answer
-from client import Exchange, Gateway, Wish
-from figures import figures
-from load import PROMPTS, closed_loop, line_arrivals, open_loop, poisson_arrivals
-from player import playback_gaps_ms
-from processes import Groups, system_pids
-from transformers_peer import in_line
+
+from benchmarks import client
+from benchmarks.answer import Answer
+from benchmarks.client import Exchange, Gateway, Wish
+from benchmarks.figures import figures
+from benchmarks.load import PROMPTS, closed_loop, line_arrivals, open_loop, poisson_arrivals
+from benchmarks.player import playback_gaps_ms
+from benchmarks.processes import Groups, system_pids
+from benchmarks.transformers_peer import in_line
 
 RATE_HZ = 24000
 FRAME_SAMPLES = 1920

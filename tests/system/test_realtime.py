@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import psutil
 import pytest
-from gateways import GatewayProcess
-from utterances import silence
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
+from benchmarks.gateways import GatewayProcess
+from benchmarks.utterances import silence
 from tests.support.clients.realtime_chaos import chaos
 from tests.support.clients.realtime_client import kinds, sound_of
 from tests.support.clock import until

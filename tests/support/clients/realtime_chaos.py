@@ -5,9 +5,9 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
-from gateways import GatewayProcess
-from utterances import silence
 
+from benchmarks.gateways import GatewayProcess
+from benchmarks.utterances import silence
 from tests.support.clients.realtime_client import RealtimeClient
 from tests.support.systems.realtime import conversation, send
 

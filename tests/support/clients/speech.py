@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import sse
+
+from benchmarks import sse
 
 # What was said once is said again and again, and never that it is the end: minutes of work, unless it is given up.
 ENDLESS_SPEECH = {"temperature": 1, "seed": 3, "repetition_penalty": 0.01, "max_frames": 4000}

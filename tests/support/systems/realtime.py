@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gateways import GatewayProcess, gateway, pipeline
-from holdings import HELD
-from utterances import RATE_HZ, silence, utterance
 
+from benchmarks.gateways import GatewayProcess, gateway, pipeline
+from benchmarks.holdings import HELD
+from benchmarks.utterances import RATE_HZ, silence, utterance
 from gateway.dialects.realtime.audio import InputAudio
 from gateway.dialects.realtime.session_config import ServerVad
 from gateway.dialects.realtime.turns import STEP_MS, SpeechStarted, SpeechStopped, TurnDetector

@@ -15,8 +15,8 @@ from typing import IO
 
 import httpx
 import psutil
-from gateways import stage_addresses
 
+from benchmarks.gateways import stage_addresses
 from cli.plan import PIPELINE, Tls
 from cli.scrape import Scrape
 from cli.supervisor import free_ports
