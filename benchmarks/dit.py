@@ -20,10 +20,10 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import dit_video
-from benchmarks.dit_report import Result, Row
-from benchmarks.dit_sides import Diffusers, Quartet
-from benchmarks.dit_work import Size, Turn, Wish, apart, size_for, wishes
+from benchmarks.diffusion import video as dit_video
+from benchmarks.diffusion.report import Result, Row
+from benchmarks.diffusion.sides import Diffusers, Quartet
+from benchmarks.diffusion.work import Size, Turn, Wish, apart, size_for, wishes
 from cli.tiny import FAMILIES, make_checkpoint
 from quartet.v1 import dit_pb2
 

@@ -1,7 +1,7 @@
 """What the gateway costs: CPU time of a streamed answer and of an open microphone, and TTFT as arrivals come faster.
 
-The stages follow a timetable (scripted.py), so that what is measured is the gateway. It has one core to itself; the
-stages and the clients have the others. With `--against REVISION` a gateway of that revision is measured beside, in
+The stages follow a timetable (systems/scripted.py), so that what is measured is the gateway. It has one core to itself;
+the stages and the clients have the others. With `--against REVISION` a gateway of that revision is measured beside, in
 turns, before the same stages, and each figure is followed by its ratio. `--workers` is for this side's gateway.
 """
 
@@ -24,13 +24,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import scripted
-from benchmarks.gateways import GatewayProcess, gateway
-from benchmarks.load import open_loop, poisson_arrivals
-from benchmarks.microphone import call
-from benchmarks.processes import Groups
-from benchmarks.raw_streams import Stream, stream
-from benchmarks.utterances import RATE_HZ
+from benchmarks.conversations.microphone import call
+from benchmarks.conversations.utterances import RATE_HZ
+from benchmarks.systems import scripted
+from benchmarks.systems.gateways import GatewayProcess, gateway
+from benchmarks.systems.processes import Groups
+from benchmarks.traffic.load import open_loop, poisson_arrivals
+from benchmarks.traffic.raw_streams import Stream, stream
 from cli.plan import PIPELINE
 
 _ROOT = Path(__file__).resolve().parents[1]

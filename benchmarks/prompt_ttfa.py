@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.client import Gateway, Wish
-from benchmarks.holdings import sent_bytes
+from benchmarks.systems.holdings import sent_bytes
+from benchmarks.traffic.client import Gateway, Wish
 from cli.plan import PIPELINE, Options
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint

@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.client import Gateway, Wish
-from benchmarks.load import PROMPTS, closed_loop
+from benchmarks.traffic.client import Gateway, Wish
+from benchmarks.traffic.load import PROMPTS, closed_loop
 from cli.plan import Options
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint

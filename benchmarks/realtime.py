@@ -18,17 +18,17 @@ from pathlib import Path
 import httpx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from benchmarks.barge_in import barge_in
-from benchmarks.client import Gateway
-from benchmarks.espeak import Speaker
-from benchmarks.first_sound import Chat, Realtime, WholeTurns, talk
-from benchmarks.gateways import GatewayProcess, gateway, pipeline, stage_addresses
-from benchmarks.hearing import detector_ms_per_s, listen
-from benchmarks.load import PROMPTS
-from benchmarks.microphone import Lost
-from benchmarks.realtime_report import SIDES, Report, Speculations, show
+from benchmarks.conversations.barge_in import barge_in
+from benchmarks.conversations.espeak import Speaker
+from benchmarks.conversations.first_sound import Chat, Realtime, WholeTurns, talk
+from benchmarks.conversations.hearing import detector_ms_per_s, listen
+from benchmarks.conversations.microphone import Lost
+from benchmarks.conversations.report import SIDES, Report, Speculations, show
+from benchmarks.conversations.utterances import Utterance, utterance
 from benchmarks.speech import console, machine, started
-from benchmarks.utterances import Utterance, utterance
+from benchmarks.systems.gateways import GatewayProcess, gateway, pipeline, stage_addresses
+from benchmarks.traffic.client import Gateway
+from benchmarks.traffic.load import PROMPTS
 from cli.plan import StartError
 from services.common.engine.process import freeze_heap
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import httpx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.client import Gateway, Wish
-from benchmarks.holdings import Holding, arenas, holdings, sent_bytes
-from benchmarks.processes import system_pids
+from benchmarks.systems.holdings import Holding, arenas, holdings, sent_bytes
+from benchmarks.systems.processes import system_pids
+from benchmarks.traffic.client import Gateway, Wish
 from cli.plan import PIPELINE, Options
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint

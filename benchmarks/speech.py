@@ -23,14 +23,14 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from benchmarks import transformers_peer
-from benchmarks.answer import Answer
-from benchmarks.client import Exchange, Gateway, Request, Wish
-from benchmarks.figures import Figures, figures, first_audio_ms, longest_gaps_ms
-from benchmarks.load import PROMPTS, closed_loop, open_loop, poisson_arrivals
-from benchmarks.picture import draw
-from benchmarks.processes import Groups, system_pids
-from benchmarks.report import VLLM_OMNI, Load, show
+from benchmarks.peers import chat
+from benchmarks.systems.processes import Groups, system_pids
+from benchmarks.traffic.answer import Answer
+from benchmarks.traffic.client import Exchange, Gateway, Request, Wish
+from benchmarks.traffic.figures import Figures, figures, first_audio_ms, longest_gaps_ms
+from benchmarks.traffic.load import PROMPTS, closed_loop, open_loop, poisson_arrivals
+from benchmarks.traffic.picture import draw
+from benchmarks.traffic.report import VLLM_OMNI, Load, show
 from cli.plan import PIPELINE, Options, StartError
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
@@ -198,10 +198,10 @@ def ask_peer(model: Path, runs: Sequence[Run], options: argparse.Namespace, rate
     most = max(run.load.concurrency or 1 for run in closed)
     prompts = [PROMPTS[number % len(PROMPTS)] for number in range(most + options.peer_requests)]
     console.print(f"transformers, {len(prompts)} requests one after another on {options.peer_threads} threads")
-    answers, cpu_s = transformers_peer.ask(model, prompts, options.tokens, options.frames, options.peer_threads)
+    answers, cpu_s = chat.ask(model, prompts, options.tokens, options.frames, options.peer_threads)
     _require_same([answer for run in runs for answer in run.answers], answers)
     for run in closed:
-        run.peer_answers = transformers_peer.in_line(answers, run.load.concurrency or 1)
+        run.peer_answers = chat.in_line(answers, run.load.concurrency or 1)
         run.load.peer = figures(run.peer_answers, rate_hz)
         # Its requests never overlap, so its throughput does not depend on how many wait.
         busy_s = answers[-1].done_s - answers[0].sent_s

@@ -25,10 +25,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.answer import Answer
-from benchmarks.figures import Figures, figures
-from benchmarks.load import PROMPTS, closed_loop
-from benchmarks.processes import Groups, system_pids
+from benchmarks.systems.processes import Groups, system_pids
+from benchmarks.traffic.answer import Answer
+from benchmarks.traffic.figures import Figures, figures
+from benchmarks.traffic.load import PROMPTS, closed_loop
 from cli.plan import PIPELINE, Options
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
@@ -70,11 +70,11 @@ def serve(side: str, model: str, addresses: dict[str, str], log_file: Path, pipe
 
 async def _serve(side: str, model: str, addresses: dict[str, str], pipe: Connection) -> None:
     if side == "fused":
-        from benchmarks.fused import Fused
+        from benchmarks.fusion.fused import Fused
 
         system = await Fused.start(model)
     else:
-        from benchmarks.split import Split
+        from benchmarks.fusion.split import Split
 
         system = await Split.start(addresses)
     pipe.send(system.sample_rate_hz)

@@ -187,7 +187,7 @@ def test_variants_of_the_dit_say_how_far_they_are_off(tmp_path: Path):
 def test_how_far_outputs_are_apart():
     import numpy as np
 
-    from benchmarks.dit_work import apart
+    from benchmarks.diffusion.work import apart
 
     outputs = [np.zeros((4, 4, 3), np.uint8), np.full((4, 4, 3), 255, np.uint8)]
     assert apart(outputs, outputs) == 0
@@ -251,7 +251,7 @@ class TestPublishedSizes:
         import torch
         from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeTalkerForConditionalGeneration
 
-        from benchmarks.real_sizes import TALKER
+        from benchmarks.stages.real_sizes import TALKER
         from services.talker.model import TalkerModel
 
         config: Any = Qwen3OmniMoeConfig(enable_audio_output=True).talker_config
@@ -270,7 +270,7 @@ class TestPublishedSizes:
         from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-        from benchmarks.real_sizes import CODE2WAV
+        from benchmarks.stages.real_sizes import CODE2WAV
         from services.families.qwen3_omni.code2wav import Qwen3OmniDecoder
 
         with torch.device("meta"):
@@ -285,7 +285,7 @@ def _parameters(model) -> int:
 def test_a_stage_alone_is_measured_against_what_it_reads():
     import torch
 
-    from benchmarks.alone import Stage, measure
+    from benchmarks.stages.timing import Stage, measure
 
     sleeps: list[float] = []
     timing = measure(Stage(lambda: sleeps.append(0), 4, lambda: 2_000_000), 3, steps=5, seconds=3600, bytes_per_s=1e9)
@@ -293,7 +293,7 @@ def test_a_stage_alone_is_measured_against_what_it_reads():
     assert timing.limit_ms == pytest.approx(2.0)
     assert timing.frame_ms == pytest.approx(timing.step_ms / 4)
     assert timing.frames_per_s == pytest.approx(3 * 4 / (timing.step_ms / 1000))
-    from benchmarks.real_sizes import fill
+    from benchmarks.stages.real_sizes import fill
 
     layer = torch.nn.Linear(512, 4096, bias=False)
     fill(layer)

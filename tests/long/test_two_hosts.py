@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.player import AUDIBLE_GAP_MS, longest_gap_ms
+from benchmarks.traffic.player import AUDIBLE_GAP_MS, longest_gap_ms
 from tests.support.clients.speech import events, speech
 from tests.support.network.hosts import missing, two_hosts
 from tests.support.samples import media

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import client
-from benchmarks.answer import Answer
-from benchmarks.client import Exchange, Gateway, Wish
-from benchmarks.figures import figures
-from benchmarks.load import PROMPTS, closed_loop, line_arrivals, open_loop, poisson_arrivals
-from benchmarks.player import playback_gaps_ms
-from benchmarks.processes import Groups, system_pids
-from benchmarks.transformers_peer import in_line
+from benchmarks.peers.chat import in_line
+from benchmarks.systems.processes import Groups, system_pids
+from benchmarks.traffic import client
+from benchmarks.traffic.answer import Answer
+from benchmarks.traffic.client import Exchange, Gateway, Wish
+from benchmarks.traffic.figures import figures
+from benchmarks.traffic.load import PROMPTS, closed_loop, line_arrivals, open_loop, poisson_arrivals
+from benchmarks.traffic.player import playback_gaps_ms
 
 RATE_HZ = 24000
 FRAME_SAMPLES = 1920

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks.client import Exchange
+from benchmarks.peers.speak import Call
 from benchmarks.speak import parse, require_same, spoken
-from benchmarks.speak_peer import Call
+from benchmarks.traffic.client import Exchange
 
 TEXT = "The boats are out."
 SOUND = np.arange(-4, 5, dtype="<i2")  # 18 bytes

@@ -16,8 +16,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
-from benchmarks.gateways import GatewayProcess
-from benchmarks.utterances import silence
+from benchmarks.conversations.utterances import silence
+from benchmarks.systems.gateways import GatewayProcess
 from tests.support.clients.realtime_chaos import chaos
 from tests.support.clients.realtime_client import kinds, sound_of
 from tests.support.clock import until

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.gateways import GatewayProcess
-from benchmarks.utterances import silence
+from benchmarks.conversations.utterances import silence
+from benchmarks.systems.gateways import GatewayProcess
 from tests.support.clients.realtime_client import RealtimeClient
 from tests.support.systems.realtime import conversation, send
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks import sse
+from benchmarks.traffic import sse
 
 # What was said once is said again and again, and never that it is the end: minutes of work, unless it is given up.
 ENDLESS_SPEECH = {"temperature": 1, "seed": 3, "repetition_penalty": 0.01, "max_frames": 4000}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import tests.support.references.qwen3_omni
-from benchmarks.transformers_peer import keep_mask
+from benchmarks.peers.chat import keep_mask
 from services.families import read_config
 from services.families.qwen2_5_omni.thinker import SYSTEM_PROMPT
 from tests.support.references.qwen3_omni import Conversation, NothingToSay, Question, Reference

@@ -11,7 +11,7 @@ import pytest
 import soxr
 
 if TYPE_CHECKING:  # only where it is installed
-    from benchmarks.espeak import Speaker
+    from benchmarks.conversations.espeak import Speaker
 
 _TEXT = (
     "the boats are out and nobody waits for them because every harbor along this coast has been empty since winter "
@@ -59,7 +59,7 @@ def recording(length_s: float, pauses_s: Sequence[float], seed: int = 0) -> Reco
 def speaker_or_skip(voice: str = "en-us") -> "Speaker":
     """A voice. Skips the test where espeak-ng is not installed."""
     pytest.importorskip("espeakng_loader", reason="espeakng-loader is not installed")
-    from benchmarks.espeak import Speaker
+    from benchmarks.conversations.espeak import Speaker
 
     return Speaker(voice)
 

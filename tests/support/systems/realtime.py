@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gateways import GatewayProcess, gateway, pipeline
-from benchmarks.holdings import HELD
-from benchmarks.utterances import RATE_HZ, silence, utterance
+from benchmarks.conversations.utterances import RATE_HZ, silence, utterance
+from benchmarks.systems.gateways import GatewayProcess, gateway, pipeline
+from benchmarks.systems.holdings import HELD
 from gateway.dialects.realtime.audio import InputAudio
 from gateway.dialects.realtime.session_config import ServerVad
 from gateway.dialects.realtime.turns import STEP_MS, SpeechStarted, SpeechStopped, TurnDetector

@@ -16,7 +16,7 @@ from typing import IO
 import httpx
 import psutil
 
-from benchmarks.gateways import stage_addresses
+from benchmarks.systems.gateways import stage_addresses
 from cli.plan import PIPELINE, Tls
 from cli.scrape import Scrape
 from cli.supervisor import free_ports

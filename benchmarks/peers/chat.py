@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.answer import Answer
-from benchmarks.load import line_arrivals
+from benchmarks.traffic.answer import Answer
+from benchmarks.traffic.load import line_arrivals
 from services.families.qwen2_5_omni.thinker import SYSTEM_PROMPT
 
 

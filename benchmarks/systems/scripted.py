@@ -1,9 +1,9 @@
 """Stages that follow a timetable instead of a model: real gRPC servers, whose answers cost next to nothing.
 
-For measuring what a gateway costs: `python -m benchmarks.scripted` prints a line of JSON, the stages' addresses, and
-serves until its input ends. An answer has a token at a time and sound at a multiple of its playing time. After its
-first token, and its first piece of sound, it gets the next in steps that all answers share, as an engine that batches
-has them.
+For measuring what a gateway costs: `python -m benchmarks.systems.scripted` prints a line of JSON, the stages'
+addresses, and serves until its input ends. An answer has a token at a time and sound at a multiple of its playing time.
+After its first token, and its first piece of sound, it gets the next in steps that all answers share, as an engine that
+batches has them.
 """
 
 import argparse

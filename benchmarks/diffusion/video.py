@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.dit_sides import Quartet, Received, receive
-from benchmarks.dit_work import Wish, apart
+from benchmarks.diffusion.sides import Quartet, Received, receive
+from benchmarks.diffusion.work import Wish, apart
 
 SENT_AFTER_STEP = 3
 PASSED = "the video's steps done before the picture's first"

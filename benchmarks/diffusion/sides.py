@@ -16,9 +16,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks import dit_peer
-from benchmarks.dit_work import Turn, Wish, as_integers, job
-from benchmarks.processes import Groups
+from benchmarks.diffusion import peer
+from benchmarks.diffusion.work import Turn, Wish, as_integers, job
+from benchmarks.systems.processes import Groups
 from cli.reaper import Reaper
 from cli.supervisor import free_ports
 from gateway.pipeline.dit import Pieces
@@ -186,7 +186,7 @@ class Diffusers:
         self._log_file = scratch / f"diffusers-{uuid.uuid4().hex[:8]}.log"
         self._pipe, theirs = context.Pipe()
         arguments = (str(model), like.dtype, like.device, self._log_file, theirs)
-        self._process = context.Process(target=dit_peer.serve, args=arguments, daemon=True)
+        self._process = context.Process(target=peer.serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
         assert self._process.pid

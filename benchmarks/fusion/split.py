@@ -6,8 +6,8 @@ import time
 import uuid
 from typing import Self
 
-from benchmarks.answer import Answer
-from benchmarks.client import PCM16_BYTES
+from benchmarks.traffic.answer import Answer
+from benchmarks.traffic.client import PCM16_BYTES
 from cli.plan import PIPELINE
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.pipeline import Pipeline

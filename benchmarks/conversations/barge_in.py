@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from benchmarks.microphone import Caller, Lost, call
-from benchmarks.utterances import Utterance
+from benchmarks.conversations.microphone import Caller, Lost, call
+from benchmarks.conversations.utterances import Utterance
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc
 
 _POLL_S = 0.002

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import PERCENTILES, PHASES, WAITS, Figures
-from benchmarks.player import AUDIBLE_GAP_MS
+from benchmarks.traffic.figures import PERCENTILES, PHASES, WAITS, Figures
+from benchmarks.traffic.player import AUDIBLE_GAP_MS
 
 # Title and decimals of every figure with percentiles.
 SPREADS = {

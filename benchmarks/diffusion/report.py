@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.dit_work import Turn
+from benchmarks.diffusion.work import Turn
 
 FIGURES = ("seconds", "first_s", "step_ms", "cpu_s", "mean_batch")
 

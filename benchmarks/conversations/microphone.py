@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
-from benchmarks.utterances import RATE_HZ, silence
+from benchmarks.conversations.utterances import RATE_HZ, silence
 
 _TYPE_BEGINS = len('{"type":"')  # our events begin with their type
 _GUARD_S = 300.0  # against hanging

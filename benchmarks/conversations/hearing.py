@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.microphone import call
-from benchmarks.processes import Groups
-from benchmarks.utterances import RATE_HZ, Utterance, silence
+from benchmarks.conversations.microphone import call
+from benchmarks.conversations.utterances import RATE_HZ, Utterance, silence
+from benchmarks.systems.processes import Groups
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ, InputAudio
 from gateway.listening.detector import Detectors
 

@@ -8,9 +8,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.barge_in import Silences
-from benchmarks.first_sound import Turn
-from benchmarks.hearing import Cost
+from benchmarks.conversations.barge_in import Silences
+from benchmarks.conversations.first_sound import Turn
+from benchmarks.conversations.hearing import Cost
 
 SIDES = ("speculation off", "speculation on", "chat, whole turns")
 

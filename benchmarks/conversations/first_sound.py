@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.client import Gateway
-from benchmarks.microphone import Lost, call
-from benchmarks.utterances import Utterance
+from benchmarks.conversations.microphone import Lost, call
+from benchmarks.conversations.utterances import Utterance
+from benchmarks.traffic.client import Gateway
 
 DECISION_S = 0.5  # of silence, which is server_vad's default
 _LATEST_START_S = 2.0

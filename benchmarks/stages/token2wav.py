@@ -15,8 +15,8 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 import services.families.qwen2_5_omni.token2wav.flow as flow
-from benchmarks.alone import best_s, synchronize
-from benchmarks.real_sizes import fill
+from benchmarks.stages.real_sizes import fill
+from benchmarks.stages.timing import best_s, synchronize
 from services.code2wav.windows import Windows
 from services.common.engine.device import CudaGraphs, prepared_device
 from services.families.qwen2_5_omni.code2wav import WINDOWS, Speech, Token2Wav, new_decoder

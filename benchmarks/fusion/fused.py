@@ -12,8 +12,8 @@ import uuid
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self
 
-from benchmarks.answer import Answer
-from benchmarks.client import PCM16_BYTES
+from benchmarks.traffic.answer import Answer
+from benchmarks.traffic.client import PCM16_BYTES
 
 if TYPE_CHECKING:
     import torch

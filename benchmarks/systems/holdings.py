@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.processes import Groups, system_pids
+from benchmarks.systems.processes import Groups, system_pids
 from cli.scrape import Scrape
 
 SHARED_MEMORY = Path("/dev/shm")

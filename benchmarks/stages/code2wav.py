@@ -2,8 +2,8 @@
 
 import torch
 
-from benchmarks.alone import Stage, parameter_bytes
-from benchmarks.real_sizes import CODE2WAV
+from benchmarks.stages.real_sizes import CODE2WAV
+from benchmarks.stages.timing import Stage, parameter_bytes
 from services.code2wav.causal import StepGraphs
 from services.common.engine.device import CudaGraphs
 from services.families.qwen3_omni.code2wav import Qwen3OmniDecoder

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.answer import Answer
-from benchmarks.player import AUDIBLE_GAP_MS, longest_gap_ms
+from benchmarks.traffic.answer import Answer
+from benchmarks.traffic.player import AUDIBLE_GAP_MS, longest_gap_ms
 
 PERCENTILES = (50, 95, 99)
 PHASES = ("queue_ms", "prefill_ms", "first_output_ms", "decode_ms", "total_ms")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figures import Figures
-from benchmarks.report import Load
+from benchmarks.traffic.figures import Figures
+from benchmarks.traffic.report import Load
 
 QUARTET, PEER = "#1b6ca8", "#b8b8b8"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.espeak import Speaker
+from benchmarks.conversations.espeak import Speaker
 
 RATE_HZ = 24_000  # of audio/pcm
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.alone import Stage, parameter_bytes
-from benchmarks.real_sizes import TALKER, TEXT_IDS
+from benchmarks.stages.real_sizes import TALKER, TEXT_IDS
+from benchmarks.stages.timing import Stage, parameter_bytes
 from services.common.engine.device import Accelerator, Capturer, CudaGraphs
 from services.talker.execution import decide
 from services.talker.model import TalkerModel

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.dit_work import Job, Turn, as_integers
+from benchmarks.diffusion.work import Job, Turn, as_integers
 
 
 def serve(model: str, dtype: str, device: str, log_file: Path, pipe: Connection) -> None:

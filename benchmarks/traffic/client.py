@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import httpx
 
-from benchmarks.answer import Answer, Prompt
-from benchmarks.sse import events
+from benchmarks.traffic.answer import Answer, Prompt
+from benchmarks.traffic.sse import events
 
 PCM16_BYTES = 2
 
