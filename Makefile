@@ -98,16 +98,16 @@ protos: $(READY)  ## generates the stubs again
 
 bench: $(READY)  ## speech under load beside transformers, in one run; BENCH="--json figures.json" for other flags
 	$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet $(PIP_FLAGS) -e '.[bench]'
-	$(BIN)/python benchmarks/speech.py $(BENCH) --arch $(FAMILY)
+	$(BIN)/python -m benchmarks.speech $(BENCH) --arch $(FAMILY)
 
 bench-speak: $(READY)  ## texts spoken beside the model's own library, in one run; BENCH_SPEAK: its flags
-	$(BIN)/python benchmarks/speak.py $(BENCH_SPEAK)
+	$(BIN)/python -m benchmarks.speak $(BENCH_SPEAK)
 
 bench-realtime: $(READY)  ## spoken conversations beside whole turns to chats, in one run; BENCH_REALTIME: its flags
-	$(BIN)/python benchmarks/realtime.py $(BENCH_REALTIME)
+	$(BIN)/python -m benchmarks.realtime $(BENCH_REALTIME)
 
 bench-dit: $(READY)  ## pictures, videos and sound beside plain diffusers, in one run; BENCH_DIT: its flags
-	$(BIN)/python benchmarks/dit.py $(BENCH_DIT)
+	$(BIN)/python -m benchmarks.dit $(BENCH_DIT)
 
 test-compose: $(READY)  ## what a user of docker compose does, on this machine: builds images, needs docker and compose
 	$(BIN)/python scripts/test_compose.py $(TEST_COMPOSE)

@@ -1,8 +1,8 @@
-"""Prints what a step costs: `python benchmarks/code2wav_steps.py MODEL [threads]`. Where `ChunkPolicy`'s figures
+"""Prints what a step costs: `python -m benchmarks.code2wav_steps MODEL [threads]`. Where `ChunkPolicy`'s figures
 come from."""
 
+import argparse
 import statistics
-import sys
 import time
 
 import torch
@@ -29,10 +29,19 @@ def step_ms(decoder: Decoder, streams: int, frames: int) -> float:
     return statistics.quantiles(times_ms, n=10)[0]
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", help="a checkpoint with a code2wav")
+    parser.add_argument("threads", type=int, nargs="?", default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     keep_freed_memory()
-    loaded = load_decoder(sys.argv[1])
+    loaded = load_decoder(options.model)
     print("ms per frame of audio, by frames of each stream", *FRAMES, sep="\t")
     for count in STREAMS:
         print(f"{count} streams", *(f"{step_ms(loaded, count, n) / n / count:.2f}" for n in FRAMES), sep="\t")
+
+
+if __name__ == "__main__":
+    main()

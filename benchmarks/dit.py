@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dit_video
-from dit_report import Result, Row
-from dit_sides import Diffusers, Quartet
-from dit_work import Size, Turn, Wish, apart, size_for, wishes
 from rich.console import Console
 
+from benchmarks.diffusion import video as dit_video
+from benchmarks.diffusion.report import Result, Row
+from benchmarks.diffusion.sides import Diffusers, Quartet
+from benchmarks.diffusion.work import Size, Turn, Wish, apart, size_for, wishes
 from cli.tiny import FAMILIES, make_checkpoint
 from quartet.v1 import dit_pb2
 

@@ -1,7 +1,7 @@
 """What the gateway costs: CPU time of a streamed answer and of an open microphone, and TTFT as arrivals come faster.
 
-The stages follow a timetable (scripted.py), so that what is measured is the gateway. It has one core to itself; the
-stages and the clients have the others. With `--against REVISION` a gateway of that revision is measured beside, in
+The stages follow a timetable (systems/scripted.py), so that what is measured is the gateway. It has one core to itself;
+the stages and the clients have the others. With `--against REVISION` a gateway of that revision is measured beside, in
 turns, before the same stages, and each figure is followed by its ratio. `--workers` is for this side's gateway.
 """
 
@@ -21,16 +21,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
-import scripted
-from gateways import GatewayProcess, gateway
-from load import open_loop, poisson_arrivals
-from microphone import call
-from processes import Groups
-from raw_streams import Stream, stream
 from rich.console import Console
 from rich.table import Table
-from utterances import RATE_HZ
 
+from benchmarks.conversations.microphone import call
+from benchmarks.conversations.utterances import RATE_HZ
+from benchmarks.systems import scripted
+from benchmarks.systems.gateways import GatewayProcess, gateway
+from benchmarks.systems.processes import Groups
+from benchmarks.traffic.load import open_loop, poisson_arrivals
+from benchmarks.traffic.raw_streams import Stream, stream
 from cli.plan import PIPELINE
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +64,7 @@ class Side:
 @contextlib.contextmanager
 def scripted_stages(flags: argparse.Namespace, cores: set[int]) -> Iterator[dict[str, str]]:
     """Addresses of stages that run around a block, on `cores`."""
-    command = [sys.executable, str(Path(__file__).with_name("scripted.py")), *scripted.flags_of(flags)]
+    command = [sys.executable, "-m", scripted.__name__, *scripted.flags_of(flags)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         os.sched_setaffinity(process.pid, cores)
         assert process.stdin is not None

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from client import Gateway, Wish
-from holdings import sent_bytes
 from PIL import Image
 
+from benchmarks.systems.holdings import sent_bytes
+from benchmarks.traffic.client import Gateway, Wish
 from cli.plan import PIPELINE, LaunchOptions
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint

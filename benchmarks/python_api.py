@@ -12,9 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from client import Gateway, Wish
-from load import PROMPTS, closed_loop
-
+from benchmarks.traffic.client import Gateway, Wish
+from benchmarks.traffic.load import PROMPTS, closed_loop
 from cli.plan import LaunchOptions
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint

@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from barge_in import barge_in
-from client import Gateway
-from espeak import Speaker
-from first_sound import Chat, Realtime, WholeTurns, talk
-from gateways import GatewayProcess, gateway, pipeline, stage_addresses
-from hearing import detector_ms_per_s, listen
-from load import PROMPTS
-from microphone import Lost
-from realtime_report import SIDES, Report, Speculations, show
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from speech import console, machine, started
-from utterances import Utterance, utterance
 
+from benchmarks.conversations.barge_in import barge_in
+from benchmarks.conversations.espeak import Speaker
+from benchmarks.conversations.first_sound import Chat, Realtime, WholeTurns, talk
+from benchmarks.conversations.hearing import detector_ms_per_s, listen
+from benchmarks.conversations.microphone import Lost
+from benchmarks.conversations.report import SIDES, Report, Speculations, show
+from benchmarks.conversations.utterances import Utterance, utterance
+from benchmarks.speech import console, machine, started
+from benchmarks.systems.gateways import GatewayProcess, gateway, pipeline, stage_addresses
+from benchmarks.traffic.client import Gateway
+from benchmarks.traffic.load import PROMPTS
 from cli.plan import LaunchError
 from services.common.engine.process import freeze_heap
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from client import Gateway, Wish
-from holdings import Holding, arenas, holdings, sent_bytes
-from processes import system_pids
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.systems.holdings import Holding, arenas, holdings, sent_bytes
+from benchmarks.systems.processes import system_pids
+from benchmarks.traffic.client import Gateway, Wish
 from cli.plan import PIPELINE, LaunchOptions
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint

@@ -17,17 +17,17 @@ from typing import Any
 
 import httpx
 import numpy as np
-import speak_peer
-from answer import Answer, Prompt
-from client import PCM16_BYTES, Exchange
-from figures import figures
-from load import PROMPTS
-from report import show
-from speech import Run, console, load_gateway, target, write_json
-from transformers_peer import in_line
 
+from benchmarks.peers.chat import in_line
+from benchmarks.speech import Run, console, load_gateway, target, write_json
+from benchmarks.traffic.answer import Answer, Prompt
+from benchmarks.traffic.client import PCM16_BYTES, Exchange
+from benchmarks.traffic.figures import figures
+from benchmarks.traffic.load import PROMPTS
+from benchmarks.traffic.report import show
 from cli.plan import LaunchError
 from gateway.pipelines import SHIPPED
+from tests.support.stage.shm import peer
 
 MOST_APART = 2  # steps of PCM16 between sides that say the same: float32 sums in another order
 
@@ -90,13 +90,13 @@ def ask_peer(model: Path, runs: Sequence[Run], options: argparse.Namespace, fact
     Raises:
         SystemExit: the two sides did not say the same.
     """
-    name, rate_hz = speak_peer.PEERS[speak_peer.family(model)][0], facts["sample_rate_hz"]
+    name, rate_hz = peer.PEERS[peer.family(model)][0], facts["sample_rate_hz"]
     sizes = [size for run in runs if (size := run.load.concurrency or 1) > 1]
     texts = [PROMPTS[i % len(PROMPTS)] for i in range(max(sizes, default=1) + options.peer_requests)]
     calls = [[text] for text in texts] + [[PROMPTS[i % len(PROMPTS)] for i in range(size)] for size in sizes]
     console.print(f"{name}: {len(texts)} calls of one text{''.join(f', one of {size}' for size in sizes)}")
     asked = (options.peer_python, model, facts["voices"][0], calls, options.frames, options.peer_threads)
-    made = speak_peer.ask(*asked)
+    made = peer.ask(*asked)
     require_same(sounds, made)
     alone = [_answers(call)[0] for call in made[: len(texts)]]
     batches = {len(call.texts): call for call in made[len(texts) :]}
@@ -115,12 +115,12 @@ def ask_peer(model: Path, runs: Sequence[Run], options: argparse.Namespace, fact
             load.third_name = f"{name}, one call for {concurrency}"
 
 
-def _answers(call: speak_peer.Call) -> list[Answer]:
+def _answers(call: peer.Call) -> list[Answer]:
     told = zip(call.texts, call.sounds, strict=True)
     return [Answer(text, call.sent_s, call.done_s, audio=[(call.done_s, len(sound))]) for text, sound in told]
 
 
-def require_same(sounds: Sounds, calls: Sequence[speak_peer.Call]) -> None:
+def require_same(sounds: Sounds, calls: Sequence[peer.Call]) -> None:
     """Raises SystemExit: a text sounds otherwise in one of the peer's `calls`."""
     for call in calls:
         for text, theirs in zip(call.texts, call.sounds, strict=True):
@@ -138,8 +138,8 @@ def main() -> None:
                 runs, facts = asyncio.run(load_gateway(at, options, wish, read))
         except (LaunchError, httpx.HTTPError) as error:
             sys.exit(f"{type(error).__name__}: {error}")
-        if options.no_peer or at.model is None or speak_peer.family(at.model) not in speak_peer.PEERS:
-            console.print("the peer is left out: it needs --model of a family in speak_peer.py and no --no-peer")
+        if options.no_peer or at.model is None or peer.family(at.model) not in peer.PEERS:
+            console.print("the peer is left out: it needs --model of a family in peers/speak.py and no --no-peer")
         else:
             ask_peer(at.model, runs, options, facts, sounds)
     show(console, [run.load for run in runs])

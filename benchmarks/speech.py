@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import transformers_peer
-from answer import Answer
-from client import Exchange, Gateway, Request, Wish
-from figures import Figures, figures, first_audio_ms, longest_gaps_ms
-from load import PROMPTS, closed_loop, open_loop, poisson_arrivals
-from picture import draw
-from processes import Groups, system_pids
-from report import VLLM_OMNI, Load, show
 from rich.console import Console
 
+from benchmarks.peers import chat
+from benchmarks.systems.processes import Groups, system_pids
+from benchmarks.traffic.answer import Answer
+from benchmarks.traffic.client import Exchange, Gateway, Request, Wish
+from benchmarks.traffic.figures import Figures, figures, first_audio_ms, longest_gaps_ms
+from benchmarks.traffic.load import PROMPTS, closed_loop, open_loop, poisson_arrivals
+from benchmarks.traffic.picture import draw
+from benchmarks.traffic.report import VLLM_OMNI, Load, show
 from cli.plan import PIPELINE, LaunchError, LaunchOptions
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
@@ -198,10 +198,10 @@ def ask_peer(model: Path, runs: Sequence[Run], options: argparse.Namespace, rate
     most = max(run.load.concurrency or 1 for run in closed)
     prompts = [PROMPTS[number % len(PROMPTS)] for number in range(most + options.peer_requests)]
     console.print(f"transformers, {len(prompts)} requests one after another on {options.peer_threads} threads")
-    answers, cpu_s = transformers_peer.ask(model, prompts, options.tokens, options.frames, options.peer_threads)
+    answers, cpu_s = chat.ask(model, prompts, options.tokens, options.frames, options.peer_threads)
     _require_same([answer for run in runs for answer in run.answers], answers)
     for run in closed:
-        run.peer_answers = transformers_peer.in_line(answers, run.load.concurrency or 1)
+        run.peer_answers = chat.in_line(answers, run.load.concurrency or 1)
         run.load.peer = figures(run.peer_answers, rate_hz)
         # Its requests never overlap, so its throughput does not depend on how many wait.
         busy_s = answers[-1].done_s - answers[0].sent_s

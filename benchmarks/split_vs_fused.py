@@ -22,13 +22,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from answer import Answer
-from figures import Figures, figures
-from load import PROMPTS, closed_loop
-from processes import Groups, system_pids
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.systems.processes import Groups, system_pids
+from benchmarks.traffic.answer import Answer
+from benchmarks.traffic.figures import Figures, figures
+from benchmarks.traffic.load import PROMPTS, closed_loop
 from cli.plan import PIPELINE, LaunchOptions
 from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
@@ -70,11 +70,11 @@ def serve(side: str, model: str, addresses: dict[str, str], log_file: Path, pipe
 
 async def _serve(side: str, model: str, addresses: dict[str, str], pipe: Connection) -> None:
     if side == "fused":
-        from fused import Fused
+        from benchmarks.fusion.fused import Fused
 
         system = await Fused.start(model)
     else:
-        from split import Split
+        from benchmarks.fusion.split import Split
 
         system = await Split.start(addresses)
     pipe.send(system.sample_rate_hz)

@@ -15,14 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from alone import Stage, Timing, copy_bandwidth, measure, parameter_bytes
-from alone_code2wav import code2wav_stage
-from alone_talker import talker_stage
-from alone_token2wav import measure_windows, windows_table
-from real_sizes import CODE2WAV, random_code2wav, random_talker
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.stages.code2wav import code2wav_stage
+from benchmarks.stages.real_sizes import CODE2WAV, random_code2wav, random_talker
+from benchmarks.stages.talker import talker_stage
+from benchmarks.stages.timing import Stage, Timing, copy_bandwidth, measure, parameter_bytes
+from benchmarks.stages.token2wav import measure_windows, windows_table
 from services.common.engine.device import engine_device, prepared_device
 
 FRAMES_PER_S = 12.5  # of one stream in real time

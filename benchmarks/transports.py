@@ -204,7 +204,7 @@ def unix_socket(size_bytes: int) -> Result:
     count = max(2, min(500, 128 * MIB // size_bytes))
     for turns in ("in-turn", "at-once"):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        script = Path(__file__).parent / "socket_sender.py"
+        script = Path(__file__).parent / "systems" / "socket_sender.py"
         command = [sys.executable, "-S", str(script), str(theirs.fileno()), str(size_bytes), str(count), turns]
         with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()]):
             ours.recv(1)  # it has started

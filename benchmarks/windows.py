@@ -1,8 +1,8 @@
 """What windows do to the sound: mel frames of Qwen2.5-Omni's token2wav made by windows, against those of the utterance
 made whole, for several windows.
 
-    python benchmarks/windows.py
-    python benchmarks/windows.py --layers 3 --hidden 72
+    python -m benchmarks.windows
+    python -m benchmarks.windows --layers 3 --hidden 72
 
 The model has as many layers as the published one at a smaller width, with weights that are random, or random and
 sharpened: queries and keys three times as large, so that attention is near to a choice, and its outputs four times, so

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import structlog
 
 from quartet.v1 import server_info_pb2
-from tests.support.gateway_stack import Running, running
-from tests.support.video_stack import MODEL, SOUND_INFO, VIDEO_INFO, Client, gateway_before, scripted_dit
+from tests.support.systems.gateway import Running, running
+from tests.support.systems.video import MODEL, SOUND_INFO, VIDEO_INFO, Client, gateway_before, scripted_dit
 
 PIPELINE = Path("gateway/pipelines/qwen3-omni-dit.yaml")
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}]}

@@ -86,7 +86,7 @@ def own_jobs_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(scope="session")
 def tiny_checkpoint() -> Path:
     """A random Qwen3-Omni checkpoint of about 3 M parameters."""
-    from tests.support.checkpoints import omni_checkpoint
+    from tests.support.weights.checkpoints import omni_checkpoint
 
     return omni_checkpoint("tiny", seed=0)
 
@@ -94,7 +94,7 @@ def tiny_checkpoint() -> Path:
 @pytest.fixture(scope="session")
 def small_checkpoint() -> Path:
     """Another one, of other sizes, ids and seed: what works with one only is hard-coded somewhere."""
-    from tests.support.checkpoints import omni_checkpoint
+    from tests.support.weights.checkpoints import omni_checkpoint
 
     return omni_checkpoint("small", seed=1)
 
@@ -102,7 +102,7 @@ def small_checkpoint() -> Path:
 @pytest.fixture(scope="session")
 def published_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny one in the shape that Qwen3-Omni was published in: old keys, shards of bfloat16, no tokenizer.json."""
-    from tests.support.published import publish
+    from tests.support.weights.published import publish
 
     return publish(tiny_checkpoint, tmp_path_factory.mktemp("checkpoints") / "published")
 
@@ -110,7 +110,7 @@ def published_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="session")
 def media():
     """Encoded media files: image, audio, video."""
-    from tests.support.media import make
+    from tests.support.samples.media import make
 
     return make()
 
@@ -118,7 +118,7 @@ def media():
 @pytest.fixture(scope="session")
 def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory):
     """The whole system on the tiny checkpoint, with API keys and mutual TLS, started once."""
-    from tests.support.stack import Access, brief_pipeline, running
+    from tests.support.systems.stack import Access, brief_pipeline, running
 
     home = tmp_path_factory.mktemp("system")
     pipeline = ("--pipeline", str(brief_pipeline(home)))

@@ -6,7 +6,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.answers.tools import image
+from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.tools.schema import ImageTool
 from training.dialogue import capital
 from training.words import THINGS
@@ -92,7 +92,7 @@ def weather_tool(draw: random.Random, names: Sequence[str] = ()) -> tuple[Tool, 
 def image_tool(draw: random.Random) -> tuple[Tool, bool]:
     """Draws the gateway's `image_generation` function, and whether a call has an action."""
     says = draw.random() < 0.85
-    tool = image.function(ImageTool() if says else ImageTool(action="generate"))
+    tool = ImageGenerator(ImageTool() if says else ImageTool(action="generate")).function()
     return tool.model_dump(exclude_none=True), says
 
 

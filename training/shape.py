@@ -16,7 +16,7 @@ from services.families.qwen3_omni.tiny import Qwen3OmniSizes
 from services.families.qwen3_omni.tiny.model import model_config
 from services.families.qwen3_omni.tiny.processor import ROLES, qwen_tokenizer
 from services.families.tiny_sizes import TransformerShape
-from training.about_pictures import seeing
+from training.scene_questions import seeing
 from training.units import VOICES
 from training.words import OUTSIDE, SMALL_TALK
 from training.world import draw_dialogue

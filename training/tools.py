@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gateway.answers.tools import image
+from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL
 from training import loop, seeing
 from training.dialogue import Dialogue, Turn, article, capital
@@ -128,9 +128,11 @@ def drawing(draw: random.Random, held_out: bool = False) -> Dialogue:
     if draw.random() < 0.6:
         return Dialogue("drawing", (turn,), tools=tools)
     if draw.random() < 0.1:
-        failed = image.NOT_MADE + draw.choice(("the stage is away", "it took too long", f"no {draw.choice(THINGS)}"))
+        failed = ImageGenerator.failed + draw.choice(
+            ("the stage is away", "it took too long", f"no {draw.choice(THINGS)}")
+        )
         return Dialogue("drawing", (turn, Turn(failed, UNKNOWN, False, by_tool=True)), tools=tools)
-    result = Turn(image.MADE, seen, False, by_tool=True, shown=prompt.render())
+    result = Turn(ImageGenerator.done, seen, False, by_tool=True, shown=prompt.render())
     if draw.random() < 0.6 or not says:
         return Dialogue("drawing", (turn, result), tools=tools)
     colour = draw.choice([each for each in COLOURS if each not in (prompt.colour, prompt.ground)])

@@ -94,7 +94,7 @@ class ChunkPolicy:
         8 streams                1.13  0.85  0.68  0.67  0.68  0.69
         32 streams               0.81  0.71  0.68  0.71  0.71  0.73
 
-    (`python benchmarks/code2wav_steps.py MODEL` prints this table.)
+    (`python -m benchmarks.code2wav_steps MODEL` prints this table.)
     """
 
     max_frames: int

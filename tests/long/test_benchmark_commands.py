@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.stack import Stack, running
+from tests.support.systems.stack import Stack, running
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 540
 
 
@@ -22,9 +22,9 @@ def open_stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
         yield started
 
 
-def _run(script: str, *flags: str) -> str:
-    command = [sys.executable, str(BENCHMARKS / script), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+def _run(name: str, *flags: str) -> str:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -39,7 +39,7 @@ def _of(stack: Stack, checkpoint: Path) -> tuple[str, ...]:
 @pytest.mark.long
 def test_speech_beside_transformers(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
     loads = ["--concurrency", "2", "--requests", "4", "--rate", "4", "--arrivals", "4", "--peer-requests", "2"]
-    output = _run("speech.py", *_of(open_stack, tiny_checkpoint), *loads, "--json", str(tmp_path / "figures.json"))
+    output = _run("speech", *_of(open_stack, tiny_checkpoint), *loads, "--json", str(tmp_path / "figures.json"))
     assert "TTFA ms" in output
     closed, arriving = json.loads((tmp_path / "figures.json").read_text())["loads"]
     assert (closed["concurrency"], arriving["concurrency"], arriving["rate_per_s"]) == (2, None, 4.0)
@@ -62,7 +62,7 @@ def test_speech_of_another_family_beside_transformers(tmp_path: Path):
     """It starts a system of its own, and ends with figures only if both sides said the same."""
     loads = ["--concurrency", "2", "--requests", "4", "--load", "0", "--peer-requests", "2"]
     answers = ["--tokens", "8", "--frames", "10", "--json", str(tmp_path / "figures.json")]
-    assert "vLLM-Omni" not in _run("speech.py", "--arch", "qwen2.5-omni", *loads, *answers)
+    assert "vLLM-Omni" not in _run("speech", "--arch", "qwen2.5-omni", *loads, *answers)
     (closed,) = json.loads((tmp_path / "figures.json").read_text())["loads"]
     for figures in (closed["quartet"], closed["peer"]):
         assert (figures["failed"], figures["silent"]) == (0, 0)
@@ -74,7 +74,7 @@ def test_what_the_gateway_costs():
     """It ends with an error if an answer broke off."""
     load = ["--rounds", "1", "--requests", "4", "--concurrency", "2", "--rate", "4", "--rate-s", "2", "--idle-s", "1"]
     answers = ["--tokens", "4", "--sound-s", "2", "--microphones", "1", "--microphone-s", "1"]
-    output = _run("gateway_cost.py", *load, *answers, "--flag=--workers=2", "--cores", "2")
+    output = _run("gateway_cost", *load, *answers, "--flag=--workers=2", "--cores", "2")
     for figure in ("idle", "spoken", "text answer", "microphone", "TTFT ms p50"):
         assert figure in output
 
@@ -84,7 +84,7 @@ def test_what_the_gateway_costs():
 @pytest.mark.parametrize("arch", ["qwen3-omni", "qwen2.5-omni"])
 def test_soak(arch: str):
     """It ends with an error if anything was lost, wrong or left."""
-    output = _run("soak.py", "--arch", arch, "--requests", "60", "--kills", "1")
+    output = _run("soak", "--arch", arch, "--requests", "60", "--kills", "1")
     assert "1 kills; 0 faults" in output
     assert "nothing is lost, wrong or left" in output
 
@@ -95,7 +95,7 @@ def test_a_text_spoken_beside_transformers(open_stack: Stack, tiny_checkpoint: P
     """It ends with figures only if all samples are equal, the batch's too."""
     where = ["--run-dir", str(open_stack.run_directory), "--model", str(tiny_checkpoint), "--frames", "10"]
     loads = ["--concurrency", "1", "3", "--requests", "8", "--peer-requests", "2"]
-    output = _run("speak.py", *where, *loads, "--json", str(tmp_path / "figures.json"))
+    output = _run("speak", *where, *loads, "--json", str(tmp_path / "figures.json"))
     assert "TTFT" not in output
     alone, three = json.loads((tmp_path / "figures.json").read_text())["loads"]
     assert (alone["concurrency"], three["concurrency"], alone["third"]) == (1, 3, {})
@@ -113,7 +113,7 @@ def test_spoken_conversations_beside_chats(open_stack: Stack, tmp_path: Path):
     loads = ["--sessions", "2", "--turns", "4", "--rounds", "1", "--barging", "2", "--barge-ins", "2"]
     short = ["--listening", "4", "--seconds", "2", "--tokens", "8", "--frames", "10"]
     where = ["--run-dir", str(open_stack.run_directory), "--json", str(tmp_path / "figures.json")]
-    assert "from the user's last sample" in _run("realtime.py", *where, *loads, *short)
+    assert "from the user's last sample" in _run("realtime", *where, *loads, *short)
     figures = json.loads((tmp_path / "figures.json").read_text())
     for side, turns in figures["turns"]["2"].items():
         assert len(turns) == 4, side
@@ -128,7 +128,7 @@ def test_spoken_conversations_beside_chats(open_stack: Stack, tmp_path: Path):
 def test_split_and_fused_say_the_same(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
     loads = ["--concurrency", "2", "--requests", "2", "--rounds", "1", "--threads", "1"]
     assert "both said the same" in _run(
-        "split_vs_fused.py", *_of(open_stack, tiny_checkpoint), *loads, "--json", str(tmp_path / "figures.json")
+        "split_vs_fused", *_of(open_stack, tiny_checkpoint), *loads, "--json", str(tmp_path / "figures.json")
     )
     sides = json.loads((tmp_path / "figures.json").read_text())["2"]
     assert sides["split"][0]["frames_per_s"] > 0 < sides["fused"][0]["frames_per_s"]
@@ -136,7 +136,7 @@ def test_split_and_fused_say_the_same(open_stack: Stack, tiny_checkpoint: Path, 
 
 @pytest.mark.long
 def test_transports_beside_a_socket_and_memcpy():
-    output = _run("transports.py", "--rounds", "1", "--size", "64 KiB", "--size", "8 MiB")
+    output = _run("transports", "--rounds", "1", "--size", "64 KiB", "--size", "8 MiB")
     assert "of memcpy's rate" in output
     rates = {line.split(" | ")[0]: line for line in output.splitlines() if "GB/s" in line}
     assert set(rates) == {"| memcpy", "| Unix socket", "| inline", "| shared_memory", "| ucx"}
@@ -148,7 +148,7 @@ def test_transports_beside_a_socket_and_memcpy():
 def test_the_dit_beside_diffusers(tmp_path: Path):
     load = ["--families", "wan", "--requests", "2", "--steps", "2", "--rounds", "1", "--threads", "1"]
     video = ["--video-size", "64x64", "--video-frames", "5", "--video-steps", "5"]
-    output = _run("dit.py", *load, *video, "--json", str(tmp_path / "figures.json"))
+    output = _run("dit", *load, *video, "--json", str(tmp_path / "figures.json"))
     assert "a picture during a video" in output
     (report,) = json.loads((tmp_path / "figures.json").read_text())["checkpoints"]
     assert report["pipeline"] == "WanPipeline"
@@ -178,7 +178,7 @@ def test_the_dit_beside_diffusers(tmp_path: Path):
 def test_variants_of_the_dit_say_how_far_they_are_off(tmp_path: Path):
     load = ["--families", "flux", "--requests", "1", "--steps", "6", "--rounds", "1", "--threads", "1"]
     variants = ["--variant", "plain:", "--variant", "cached:cache=first-block,cache_threshold=100"]
-    assert "NOT EXACT" in _run("dit.py", *load, *variants, "--json", str(tmp_path / "figures.json"))
+    assert "NOT EXACT" in _run("dit", *load, *variants, "--json", str(tmp_path / "figures.json"))
     (report,) = json.loads((tmp_path / "figures.json").read_text())["checkpoints"]
     apart = {row["title"]: row["apart"] for row in report["rows"]}
     assert apart["Quartet plain, one after another"] <= 1 < apart["Quartet cached, one after another"]
@@ -186,7 +186,8 @@ def test_variants_of_the_dit_say_how_far_they_are_off(tmp_path: Path):
 
 def test_how_far_outputs_are_apart():
     import numpy as np
-    from dit_work import apart
+
+    from benchmarks.diffusion.work import apart
 
     outputs = [np.zeros((4, 4, 3), np.uint8), np.full((4, 4, 3), 255, np.uint8)]
     assert apart(outputs, outputs) == 0
@@ -211,7 +212,7 @@ def test_how_far_outputs_are_apart():
 def test_flags_of_the_dits_benchmark_that_are_refused(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ):
-    from dit import parse
+    from benchmarks.dit import parse
 
     with pytest.raises(SystemExit):
         parse(flags)
@@ -219,7 +220,7 @@ def test_flags_of_the_dits_benchmark_that_are_refused(
 
 
 def test_variants_of_the_dit_have_the_flags_of_all():
-    from dit import Variant, parse
+    from benchmarks.dit import Variant, parse
 
     options = parse(
         ["--dit-flag", "max_batch=4", "--variant", "plain:", "--variant", "fast:compile_blocks=true,cache=x"]
@@ -232,7 +233,7 @@ def test_variants_of_the_dit_have_the_flags_of_all():
 
 
 def test_a_stage_flag_without_a_stage_is_refused():
-    from speech import stage_arguments
+    from benchmarks.speech import stage_arguments
 
     assert stage_arguments(["talker.max_running_requests=4", "thinker.dtype=float32"]) == {
         "talker": ["--max-running-requests=4"],
@@ -248,9 +249,9 @@ class TestPublishedSizes:
 
     def test_talker(self):
         import torch
-        from real_sizes import TALKER
         from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeTalkerForConditionalGeneration
 
+        from benchmarks.stages.real_sizes import TALKER
         from services.talker.model import TalkerModel
 
         config: Any = Qwen3OmniMoeConfig(enable_audio_output=True).talker_config
@@ -266,10 +267,10 @@ class TestPublishedSizes:
 
     def test_code2wav(self):
         import torch
-        from real_sizes import CODE2WAV
         from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
+        from benchmarks.stages.real_sizes import CODE2WAV
         from services.families.qwen3_omni.code2wav import Qwen3OmniDecoder
 
         with torch.device("meta"):
@@ -283,7 +284,8 @@ def _parameters(model) -> int:
 
 def test_a_stage_alone_is_measured_against_what_it_reads():
     import torch
-    from alone import Stage, measure
+
+    from benchmarks.stages.timing import Stage, measure
 
     sleeps: list[float] = []
     timing = measure(Stage(lambda: sleeps.append(0), 4, lambda: 2_000_000), 3, steps=5, seconds=3600, bytes_per_s=1e9)
@@ -291,7 +293,7 @@ def test_a_stage_alone_is_measured_against_what_it_reads():
     assert timing.limit_ms == pytest.approx(2.0)
     assert timing.frame_ms == pytest.approx(timing.step_ms / 4)
     assert timing.frames_per_s == pytest.approx(3 * 4 / (timing.step_ms / 1000))
-    from real_sizes import fill
+    from benchmarks.stages.real_sizes import fill
 
     layer = torch.nn.Linear(512, 4096, bias=False)
     fill(layer)
@@ -303,7 +305,7 @@ def test_a_stage_alone_is_measured_against_what_it_reads():
 @pytest.mark.parametrize("stage", ["talker", "code2wav"])
 def test_a_stage_alone_on_a_gpu(stage: str, tmp_path: Path):
     flags = ["--device", "cuda", "--batch", "1", "8", "--steps", "10", "--json", str(tmp_path / "figures.json")]
-    _run("stage_alone.py", stage, *flags)
+    _run("stage_alone", stage, *flags)
     timings = json.loads((tmp_path / "figures.json").read_text())["timings"]
     assert [timing["batch"] for timing in timings] == [1, 8]
     assert all(timing["step_ms"] > timing["limit_ms"] > 0 for timing in timings)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.stack import START_TIMEOUT_S, until
+from tests.support.systems.stack import START_TIMEOUT_S, until
 
 pytestmark = pytest.mark.long
 

@@ -14,10 +14,10 @@ from transformers import AutoTokenizer
 
 from cli.plan import PIPELINE
 from gateway.media.encode import encode_audio
-from tests.support.client_environments import CLIENTS, node_with_packages, python_with
-from tests.support.espeak import spoken
-from tests.support.stack import IDENTITY, Access, Stack, running, until
-from tests.support.tls_front import tls_front
+from tests.support.clients.environments import CLIENTS, node_with_packages, python_with
+from tests.support.network.tls_front import tls_front
+from tests.support.samples.espeak import spoken
+from tests.support.systems.stack import IDENTITY, Access, Stack, running, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 RATE_HZ = 24_000

@@ -18,7 +18,7 @@ from gateway.pipeline.run import Job, run, speech
 from quartet.v1 import talker_pb2, thinker_pb2
 from services.common.errors import StageError, Unavailable
 from services.common.rpc.channels import Channels
-from tests.support.stack import HANG_GUARD_S, free_port
+from tests.support.systems.stack import HANG_GUARD_S, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 

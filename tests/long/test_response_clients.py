@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 from cli.plan import OMNI_DIT_PIPELINE
-from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.client_environments import CLIENTS, python_with
-from tests.support.stack import Stack, running
+from tests.support.clients.environments import CLIENTS, python_with
+from tests.support.systems.stack import Stack, running
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 TIMEOUT_S = 200  # a guard

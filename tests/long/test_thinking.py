@@ -12,10 +12,10 @@ import pytest
 
 from quartet.v1 import thinker_pb2, thinker_pb2_grpc
 from services.registry import TEXT_PIPELINE
-from tests.support.checkpoints import thinking_checkpoint
-from tests.support.command import quartet
-from tests.support.stack import Stack, free_port, running, until
-from tests.support.thinker_engine import Reference
+from tests.support.references.thinker_engine import Reference
+from tests.support.systems.command import quartet
+from tests.support.systems.stack import Stack, free_port, running, until
+from tests.support.weights.checkpoints import thinking_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 ENDS, GOES_ON = "boats", "What is it?"  # a thought of 18 tokens, and one of more than 80

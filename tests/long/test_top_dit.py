@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.stack import running, until
+from tests.support.systems.stack import running, until
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 

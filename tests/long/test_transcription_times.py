@@ -7,9 +7,9 @@ import soundfile
 
 from gateway.listening.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses
 from gateway.media.encode import encode_audio
-from tests.support.espeak import recording
-from tests.support.gateway_stack import running
-from tests.support.scripted_stages import PIECES
+from tests.support.samples.espeak import recording
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import running
 
 pytestmark = pytest.mark.long
 LENGTH_S = 600

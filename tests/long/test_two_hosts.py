@@ -15,13 +15,13 @@ from importlib.util import find_spec
 import httpx
 import numpy as np
 import pytest
-from player import AUDIBLE_GAP_MS, longest_gap_ms
 
-from tests.support import media
-from tests.support.speech import events, speech
-from tests.support.stack import HANG_GUARD_S, until
-from tests.support.two_hosts import missing, two_hosts
-from tests.support.two_hosts_stack import TwoHostsStack, running
+from benchmarks.traffic.player import AUDIBLE_GAP_MS, longest_gap_ms
+from tests.support.clients.speech import events, speech
+from tests.support.network.hosts import missing, two_hosts
+from tests.support.samples import media
+from tests.support.systems.stack import HANG_GUARD_S, until
+from tests.support.systems.two_hosts import TwoHostsStack, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 needs_ucx = pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'")

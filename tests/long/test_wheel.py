@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.stack import free_port
+from tests.support.systems.stack import free_port
 
 pytestmark = pytest.mark.long
 

@@ -26,12 +26,8 @@ from PIL import Image
 
 from cli.plan import OMNI_DIT_PIPELINE
 from services.demo_models import OMNI, PAINTER, PAINTER_SIZE, resolve
-from tests.support.dit_engine import fresh
-from tests.support.realtime_stack import conversation, send
-from tests.support.reference import Reference
-from tests.support.stack import HANG_GUARD_S, START_TIMEOUT_S, Stack, running
-from tests.support.stages import compare, converse, messages
-from tests.support.words import (
+from tests.support.references.qwen3_omni import Reference
+from tests.support.samples.words import (
     AT_ONCE,
     SPEECH_HZ,
     SPOKEN,
@@ -44,6 +40,10 @@ from tests.support.words import (
     said,
     with_tools,
 )
+from tests.support.stage.dit_engine import fresh
+from tests.support.systems.realtime import conversation, send
+from tests.support.systems.stack import HANG_GUARD_S, START_TIMEOUT_S, Stack, running
+from tests.support.systems.stages import compare, converse, messages
 from training import tools
 from training.dialogue import Dialogue
 from training.espeak import EspeakVoice, say

@@ -10,8 +10,8 @@ import pytest_asyncio
 
 from gateway.pipeline import route
 from services.common.rpc import channels
-from tests.support.gateway_stack import SPEECH, Running, running
-from tests.support.video_stack import SOUND_INFO, VIDEO_INFO, Client, gateway_before, scripted_dit
+from tests.support.systems.gateway import SPEECH, Running, running
+from tests.support.systems.video import SOUND_INFO, VIDEO_INFO, Client, gateway_before, scripted_dit
 
 REAL_OPTIONS = channels._CLIENT_OPTIONS
 PATIENT = {"grpc.min_reconnect_backoff_ms": 60_000, "grpc.keepalive_timeout_ms": 60_000}

@@ -15,9 +15,9 @@ from gateway.access.api_keys import digest, new_key, read_key_file
 from gateway.http.middleware import OPEN_PATHS, RequireKey
 from gateway.settings import GatewaySettings
 from gateway.yaml_source import YamlError
-from tests.support.gateway_stack import Running, running
-from tests.support.video_stack import MODEL as VIDEO_MODEL
-from tests.support.video_stack import VIDEO_INFO, gateway_before, scripted_dit
+from tests.support.systems.gateway import Running, running
+from tests.support.systems.video import MODEL as VIDEO_MODEL
+from tests.support.systems.video import VIDEO_INFO, gateway_before, scripted_dit
 
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 ALICE, BOB = new_key(), new_key()

@@ -12,15 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import client
 import pytest
-from answer import Answer
-from client import Exchange, Gateway, Wish
-from figures import figures
-from load import PROMPTS, closed_loop, line_arrivals, open_loop, poisson_arrivals
-from player import playback_gaps_ms
-from processes import Groups, system_pids
-from transformers_peer import in_line
+
+from benchmarks.peers.chat import in_line
+from benchmarks.systems.processes import Groups, system_pids
+from benchmarks.traffic import client
+from benchmarks.traffic.answer import Answer
+from benchmarks.traffic.client import Exchange, Gateway, Wish
+from benchmarks.traffic.figures import figures
+from benchmarks.traffic.load import PROMPTS, closed_loop, line_arrivals, open_loop, poisson_arrivals
+from benchmarks.traffic.player import playback_gaps_ms
 
 RATE_HZ = 24000
 FRAME_SAMPLES = 1920

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from client import Exchange
-from speak import parse, require_same, spoken
-from speak_peer import Call
+
+from benchmarks.peers.speak import Call
+from benchmarks.speak import parse, require_same, spoken
+from benchmarks.traffic.client import Exchange
 
 TEXT = "The boats are out."
 SOUND = np.arange(-4, 5, dtype="<i2")  # 18 bytes

@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from services.common.rpc import channels
-from tests.support.streaming import CHANNELS
+from tests.support.stage.streaming import CHANNELS
 
 FASTER = 50  # times
 IDLE_S = 5.0  # gRPC sends one ping a second at most, and a server bears three that come too early

@@ -13,8 +13,8 @@ import yaml
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from services.demo_models import OMNI, PAINTER
-from tests.support.health_command import COMMAND
-from tests.support.k8s_objects import settings_classes
+from tests.support.deployment.health_command import COMMAND
+from tests.support.k8s.objects import settings_classes
 
 ROOT = Path(__file__).parent.parent.parent
 VERSIONS = dict(

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from tests.support.compose_files import ROOT, at, interpolated, rendered
+from tests.support.deployment.compose_files import ROOT, at, interpolated, rendered
 from tests.support.documents import PAGES
 from tests.support.settings_of_processes import PROCESSES
 

@@ -11,7 +11,7 @@ from services.common.engine.device import Accelerator, CudaGraphs, engine_device
 from services.talker import execution as talker_execution
 from services.talker.graphs import StepGraphs, StepShape
 from services.talker.moe import grouped_experts, static_experts
-from tests.support.replay import CaptureError, ReplayedOps
+from tests.support.stage.replay import CaptureError, ReplayedOps
 
 
 class FakeCuda:

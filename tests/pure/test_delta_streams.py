@@ -10,8 +10,8 @@ from quartet.v1 import thinker_pb2
 from services.common.errors import InvalidInput, Unavailable
 from services.thinker import delta_streams
 from services.thinker.delta_streams import DeltaStreams
-from tests.support.gateway_stack import Running, running
-from tests.support.scripted_stages import PIECES
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SAID = "".join(PIECES)

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 from services.common.engine.device import Accelerator
 from services.dit.config import DitSettings
 from services.dit.execution import choices
-from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.dit_engine import bench
+from tests.support.stage.dit_engine import bench
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 A100 = Accelerator("NVIDIA A100-SXM4-80GB", (8, 0), 80 * 1024**3)
 T4 = Accelerator("Tesla T4", (7, 5), 16 * 1024**3)

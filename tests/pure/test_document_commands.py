@@ -21,9 +21,9 @@ from cli.main import app
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
+from tests.support.clients.grpcurl import arguments, check_call
 from tests.support.documents import PAGES, ROOT, SHELL, URL, Command, blocks, commands
-from tests.support.grpcurl import arguments, check_call
-from tests.support.kustomize import build
+from tests.support.k8s.kustomize import build
 from tests.support.settings_of_processes import PROCESSES, required_flags
 
 COMMANDS = commands()

@@ -15,9 +15,9 @@ from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from quartet.v1 import server_info_pb2
 from tests.pure.test_api_keys import bearer, entry, write
-from tests.support.gateway_stack import HEALTH_TIMEOUT_S, Running, running, serving
-from tests.support.realtime_client import session
-from tests.support.scripted_stages import ScriptedStages, scripted_stages
+from tests.support.clients.realtime_client import session
+from tests.support.scripted.stages import ScriptedStages, scripted_stages
+from tests.support.systems.gateway import HEALTH_TIMEOUT_S, Running, running, serving
 
 ASK = {"messages": [{"role": "user", "content": "hi"}]}
 SEA = {"lora_name": "sea", "lora_path": "sailors"}

@@ -14,8 +14,10 @@ from gateway.http.connection import ClientGone, EventStream
 from gateway.media.encode import encode_audio
 from services.common.errors import ContextTooLong, InvalidInput, QueueFull, RequestCancelled, Unavailable
 from tests.support.clock import put_forward
-from tests.support.gateway_stack import running
-from tests.support.scripted_stages import PCM16, PIECES, SAMPLE_RATE_HZ, VOICES
+from tests.support.scripted.code2wav import PCM16, SAMPLE_RATE_HZ
+from tests.support.scripted.talker import VOICES
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "".join(PIECES)

@@ -10,8 +10,9 @@ import pytest
 import soundfile
 
 from services.common.errors import InvalidInput
-from tests.support.gateway_stack import SPEECH, Running, running
-from tests.support.scripted_stages import CODES, PCM16, SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
+from tests.support.scripted.code2wav import PCM16, SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
+from tests.support.scripted.talker import CODES
+from tests.support.systems.gateway import SPEECH, Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/inference/v1/generate"

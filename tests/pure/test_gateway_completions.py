@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.access.api_keys import new_key
 from services.common.errors import ContextTooLong, InvalidInput, QueueFull
 from tests.pure.test_api_keys import bearer, entry, write
-from tests.support.gateway_stack import Running, running
-from tests.support.k8s_pool import METRICS
-from tests.support.media import png
-from tests.support.scripted_stages import PIECES
+from tests.support.k8s.pool import METRICS
+from tests.support.samples.media import png
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "".join(PIECES)

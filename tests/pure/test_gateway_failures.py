@@ -17,7 +17,7 @@ from services.common.errors import (
     StageLost,
     Unavailable,
 )
-from tests.support.gateway_stack import NOT_FOR_CLIENTS
+from tests.support.systems.gateway import NOT_FOR_CLIENTS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}

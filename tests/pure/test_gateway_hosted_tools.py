@@ -9,8 +9,9 @@ import pytest
 
 from quartet.v1 import thinker_pb2
 from services.common.errors import InternalError
-from tests.support.gateway_stack import SPEECH, Running, running
-from tests.support.scripted_stages import PCM16, PIECES
+from tests.support.scripted.code2wav import PCM16
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import SPEECH, Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PIPELINE = SPEECH.with_name("qwen3-omni-dit.yaml")

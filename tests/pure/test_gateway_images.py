@@ -10,9 +10,22 @@ import pytest
 from cli.plan import DIT_PIPELINE as DIT
 from quartet.v1 import server_info_pb2
 from services.common.errors import InternalError, InvalidInput, QueueFull, Unavailable
-from tests.support.gateway_stack import running
-from tests.support.pictures import ASK, EDIT, GENERATE, MODEL, bomb, noise, pixels, png, said, same, shown, spoken
-from tests.support.scripted_stages import DIT_STEPS, DRAWN_SEED, PICTURES, picture_of
+from tests.support.clients.pictures import (
+    ASK,
+    EDIT,
+    GENERATE,
+    MODEL,
+    bomb,
+    noise,
+    pixels,
+    png,
+    said,
+    same,
+    shown,
+    spoken,
+)
+from tests.support.scripted.dit import DIT_STEPS, DRAWN_SEED, PICTURES, picture_of
+from tests.support.systems.gateway import running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHAT = "/v1/chat/completions"
@@ -256,7 +269,7 @@ async def test_sizes_that_a_format_has_not(gateway, monkeypatch, file_format, mo
     assert (await gateway.http.post(GENERATE, json=ASK | {"size": size})).status_code == 200  # png
 
     # a size that the model chose is known at the end only
-    monkeypatch.setattr("tests.support.scripted_stages.picture_of", lambda *_: picture_of(0, 8, most + 1))
+    monkeypatch.setattr("tests.support.scripted.dit.picture_of", lambda *_: picture_of(0, 8, most + 1))
     response = await gateway.http.post(GENERATE, json=ASK | {"output_format": file_format})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "size")
     status, error = await gateway.refusal(chat | {"quartet": {"dit": {"output_format": file_format}}})

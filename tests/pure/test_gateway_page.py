@@ -10,7 +10,7 @@ from gateway.app import create_app
 from gateway.page.files import PATHS
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
-from tests.support.gateway_stack import SPEECH
+from tests.support.systems.gateway import SPEECH
 
 IMPORT = re.compile(r'(?:from|import|src=|href=|addModule\() ?"((?:\./|/page/)[^"]+)"')
 

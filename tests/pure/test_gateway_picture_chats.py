@@ -4,9 +4,10 @@ import pytest
 import pytest_asyncio
 
 from services.common.errors import InvalidInput, QueueFull
-from tests.support.gateway_stack import running
-from tests.support.pictures import ASK, GENERATE, MODEL, bomb, pixels, png, said, same, shown, spoken
-from tests.support.scripted_stages import DIT_STEPS, DRAWN_SEED, PIECES
+from tests.support.clients.pictures import ASK, GENERATE, MODEL, bomb, pixels, png, said, same, shown, spoken
+from tests.support.scripted.dit import DIT_STEPS, DRAWN_SEED
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "".join(PIECES)

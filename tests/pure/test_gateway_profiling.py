@@ -16,7 +16,7 @@ from cli.trace_file import merge
 from gateway.access.api_keys import new_key
 from gateway.profiling.clocks import Clock
 from tests.pure.test_api_keys import bearer, entry, write
-from tests.support.gateway_stack import running
+from tests.support.systems.gateway import running
 
 ASK = {
     "model": "scripted",

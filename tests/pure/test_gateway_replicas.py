@@ -15,9 +15,9 @@ from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2
 from services.common.errors import Unavailable
 from tests.support.clock import until
-from tests.support.gateway_stack import HEALTH_TIMEOUT_S, SPEECH
-from tests.support.routing_stack import INTERVAL_S, KINDS, TIME_S, Routed, routed
-from tests.support.scripted_stages import ScriptedStages, scripted_stages
+from tests.support.scripted.stages import ScriptedStages, scripted_stages
+from tests.support.systems.gateway import HEALTH_TIMEOUT_S, SPEECH
+from tests.support.systems.routing import INTERVAL_S, KINDS, TIME_S, Routed, routed
 
 NAME = "thinker.example"
 

@@ -13,8 +13,8 @@ from gateway.pipeline.route import Lease
 from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, talker_pb2, talker_pb2_grpc, thinker_pb2, thinker_pb2_grpc
 from services.common.errors import QueueFull, StageError, StageLost, Unavailable
 from tests.support.clock import until
-from tests.support.gateway_stack import running
-from tests.support.routing_stack import KINDS, LONG_S, Routed, job, routed
+from tests.support.systems.gateway import running
+from tests.support.systems.routing import KINDS, LONG_S, Routed, job, routed
 
 LOST_BEFORE_OUTPUT = {"thinker": 1, "talker": 0, "code2wav": 0}  # the prompt is read, no text is written
 

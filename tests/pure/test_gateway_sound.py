@@ -10,15 +10,7 @@ import soundfile
 
 from quartet.v1 import dit_pb2
 from services.common.errors import InternalError, InvalidInput, QueueFull
-from tests.support.video_stack import (
-    DRAWN_SEED,
-    MODEL,
-    RATE_HZ,
-    VIDEO_INFO,
-    gateway_before,
-    samples_of,
-    scripted_dit,
-)
+from tests.support.systems.video import DRAWN_SEED, MODEL, RATE_HZ, VIDEO_INFO, gateway_before, samples_of, scripted_dit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/audio/generations"
@@ -135,7 +127,7 @@ async def test_a_client_that_leaves_ends_the_stage_s_work(gateway):
 
 
 async def test_samples_beyond_full_scale_are_clipped(gateway, monkeypatch):
-    monkeypatch.setattr("tests.support.video_stack.samples_of", lambda start: np.array([[2, -2], [0, 1]], np.float32))
+    monkeypatch.setattr("tests.support.systems.video.samples_of", lambda start: np.array([[2, -2], [0, 1]], np.float32))
     response = await gateway.http.post(PATH, json=ASK)
     samples, _ = soundfile.read(io.BytesIO(response.content), dtype="int16")
     assert samples.tolist() == [[32767, -32767], [0, 32767]]

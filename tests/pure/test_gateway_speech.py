@@ -15,8 +15,9 @@ import soundfile
 from gateway.answers.sentences import cut
 from quartet.v1 import talker_pb2
 from services.common.errors import InternalError, InvalidInput, QueueFull, Unavailable
-from tests.support.gateway_stack import Running
-from tests.support.scripted_stages import PCM16, SAMPLE_RATE_HZ, VOICES
+from tests.support.scripted.code2wav import PCM16, SAMPLE_RATE_HZ
+from tests.support.scripted.talker import VOICES
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/audio/speech"
@@ -95,7 +96,7 @@ async def test_the_first_bytes_leave_after_one_frame(gateway, file_format):
 @pytest.mark.parametrize("speed", [0.25, 0.7, 2.0, 4.0])
 async def test_speed_changes_the_time_and_not_the_pitch(gateway, monkeypatch, speed):
     tone = np.rint(9000 * np.sin(2 * np.pi * 440 * np.arange(2 * SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ)).astype("<i2")
-    monkeypatch.setattr("tests.support.scripted_stages.PCM16", tone.tobytes())
+    monkeypatch.setattr("tests.support.scripted.code2wav.PCM16", tone.tobytes())
     response = await post(gateway, speed=speed, response_format="wav")
     samples, _ = soundfile.read(io.BytesIO(response.content), dtype="float32")
     assert len(samples) == pytest.approx(len(tone) / speed, rel=0.1)

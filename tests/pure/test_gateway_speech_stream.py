@@ -11,8 +11,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.access.api_keys import digest
 from services.common.errors import InternalError, QueueFull
-from tests.support.gateway_stack import Running, running
-from tests.support.scripted_stages import PCM16, SAMPLE_RATE_HZ, VOICES
+from tests.support.scripted.code2wav import PCM16, SAMPLE_RATE_HZ
+from tests.support.scripted.talker import VOICES
+from tests.support.systems.gateway import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/audio/speech/stream"

@@ -10,7 +10,7 @@ from gateway.pipeline.replica_health import LATE_CHECKS
 from gateway.pipeline.stage import Stage
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc
 from services.common.rpc import channels
-from tests.support.streaming import CHANNELS
+from tests.support.stage.streaming import CHANNELS
 
 
 class LateInfo(server_info_pb2_grpc.ServerInfoServiceServicer):

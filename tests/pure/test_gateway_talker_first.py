@@ -7,8 +7,9 @@ from openai.types.chat import ChatCompletion
 
 from quartet.v1 import talker_pb2
 from services.common.errors import InvalidInput, Unavailable
-from tests.support.gateway_stack import running
-from tests.support.scripted_stages import PCM16, VOICES
+from tests.support.scripted.code2wav import PCM16
+from tests.support.scripted.talker import VOICES
+from tests.support.systems.gateway import running
 
 PIPELINE = """\
 stages:

@@ -7,9 +7,9 @@ import pytest
 import pytest_asyncio
 
 from gateway.pipelines import pipeline_file
-from tests.support.gateway_stack import Running, running
-from tests.support.realtime_client import session
-from tests.support.scripted_stages import PIECES
+from tests.support.clients.realtime_client import session
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}

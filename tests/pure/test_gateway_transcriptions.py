@@ -23,8 +23,8 @@ from gateway.listening.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses, deco
 from gateway.media.encode import encode_audio
 from quartet.v1 import thinker_pb2
 from services.common.errors import ContextTooLong, InternalError, InvalidInput, QueueFull
-from tests.support.gateway_stack import Running
-from tests.support.scripted_stages import PIECES
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/audio/transcriptions"

@@ -19,16 +19,7 @@ from gateway.store import StoreError
 from quartet.v1 import dit_pb2
 from services.common.errors import QueueFull, Unavailable
 from tests.support.clock import put_forward
-from tests.support.video_stack import (
-    FPS,
-    MODEL,
-    PIPELINE,
-    STEPS,
-    VIDEO_INFO,
-    create,
-    gateway_before,
-    scripted_dit,
-)
+from tests.support.systems.video import FPS, MODEL, PIPELINE, STEPS, VIDEO_INFO, create, gateway_before, scripted_dit
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # OpenAI's client about its own videos
 PATH = "/v1/videos"

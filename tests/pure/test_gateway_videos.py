@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InternalError, InvalidInput, QueueFull, Unavailable
-from tests.support.video_stack import (
+from tests.support.systems.video import (
     DRAWN_SEED,
     FPS,
     MODEL,
@@ -241,7 +241,9 @@ async def test_frames_larger_than_a_file_can_have(tmp_path, monkeypatch):
         video_id = await create(gateway, size="16384x16", num_frames=1)
         await gateway.reaches(video_id, "completed")
         # a size that the model chose is known at the end only
-        monkeypatch.setattr("tests.support.video_stack.frames_of", lambda start: np.zeros((1, 16, 16400, 3), np.uint8))
+        monkeypatch.setattr(
+            "tests.support.systems.video.frames_of", lambda start: np.zeros((1, 16, 16400, 3), np.uint8)
+        )
         video = await gateway.reaches(await create(gateway), "failed")
         assert (video["error"]["code"], video["error"]["message"][:6]) == ("invalid_value", "size: ")
 

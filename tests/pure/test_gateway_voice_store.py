@@ -18,9 +18,7 @@ from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from gateway.store import StoreError
 from quartet.v1 import server_info_pb2
-from tests.support.gateway_stack import HEALTH_TIMEOUT_S, Running, running, serving
-from tests.support.scripted_stages import PCM16, scripted_stages
-from tests.support.voices import (
+from tests.support.clients.voices import (
     IMITATOR,
     PIPELINE,
     RATE_HZ,
@@ -39,6 +37,9 @@ from tests.support.voices import (
     upload,
     wav,
 )
+from tests.support.scripted.code2wav import PCM16
+from tests.support.scripted.stages import scripted_stages
+from tests.support.systems.gateway import HEALTH_TIMEOUT_S, Running, running, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

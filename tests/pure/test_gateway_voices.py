@@ -14,10 +14,7 @@ from websockets.asyncio.client import connect
 
 from gateway.media.encode import encode_audio
 from services.common.errors import InvalidInput
-from tests.support.gateway_stack import Running, running
-from tests.support.media import png
-from tests.support.scripted_stages import PCM16
-from tests.support.voices import (
+from tests.support.clients.voices import (
     FIELDS,
     IMITATOR,
     PIPELINE,
@@ -35,6 +32,9 @@ from tests.support.voices import (
     upload,
     wav,
 )
+from tests.support.samples.media import png
+from tests.support.scripted.code2wav import PCM16
+from tests.support.systems.gateway import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

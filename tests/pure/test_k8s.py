@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.k8s_breaks import BREAKS, POOL_BREAKS, break_it
-from tests.support.k8s_checks import amount, problems
-from tests.support.k8s_objects import PORTS, ROOT, Cluster, Object, pod_of, stages_of
-from tests.support.k8s_pool import pool_problems, split
-from tests.support.kustomize import WITH_TLS, build, copy_deployment, with_components
+from tests.support.k8s.breaks import BREAKS, POOL_BREAKS, break_it
+from tests.support.k8s.checks import amount, problems
+from tests.support.k8s.kustomize import WITH_TLS, build, copy_deployment, with_components
+from tests.support.k8s.objects import PORTS, ROOT, Cluster, Object, pod_of, stages_of
+from tests.support.k8s.pool import pool_problems, split
 
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("cpu-demo", "single-gpu", "speech", "scaled")

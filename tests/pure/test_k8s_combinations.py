@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from tests.support.documents import commands
-from tests.support.k8s_checks import problems
-from tests.support.k8s_objects import ROOT, Cluster, Object, pod_of, stages_of
-from tests.support.k8s_pool import pool_problems, split
-from tests.support.kustomize import build, with_components
+from tests.support.k8s.checks import problems
+from tests.support.k8s.kustomize import build, with_components
+from tests.support.k8s.objects import ROOT, Cluster, Object, pod_of, stages_of
+from tests.support.k8s.pool import pool_problems, split
 
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("cpu-demo", "single-gpu", "speech", "scaled")

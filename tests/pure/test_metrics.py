@@ -16,7 +16,7 @@ from services.common.stream import output_stream
 from services.common.stream.consumer import CREDITS
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Chunk, Rows
-from tests.support.streaming import subscribe
+from tests.support.stage.streaming import subscribe
 
 
 def value(name: str, **labels: str) -> float:

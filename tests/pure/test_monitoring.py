@@ -9,7 +9,7 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-from tests.support.monitoring import BOARD, FOLDER, SCRAPED, expressions, metrics_in, recorded, rules
+from tests.support.deployment.monitoring import BOARD, FOLDER, SCRAPED, expressions, metrics_in, recorded, rules
 
 MODULES = (
     "gateway.metrics",

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from services.common.telemetry import metrics
-from tests.support.health_command import healthy
+from tests.support.deployment.health_command import healthy
 
 
 @pytest.fixture

@@ -18,14 +18,10 @@ from PIL import Image
 
 from quartet import Answer, AsyncOmni, AudioDelta, Chat, Error, Omni, StartError, TextDelta, Tls, audio, image, video
 from services.common.errors import QueueFull
-from tests.support.scripted_stages import (
-    PCM16,
-    PIECES,
-    SAMPLE_RATE_HZ,
-    ScriptedStages,
-    picture_of,
-    scripted_stages,
-)
+from tests.support.scripted.code2wav import PCM16, SAMPLE_RATE_HZ
+from tests.support.scripted.dit import picture_of
+from tests.support.scripted.stages import ScriptedStages, scripted_stages
+from tests.support.scripted.thinker import PIECES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "".join(PIECES)

@@ -11,9 +11,11 @@ from PIL import Image
 
 from quartet.v1 import thinker_pb2
 from services.common.errors import ContextTooLong, InternalError, QueueFull, StageError, TooManyMedia
-from tests.support.gateway_stack import Running
-from tests.support.realtime_client import TONE, base64_of, kinds, session, sound_of
-from tests.support.scripted_stages import PCM16, PIECES, SAMPLE_RATE_HZ, Script
+from tests.support.clients.realtime_client import TONE, base64_of, kinds, session, sound_of
+from tests.support.scripted.code2wav import PCM16, SAMPLE_RATE_HZ
+from tests.support.scripted.script import Script
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANSWER = "".join(PIECES)

@@ -10,9 +10,9 @@ from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from gateway.access.api_keys import digest
-from tests.support.gateway_stack import Running, running
-from tests.support.realtime_client import TONE, RealtimeClient, base64_of, session
-from tests.support.scripted_stages import PIECES
+from tests.support.clients.realtime_client import TONE, RealtimeClient, base64_of, session
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANSWER = "".join(PIECES)

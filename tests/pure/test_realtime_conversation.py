@@ -22,8 +22,8 @@ from gateway.dialects.realtime.events import RealtimeError
 from gateway.dialects.realtime.output.outbox import Outbox
 from gateway.dialects.realtime.output.responses import Request, Response
 from gateway.dialects.realtime.settings.session import Session
-from tests.support.gateway_stack import Running
-from tests.support.scripted_stages import PIECES
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,8 +9,8 @@ import soundfile
 from prometheus_client import REGISTRY
 
 from services.common.errors import QueueFull
-from tests.support.gateway_stack import Running
-from tests.support.realtime_client import RealtimeClient, base64_of, kinds, session
+from tests.support.clients.realtime_client import RealtimeClient, base64_of, kinds, session
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STEP = 512

@@ -3,8 +3,8 @@
 import pytest
 import pytest_asyncio
 
-from tests.support.realtime_client import session
-from tests.support.realtime_order import Event, Order
+from tests.support.clients.realtime_client import session
+from tests.support.clients.realtime_order import Event, Order
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from services.common.errors import InternalError
-from tests.support.gateway_stack import SPEECH, Running, running
-from tests.support.realtime_client import kinds, session, sound_of
-from tests.support.scripted_stages import PIECES
+from tests.support.clients.realtime_client import kinds, session, sound_of
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import SPEECH, Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PIPELINE = SPEECH.with_name("qwen3-omni-dit.yaml")

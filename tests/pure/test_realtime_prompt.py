@@ -17,9 +17,9 @@ from quartet.v1 import thinker_pb2
 from services.families.qwen3_omni.thinker import Qwen3OmniThinker
 from services.thinker.family import load_checkpoint
 from services.thinker.template import ChatTemplate
-from tests.support.gateway_stack import Running
-from tests.support.realtime_client import base64_of, session
-from tests.support.scripted_stages import PIECES
+from tests.support.clients.realtime_client import base64_of, session
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 IDS = [11, 12, 13]

@@ -15,7 +15,7 @@ from gateway.access import client_secrets
 from gateway.access.api_keys import ApiKey, ApiKeyEntry, digest, new_key
 from gateway.access.client_secrets import AZURE_PATH, ClientSecrets, key_of, subprotocol_of
 from gateway.errors import ApiError
-from tests.support.gateway_stack import Running, running
+from tests.support.systems.gateway import Running, running
 
 ALICE, BOB = new_key(), new_key()
 

@@ -5,10 +5,10 @@ import pytest
 import soxr
 
 from services.common.errors import QueueFull
-from tests.support.espeak import recording
-from tests.support.gateway_stack import Running
-from tests.support.realtime_client import RealtimeClient, base64_of, kinds, session
-from tests.support.scripted_stages import PIECES
+from tests.support.clients.realtime_client import RealtimeClient, base64_of, kinds, session
+from tests.support.samples.espeak import recording
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 EVENTS = "conversation.item.input_audio_transcription"

@@ -19,7 +19,7 @@ from gateway.dialects.realtime.input.turn_detector import (
 from gateway.dialects.realtime.settings.session import SemanticVad
 from gateway.listening.onnx import ModelFileError
 from gateway.listening.turn_model import TurnModel, features
-from tests.support.espeak import recording
+from tests.support.samples.espeak import recording
 
 FILE = os.environ.get("QUARTET_TEST_TURN_MODEL")
 

@@ -14,10 +14,10 @@ from websockets.asyncio.client import connect
 from gateway.listening.speech_windows import RATE_HZ
 from gateway.media.encode import encode_audio
 from services.common.errors import QueueFull
-from tests.support.espeak import recording
-from tests.support.gateway_stack import Running
-from tests.support.realtime_client import base64_of, session
-from tests.support.scripted_stages import PIECES
+from tests.support.clients.realtime_client import base64_of, session
+from tests.support.samples.espeak import recording
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SAID = "".join(PIECES)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from services.common.errors import ContextTooLong, QueueFull
-from tests.support.gateway_stack import Running
-from tests.support.media import png
-from tests.support.responses import client, create, prompt, refusal
+from tests.support.clients.responses import client, create, prompt, refusal
+from tests.support.samples.media import png
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/responses/input_tokens"

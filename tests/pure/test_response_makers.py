@@ -16,10 +16,12 @@ from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from quartet.v1 import server_info_pb2
 from services.common.errors import InternalError
-from tests.support.gateway_stack import HEALTH_TIMEOUT_S, SPEECH, Running, serving
-from tests.support.responses import create, kinds, refusal
-from tests.support.scripted_stages import PIECES, Script, scripted_stages
-from tests.support.video_stack import RATE_HZ, SOUND_INFO, STEPS, VIDEO_INFO, scripted_dit
+from tests.support.clients.responses import create, kinds, refusal
+from tests.support.scripted.script import Script
+from tests.support.scripted.stages import scripted_stages
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import HEALTH_TIMEOUT_S, SPEECH, Running, serving
+from tests.support.systems.video import RATE_HZ, SOUND_INFO, STEPS, VIDEO_INFO, scripted_dit
 
 PIPELINE = SPEECH.with_name("qwen3-omni-dit.yaml")
 TEXT = "".join(PIECES)

@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from services.common.errors import InternalError
-from tests.support.gateway_stack import SPEECH, Running, running
-from tests.support.responses import client, create, kinds, refusal, stream
-from tests.support.scripted_stages import PIECES
+from tests.support.clients.responses import client, create, kinds, refusal, stream
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import SPEECH, Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "".join(PIECES)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway_stack import Running
-from tests.support.responses import create, refusal
+from tests.support.clients.responses import create, refusal
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LAMP = {"type": "function", "name": "lamp", "parameters": {"type": "object"}}

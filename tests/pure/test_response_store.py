@@ -12,9 +12,9 @@ from gateway.access.api_keys import new_key
 from gateway.dialects.responses.items import new_id
 from gateway.dialects.responses.store import ResponseStore, Thread
 from tests.pure.test_api_keys import bearer, entry, write
-from tests.support.gateway_stack import Running, running
-from tests.support.responses import create, prompt
-from tests.support.scripted_stages import PIECES
+from tests.support.clients.responses import create, prompt
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running, running
 
 ALICE, BOB = new_key(), new_key()
 TEXT = "".join(PIECES)

@@ -11,14 +11,15 @@ import pytest
 from pydantic import BaseModel
 
 from services.common.errors import ContextTooLong, InternalError, QueueFull, StageLost
-from tests.support.gateway_stack import Running
-from tests.support.media import png
-from tests.support.responses import client, create, kinds, prompt, refusal, stream
-from tests.support.scripted_stages import PCM16, PIECES
+from tests.support.clients.responses import client, create, kinds, prompt, refusal, stream
+from tests.support.samples.media import png
+from tests.support.scripted.code2wav import PCM16
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "".join(PIECES)
-CODEX = Path(__file__).parents[1] / "support" / "codex_exchange.json"
+CODEX = Path(__file__).parents[1] / "support/clients/codex_exchange.json"
 LAMP = {"type": "function", "name": "lamp", "parameters": {"type": "object"}}
 CALLED = {"type": "function_call", "call_id": "c1", "name": "lamp", "arguments": "{}"}
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from services.common.errors import Unavailable
 from services.common.stream.arena_files import ALIGNMENT_BYTES
 from services.common.stream.shared_memory import SLICE_BYTES, Arena, FreeRanges, aligned
-from tests.support.shm_support import MIB, arena_directory
+from tests.support.stage.shm import MIB, arena_directory
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 3000), min_size=1, max_size=60))

@@ -12,8 +12,8 @@ from services.common.errors import InvalidInput
 from services.common.stream.rows import Rows
 from services.common.stream.shared_memory import open_shared_memory
 from services.talker.config import TalkerSettings
-from tests.support.shm_support import BOTH, MIB, arena_directory, edge, metric, read_all, same, source, tensors
-from tests.support.streaming import CHANNELS, reading, subscribe
+from tests.support.stage.shm import BOTH, MIB, arena_directory, edge, metric, read_all, same, source, tensors
+from tests.support.stage.streaming import CHANNELS, reading, subscribe
 
 NAME = "quartet-" + "0123456789abcdef" * 2  # of no arena; each worker collects the same
 

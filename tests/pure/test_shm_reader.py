@@ -15,7 +15,7 @@ from services.common.errors import InvalidInput
 from services.common.stream.arena_files import ArenaReader, new_name
 from services.common.stream.shared_memory import Arena, host_facts, obstacle
 from services.common.stream.tensors import describe, to_torch
-from tests.support.shm_support import MIB, arena_directory
+from tests.support.stage.shm import MIB, arena_directory
 
 NAME = "quartet-" + "0123456789abcdef" * 2  # of no arena; each worker collects the same
 

@@ -15,8 +15,8 @@ from cli.sizes import read_sizes
 from services.code2wav.family import DecoderFamily
 from services.families.qwen3_omni import code2wav, talker
 from services.registry import family_of, read_config
-from tests.support.checkpoints import thinking_checkpoint
-from tests.support.hub import serving
+from tests.support.systems.hub import serving
+from tests.support.weights.checkpoints import thinking_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from services.common.rpc.channels import Channels
 from services.common.rpc.settings import StageSettings
 from services.common.stage import Stage, main
 from services.common.stream.rows import Rows
-from tests.support.certificates import credentials, make
-from tests.support.shm_support import arena_directory, read_all
+from tests.support.network.certificates import credentials, make
+from tests.support.stage.shm import arena_directory, read_all
 
 SERVICE = "quartet.v1.TalkerService"
 TENSOR = torch.arange(2**18, dtype=torch.float32).view(2, -1)

@@ -17,7 +17,7 @@ from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.tensors import to_message, to_torch
 from tests.support.clock import until
-from tests.support.streaming import CHANNELS, subscribe
+from tests.support.stage.streaming import CHANNELS, subscribe
 
 GUARD_S = 60.0
 

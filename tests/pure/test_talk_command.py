@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.support.command import quartet, start
-from tests.support.espeak import sentences
-from tests.support.gateway_stack import Running, running
-from tests.support.scripted_stages import PIECES
+from tests.support.samples.espeak import sentences
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.command import quartet, start
+from tests.support.systems.gateway import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANSWER = "".join(PIECES)

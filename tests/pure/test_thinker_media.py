@@ -12,7 +12,7 @@ from services.common.errors import InvalidInput
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 from services.thinker.media import decode_audio, decode_image, decode_video
-from tests.support.media import mp4, png, wav
+from tests.support.samples.media import mp4, png, wav
 
 LIMITS = ThinkerSettings(model="unused", max_image_pixels=10_000, max_audio_s=2.0, max_video_s=2.0)
 RATE_HZ = 16000

@@ -17,7 +17,7 @@ from services.thinker.reasoning import ThoughtParser
 from services.thinker.request import read_conversation
 from services.thinker.template import ChatTemplate
 from services.thinker.tools import ToolCallParser
-from tests.support.checkpoints import thinking_checkpoint
+from tests.support.weights.checkpoints import thinking_checkpoint
 
 MARKERS = ReasoningMarkers("<think>", "</think>", 1, 2, "deepseek_r1")
 IDS = {"<think>": 1, "</think>": 2}

@@ -26,7 +26,7 @@ from services.common.rpc.channels import SERVER_OPTIONS, Channels
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.talker.config import TalkerSettings
-from tests.support.certificates import credentials, flags, issue, make, serial, shown
+from tests.support.network.certificates import credentials, flags, issue, make, serial, shown
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from cli import top
 from cli.scrape import MetricsDelta, Scrape
 from cli.top import Monitor, System, TopError
-from tests.support import gateway_stack
+from tests.support.systems import gateway as gateway_stack
 
 
 class Page:

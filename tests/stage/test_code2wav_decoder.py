@@ -13,7 +13,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 from services.code2wav.causal import Carry, CausalDecoder, StateLayout
 from services.code2wav.family import Decoder, DecoderStates, load_decoder
 from services.code2wav.layers import CausalConv
-from tests.support.code2wav_reference import load_reference, whole_decode
+from tests.support.references.code2wav import load_reference, whole_decode
 
 # In float32 the reference's own eager and sdpa attention differ by 2e-5 from each other and from float64 on these
 # checkpoints; in float64 what remains is that both norm and rotate in float32. A window wrong by one frame gives 0.3.

@@ -15,7 +15,7 @@ from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.servicer import check_codes
 from services.code2wav.stream import DecodeEnd, Event, Samples
 from services.common.errors import InternalError, InvalidInput, Unavailable
-from tests.support.decode_engine import feed_in_pieces
+from tests.support.stage.decode_engine import feed_in_pieces
 
 GUARD_S = 120.0
 TOLERANCE = 1e-4

@@ -19,7 +19,7 @@ from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.stream import DecodeEnd, Event, Samples
 from services.common.engine.process import keep_freed_memory
-from tests.support.code2wav_reference import load_reference, whole_decode
+from tests.support.references.code2wav import load_reference, whole_decode
 
 SIZES = [
     pytest.param((8, 160), id="small"),  # some windows of attention

@@ -14,7 +14,7 @@ from services.code2wav.family import Decoder, DecoderStates, load_decoder
 from services.common.engine.device import Capturer, CudaGraphs
 from services.talker import __main__ as talker_main
 from services.talker.config import TalkerSettings
-from tests.support.replay import ReplayedOps
+from tests.support.stage.replay import ReplayedOps
 
 # RMS of the difference over RMS of the sound. transformers' own code2wav is 0.113 and 0.030 from its float32 result on
 # this checkpoint.

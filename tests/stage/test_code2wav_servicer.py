@@ -22,7 +22,7 @@ from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Rows
 from services.common.stream.tensors import to_message, to_torch
 from tests.support.clock import until
-from tests.support.streaming import CHANNELS, CONSUMER
+from tests.support.stage.streaming import CHANNELS, CONSUMER
 
 GUARD_S = 120.0
 TOLERANCE = 1e-4

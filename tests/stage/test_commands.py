@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from gateway.access.api_keys import digest, read_key_file
-from tests.support import command
-from tests.support.gateway_stack import running
-from tests.support.stack import free_port
+from tests.support.systems import command
+from tests.support.systems.gateway import running
+from tests.support.systems.stack import free_port
 
 
 async def test_quartet_key_and_the_commands_that_send_it(tmp_path: Path):

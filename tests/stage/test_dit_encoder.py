@@ -35,12 +35,12 @@ from services.dit.servicer import DitServicer
 from services.encoder.__main__ import EncoderServicer
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
-from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.clock import until
-from tests.support.dit_engine import Bench, bench
 from tests.support.families import SYSTEMS
-from tests.support.shm_support import MIB, arena_directory
-from tests.support.streaming import CHANNELS, CONSUMER, reading
+from tests.support.stage.dit_engine import Bench, bench
+from tests.support.stage.shm import MIB, arena_directory
+from tests.support.stage.streaming import CHANNELS, CONSUMER, reading
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 GUARD_S = 300.0
 TAKES_IMAGE = ("qwen-image-edit", "wan-i2v")

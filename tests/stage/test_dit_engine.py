@@ -14,8 +14,8 @@ from diffusers.hooks.first_block_cache import FirstBlockCacheConfig
 from quartet.v1 import dit_pb2
 from services.common.errors import InternalError, InvalidInput
 from services.dit.output import Done, Event, Failed, Preview, Progress, Started
-from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.dit_engine import TIMEOUT_S, Bench, Watched, bench, fresh, reference
+from tests.support.stage.dit_engine import TIMEOUT_S, Bench, Watched, bench, fresh, reference
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 
 @pytest.fixture(scope="module")

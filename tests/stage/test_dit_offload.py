@@ -9,8 +9,8 @@ from quartet.v1 import dit_pb2
 from services.common.engine.device import Accelerator
 from services.dit import models
 from services.dit.output import Event, Progress
-from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.dit_engine import Watched, bench
+from tests.support.stage.dit_engine import Watched, bench
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 # What stands for a device: its memory is the CPU's, but accelerate takes it for another one.
 DEVICE = torch.device("cpu", 0)

@@ -23,8 +23,8 @@ from services.dit.__main__ import start_engine
 from services.dit.config import DitSettings
 from services.dit.output import Done, Failed
 from services.dit.parallel_group import GroupFailed
-from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.dit_engine import Bench, bench, fresh, reference
+from tests.support.stage.dit_engine import Bench, bench, fresh, reference
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 FAMILIES = ("flux", "qwen-image")  # wan and flux2-klein pass too: each is seconds of starting processes
 TIMEOUT_S = 120.0

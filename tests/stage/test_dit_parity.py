@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from quartet.v1 import dit_pb2
-from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.dit_engine import Bench, bench, fresh, reference
 from tests.support.families import IN_PROCESS
+from tests.support.stage.dit_engine import Bench, bench, fresh, reference
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 TOLERANCE = 1e-4
 PROMPTS = ("a red fox", "a much longer prompt about a blue house by the sea, at night, in the rain", "x")

@@ -22,10 +22,10 @@ from services.common.stream.tensors import to_torch
 from services.dit.config import DitSettings
 from services.dit.output import Output
 from services.dit.servicer import DitServicer
-from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.clock import until
-from tests.support.dit_engine import Bench, bench
-from tests.support.streaming import CHANNELS, CONSUMER
+from tests.support.stage.dit_engine import Bench, bench
+from tests.support.stage.streaming import CHANNELS, CONSUMER
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 GUARD_S = 120.0
 Response = dit_pb2.DitServiceGenerateResponse

@@ -21,11 +21,14 @@ from PIL import Image
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
-from tests.support.gateway_stack import SPEECH, clients, running, serving
-from tests.support.grpcurl import check_call
-from tests.support.scripted_stages import DIT_STEPS, PCM16, PIECES, SAMPLE_RATE_HZ, picture_of, scripted_stages
-from tests.support.stack import free_port
-from tests.support.terminal import Terminal, lines
+from tests.support.clients.grpcurl import check_call
+from tests.support.scripted.code2wav import PCM16, SAMPLE_RATE_HZ
+from tests.support.scripted.dit import DIT_STEPS, picture_of
+from tests.support.scripted.stages import scripted_stages
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import SPEECH, clients, running, serving
+from tests.support.systems.stack import free_port
+from tests.support.systems.terminal import Terminal, lines
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from cli import check
 from cli.ports import free_ports
-from tests.support.hub import serving
-from tests.support.stack import HANG_GUARD_S, START_TIMEOUT_S, until
+from tests.support.systems.hub import serving
+from tests.support.systems.stack import HANG_GUARD_S, START_TIMEOUT_S, until
 from tests.system.test_supervisor import OTHERS, QUARTET, REPOSITORY, environment, stages, started
 
 __all__ = ["stages"]  # the fixture

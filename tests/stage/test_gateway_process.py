@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from gateway.access.api_keys import digest, new_key
-from tests.support.certificates import flags, issue, make
-from tests.support.gateway_stack import SPEECH
-from tests.support.stack import free_port
-from tests.support.video_stack import STEPS, VIDEO_INFO, create, decode_mp4, gateway_process, scripted_dit
+from tests.support.network.certificates import flags, issue, make
+from tests.support.systems.gateway import SPEECH
+from tests.support.systems.stack import free_port
+from tests.support.systems.video import STEPS, VIDEO_INFO, create, decode_mp4, gateway_process, scripted_dit
 
 COMMAND = [sys.executable, "-m", "gateway", f"--pipeline={SPEECH}"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.k8s_objects import ROOT, Cluster, pod_of
-from tests.support.kustomize import build
-from tests.support.scripted_stages import ScriptedStages, scripted_stages
-from tests.support.stack import free_port
+from tests.support.k8s.kustomize import build
+from tests.support.k8s.objects import ROOT, Cluster, pod_of
+from tests.support.scripted.stages import ScriptedStages, scripted_stages
+from tests.support.systems.stack import free_port
 
 GUARD_S = 120.0
 CHAT, SPEECH, RESPONSES = "/v1/chat/completions", "/v1/audio/speech", "/v1/responses"

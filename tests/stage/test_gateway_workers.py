@@ -17,9 +17,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from gateway.access.api_keys import digest
-from tests.support.gateway_stack import SPEECH
-from tests.support.scripted_stages import Script, ScriptedStages, scripted_stages
-from tests.support.stack import free_port
+from tests.support.scripted.script import Script
+from tests.support.scripted.stages import ScriptedStages, scripted_stages
+from tests.support.systems.gateway import SPEECH
+from tests.support.systems.stack import free_port
 
 WORKERS = 3
 TRIES = 24  # connections: that one process gets them all is a chance of 1 to 3 ** 23

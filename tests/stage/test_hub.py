@@ -15,8 +15,8 @@ import torch
 from huggingface_hub import constants
 
 from services.common.engine.weights import local_folder
-from tests.support import hub_starts
-from tests.support.hub import Hub, serving
+from tests.support.systems import hub_starts
+from tests.support.systems.hub import Hub, serving
 
 pytestmark = pytest.mark.long  # it starts a thinker
 

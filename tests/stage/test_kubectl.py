@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from tests.support.documents import Command, commands
-from tests.support.k8s_objects import ROOT, Object
-from tests.support.kustomize import WITH_TLS, build, with_components
+from tests.support.k8s.kustomize import WITH_TLS, build, with_components
+from tests.support.k8s.objects import ROOT, Object
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 DIRECTORIES = ("overlays/cpu-demo", "overlays/single-gpu", "overlays/speech", "overlays/scaled", "monitoring")

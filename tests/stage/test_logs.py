@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support import certificates
+from tests.support.network import certificates
 
 SPEAKER = """
 import logging, threading, warnings

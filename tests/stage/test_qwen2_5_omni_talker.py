@@ -17,12 +17,12 @@ from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
 from services.talker.speech import Speech, SpeechRequest
-from tests.support.checkpoints import omni_checkpoint
-from tests.support.conversations import CONVERSATIONS, sound, turn, video
-from tests.support.reference import ReferenceAnswer
-from tests.support.reference_qwen2_5 import Qwen25Reference
-from tests.support.replay import ReplayedOps
-from tests.support.talker import codes_of
+from tests.support.references.qwen2_5_omni import Qwen25Reference
+from tests.support.references.qwen3_omni import ReferenceAnswer
+from tests.support.samples.conversations import CONVERSATIONS, sound, turn, video
+from tests.support.stage.replay import ReplayedOps
+from tests.support.stage.talker import codes_of
+from tests.support.weights.checkpoints import omni_checkpoint
 
 MAX_TOKENS, MAX_FRAMES, POSITIONS = 12, 40, 1024
 WITH_SOUND = "video with sound"

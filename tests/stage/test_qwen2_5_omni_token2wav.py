@@ -28,7 +28,7 @@ from services.common.stream.tensors import to_message
 from services.families.qwen2_5_omni.code2wav import Token2Wav
 from services.families.qwen2_5_omni.tiny.token2wav import randomize, token2wav_config, voices
 from tests.support.clock import until
-from tests.support.replay import ReplayedOps
+from tests.support.stage.replay import ReplayedOps
 
 GUARD_S = 60.0
 CODEBOOK, SAMPLES = 160, 480

@@ -23,10 +23,10 @@ from services.families.qwen3_tts.codec_encoder import CodecEncoder
 from services.families.qwen3_tts.tiny.codec import SIZES as TINY_SIZES
 from services.families.qwen3_tts.tiny.codec import codec_config, speaker_encoder, write_codec
 from services.families.qwen3_tts.voice_sample import load_sample_reader
-from tests.support.decode_engine import feed_in_pieces
-from tests.support.hub import serving
-from tests.support.media import tone
-from tests.support.qwen_tts import load_codec, load_speaker_encoder
+from tests.support.references.qwen_tts import load_codec, load_speaker_encoder
+from tests.support.samples.media import tone
+from tests.support.stage.decode_engine import feed_in_pieces
+from tests.support.systems.hub import serving
 
 TOLERANCE = 1e-4
 VECTOR_TOLERANCE = 1e-5

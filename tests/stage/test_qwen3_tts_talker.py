@@ -25,10 +25,10 @@ from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
 from services.talker.speech import SpeechRequest
-from tests.support.checkpoints import tts_checkpoint
-from tests.support.qwen_tts import load_tts
-from tests.support.talker import ServedTalker
-from tests.support.voice import RATE_HZ, voice_like
+from tests.support.references.qwen_tts import load_tts
+from tests.support.samples.voice import RATE_HZ, voice_like
+from tests.support.stage.talker import ServedTalker
+from tests.support.weights.checkpoints import tts_checkpoint
 
 KINDS = {
     "custom_voice": "qwen3-tts",

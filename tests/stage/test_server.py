@@ -26,9 +26,9 @@ from quartet.v1 import (
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.rows import Rows
 from services.common.stream.tensors import to_message
-from tests.support.health_command import healthy
-from tests.support.shm_support import arena_directory
-from tests.support.stack import free_port
+from tests.support.deployment.health_command import healthy
+from tests.support.stage.shm import arena_directory
+from tests.support.systems.stack import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SERVICE = "quartet.v1.Code2WavService"

@@ -19,7 +19,7 @@ from services.common.stream.hub import StreamHub
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.shared_memory import host_facts
 from tests.support.clock import until
-from tests.support.shm_support import (
+from tests.support.stage.shm import (
     BOTH,
     MIB,
     MIN_BYTES,
@@ -32,7 +32,7 @@ from tests.support.shm_support import (
     source,
     tensors,
 )
-from tests.support.streaming import CHANNELS, subscribe
+from tests.support.stage.streaming import CHANNELS, subscribe
 
 GUARD_S = 120
 

@@ -8,7 +8,7 @@ import pytest
 from cli import reaper
 from services.common.stream.arena_files import new_name, sweep
 from services.common.stream.shared_memory import Arena
-from tests.support.shm_support import MIB, arena_directory, peer
+from tests.support.stage.shm import MIB, arena_directory, peer
 
 
 @pytest.fixture

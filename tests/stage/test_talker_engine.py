@@ -22,10 +22,10 @@ from services.talker.predictor import CodePredictor
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import PREPARED_WIDTHS, resolve
 from services.talker.speech import SpeechRequest
-from tests.support.conversations import CONVERSATIONS, read_prompt_spec
-from tests.support.reference import Reference, ReferenceAnswer
-from tests.support.replay import ReplayedOps
-from tests.support.talker import codes_of
+from tests.support.references.qwen3_omni import Reference, ReferenceAnswer
+from tests.support.samples.conversations import CONVERSATIONS, read_prompt_spec
+from tests.support.stage.replay import ReplayedOps
+from tests.support.stage.talker import codes_of
 
 MAX_TOKENS, MAX_FRAMES, POSITIONS = 12, 16, 1024
 

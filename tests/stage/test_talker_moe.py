@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from services.talker.family import MoeSpec
 from services.talker.moe import MlpWeights, MoeWeights, grouped_experts, run_moe, static_experts
-from tests.support.replay import ReplayedOps
+from tests.support.stage.replay import ReplayedOps
 
 HIDDEN, INNER = 24, 16
 SPEC = MoeSpec(experts=32, experts_per_token=3, intermediate=INNER, shared_intermediate=INNER, renormalize=True)

@@ -8,8 +8,8 @@ import torch
 
 from services.common.errors import InvalidInput
 from services.families.qwen3_omni.talker_prompt import ThinkerPrompt, answer_head, rope_positions, user_positions
-from tests.support.conversations import CONVERSATIONS, image, read_prompt_spec, sound, turn, video
-from tests.support.reference import Reference
+from tests.support.references.qwen3_omni import Reference
+from tests.support.samples.conversations import CONVERSATIONS, image, read_prompt_spec, sound, turn, video
 
 WITH_SOUND = {
     "video with sound": [turn("user", video(), sound(2.0), "What happens?")],

@@ -27,11 +27,11 @@ from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.servicer import TalkerServicer
 from tests.support.clock import until
-from tests.support.conversations import CONVERSATIONS, read_prompt_spec
-from tests.support.reference import Reference, ReferenceAnswer
-from tests.support.shm_support import arena_directory
-from tests.support.streaming import CONSUMER, reading, subscribe
-from tests.support.talker import requests
+from tests.support.references.qwen3_omni import Reference, ReferenceAnswer
+from tests.support.samples.conversations import CONVERSATIONS, read_prompt_spec
+from tests.support.stage.shm import arena_directory
+from tests.support.stage.streaming import CONSUMER, reading, subscribe
+from tests.support.stage.talker import requests
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MAX_TOKENS, MAX_FRAMES = 8, 10

@@ -15,7 +15,7 @@ from services.talker.model import TalkerModel, empty_model
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
 from services.talker.speech import SpeechRequest
-from tests.support.replay import ReplayedOps
+from tests.support.stage.replay import ReplayedOps
 
 SIZES = TransformerSpec(
     layers=2,

@@ -17,9 +17,9 @@ from services.common.errors import InvalidInput
 from services.common.stream.tensors import to_message
 from services.families.qwen3_omni.talker_text import DEFAULT_INSTRUCTIONS
 from services.talker.text import GrowingText, TextTokenizer
-from tests.support.conversations import turn
-from tests.support.reference import Reference
-from tests.support.talker import GUARD_S, ServedTalker, requests
+from tests.support.references.qwen3_omni import Reference
+from tests.support.samples.conversations import turn
+from tests.support.stage.talker import GUARD_S, ServedTalker, requests
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FRAMES = 24

@@ -10,8 +10,8 @@ from quartet.v1 import stream_pb2, talker_pb2
 from services.common.errors import InvalidInput
 from services.registry import FAMILIES, family_of
 from services.talker.servicer import talker_info
-from tests.support.replay import ReplayedOps
-from tests.support.talker import ServedTalker
+from tests.support.stage.replay import ReplayedOps
+from tests.support.stage.talker import ServedTalker
 from tests.support.toy_family import install
 from tests.support.toy_family.reference import reference_codes
 from tests.support.toy_family.tiny import CONFIG, write

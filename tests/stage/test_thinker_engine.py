@@ -22,9 +22,9 @@ from services.thinker.conversation import Conversation, MediaFile, Message
 from services.thinker.execution import choices
 from services.thinker.media import decode_audio, decode_image, decode_video
 from services.thinker.plugin.rows import layers_of
-from tests.support.checkpoints import omni_checkpoint
-from tests.support.media import mp4, png, wav
-from tests.support.thinker_engine import Answer, Reference
+from tests.support.references.thinker_engine import Answer, Reference
+from tests.support.samples.media import mp4, png, wav
+from tests.support.weights.checkpoints import omni_checkpoint
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KV_BLOCK_TOKENS = 32

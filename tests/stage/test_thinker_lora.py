@@ -13,8 +13,8 @@ from services.common.errors import InvalidInput, NotFound
 from services.thinker.conversation import Conversation, Message
 from tests.stage.test_thinker_engine import KV_BLOCK_TOKENS, Thinker, conversations, start
 from tests.support.clock import until
-from tests.support.lora import adapter, merged
-from tests.support.thinker_engine import Reference
+from tests.support.references.thinker_engine import Reference
+from tests.support.weights.lora import adapter, merged
 
 # long: an engine of their own; tests/system asks the shared one for adapters
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.common.stream.rows import ROPE_POSITIONS, hidden_states
 from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind, RowRequest, RowStore
-from tests.support.replay import CaptureError, ReplayedOps
+from tests.support.stage.replay import CaptureError, ReplayedOps
 
 BLOCK, BLOCKS, HIDDEN, VOCABULARY = 4, 16, 8, 50
 SIZES = (16, 8, 4, 2)  # tokens of the captured batches, largest first as in vLLM

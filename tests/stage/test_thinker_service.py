@@ -23,11 +23,11 @@ from services.common.errors import ContextTooLong, InvalidInput, StageError, Una
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.rows import Chunk
 from services.thinker.environment import SCRATCH_PREFIX
-from tests.support.hub import Hub
-from tests.support.hub import serving as hub_serving
-from tests.support.media import png, wav
-from tests.support.stack import free_port
-from tests.support.streaming import subscribe
+from tests.support.samples.media import png, wav
+from tests.support.stage.streaming import subscribe
+from tests.support.systems.hub import Hub
+from tests.support.systems.hub import serving as hub_serving
+from tests.support.systems.stack import free_port
 
 # long: they start a thinker of their own; tests/system asks the shared one
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]

@@ -12,8 +12,8 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from PIL import Image
 
 from cli.tiny import make_checkpoint
-from tests.support.checkpoints import diffusion_checkpoint
 from tests.support.families import IN_PROCESS
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 PIPELINES = {
     "sd3": "StableDiffusion3Pipeline",

@@ -16,11 +16,11 @@ from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2, stream_pb2_g
 from services.common.errors import QueueFull
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.telemetry import tracing
-from tests.support import gateway_stack
-from tests.support.collector import Collector, collecting
-from tests.support.stack import free_port
-from tests.support.streaming import CHANNELS, subscribe
-from tests.support.traced_stages import traced_stages
+from tests.support.scripted.traced import traced_stages
+from tests.support.stage.streaming import CHANNELS, subscribe
+from tests.support.systems import gateway as gateway_stack
+from tests.support.systems.collector import Collector, collecting
+from tests.support.systems.stack import free_port
 
 SPOKEN = {
     "model": "scripted",

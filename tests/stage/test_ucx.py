@@ -26,9 +26,9 @@ from services.common.stream.ucx import UcxTransport, open_ucx_worker
 from services.common.stream.ucx_worker import UcxWorker
 from services.talker.config import TalkerSettings
 from tests.support.clock import until
-from tests.support.shm_support import MIB, MIN_BYTES, metric, peer, read_all, same, serving, source, tensors
-from tests.support.streaming import CHANNELS, reading, subscribe
-from tests.support.ucx_support import ARENAS, connected, edge, working
+from tests.support.stage.shm import MIB, MIN_BYTES, metric, peer, read_all, same, serving, source, tensors
+from tests.support.stage.streaming import CHANNELS, reading, subscribe
+from tests.support.stage.ucx import ARENAS, connected, edge, working
 
 pytestmark = pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'")
 GUARD_S = 120
@@ -100,7 +100,7 @@ async def consumed() -> AsyncIterator[tuple[StreamHub, UcxWorker, OutputStream, 
         async with serving(UcxTransport(worker, MIN_BYTES)) as (hub, address):
             with hub.open("s", ["states"]) as stream:
                 stream.start(0)
-                with peer("consume", address, "s", script="ucx_support") as (process, _):
+                with peer("consume", address, "s", script="ucx") as (process, _):
                     await stream.subscription(60)
                     await connected(worker)
                     yield hub, worker, stream, process
@@ -136,7 +136,7 @@ async def test_a_consumer_that_hangs_is_dropped(monkeypatch):
 
 async def test_a_producer_that_dies_is_a_typed_error_at_once():
     with working() as worker, reading(ARENAS, ucx=worker):
-        with peer("produce", script="ucx_support") as (process, said):
+        with peer("produce", script="ucx") as (process, said):
             async with subscribe(source(said["address"]), "r", []) as messages:
                 for _ in range(4):  # the header, three tensors
                     await anext(messages)

@@ -15,9 +15,9 @@ from services.common.errors import InvalidInput, Unavailable
 from services.common.stream.chunk_reader import ChunkReader
 from services.common.stream.ucx import UcxReceiver
 from tests.support.clock import until
-from tests.support.shm_support import read_all, source
-from tests.support.streaming import CHANNELS, reading, subscribe
-from tests.support.ucx_support import ARENAS, edge, working
+from tests.support.stage.shm import read_all, source
+from tests.support.stage.streaming import CHANNELS, reading, subscribe
+from tests.support.stage.ucx import ARENAS, edge, working
 
 pytestmark = pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'")
 

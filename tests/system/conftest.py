@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.stack import Stack, running
+from tests.support.systems.stack import Stack, running
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 
 class DitSystems:

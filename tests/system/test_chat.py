@@ -10,7 +10,7 @@ import openai
 import pytest
 import soundfile
 
-from tests.support.speech import ENDLESS_SPEECH, ENDLESS_TOKENS
+from tests.support.clients.speech import ENDLESS_SPEECH, ENDLESS_TOKENS
 
 pytestmark = pytest.mark.e2e
 

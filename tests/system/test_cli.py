@@ -9,9 +9,9 @@ import pytest
 import soundfile
 from PIL import Image
 
-from tests.support.command import quartet
-from tests.support.espeak import sentences
-from tests.support.stack import START_TIMEOUT_S, free_port
+from tests.support.samples.espeak import sentences
+from tests.support.systems.command import quartet
+from tests.support.systems.stack import START_TIMEOUT_S, free_port
 
 pytestmark = pytest.mark.e2e
 

@@ -10,8 +10,8 @@ import pytest
 import soundfile
 from PIL import Image
 
-from tests.support.command import on_terminal, quartet, start
-from tests.support.stack import HANG_GUARD_S, Stack, free_port, until, wait_until_ready
+from tests.support.systems.command import on_terminal, quartet, start
+from tests.support.systems.stack import HANG_GUARD_S, Stack, free_port, until, wait_until_ready
 
 pytestmark = pytest.mark.e2e
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.media import png
-from tests.support.stack import Stack, until
+from tests.support.samples.media import png
+from tests.support.systems.stack import Stack, until
 from tests.system.test_services_alone import curl, tensor
 
 pytestmark = pytest.mark.e2e

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.media import png
-from tests.support.stack import Stack
+from tests.support.samples.media import png
+from tests.support.systems.stack import Stack
 
 pytestmark = pytest.mark.e2e
 

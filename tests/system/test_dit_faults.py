@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from gateway.pipelines import SHIPPED
-from tests.support.checkpoints import diffusion_checkpoint
-from tests.support.stack import Stack, running, until, wait_until_ready
+from tests.support.systems.stack import Stack, running, until, wait_until_ready
+from tests.support.weights.checkpoints import diffusion_checkpoint
 
 pytestmark = pytest.mark.e2e
 

@@ -14,8 +14,8 @@ import soundfile
 import torch
 from PIL import Image
 
-from tests.support.dit_engine import fresh
 from tests.support.families import SYSTEMS
+from tests.support.stage.dit_engine import fresh
 
 pytestmark = pytest.mark.e2e
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import quartet
 from tests.support.documents import ROOT, URL, Command, blocks, commands
-from tests.support.stack import HANG_GUARD_S, START_TIMEOUT_S, Stack, running
+from tests.support.systems.command import quartet
+from tests.support.systems.stack import HANG_GUARD_S, START_TIMEOUT_S, Stack, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(START_TIMEOUT_S)]
 PYTHON = {block.where: block.text for block in blocks("python")}

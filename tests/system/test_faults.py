@@ -13,10 +13,10 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.support.checkpoints import omni_checkpoint
-from tests.support.gateway_stack import NOT_FOR_CLIENTS
-from tests.support.speech import events, speech
-from tests.support.stack import HANG_GUARD_S, Stack, running, until
+from tests.support.clients.speech import events, speech
+from tests.support.systems.gateway import NOT_FOR_CLIENTS
+from tests.support.systems.stack import HANG_GUARD_S, Stack, running, until
+from tests.support.weights.checkpoints import omni_checkpoint
 
 pytestmark = pytest.mark.e2e
 

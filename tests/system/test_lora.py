@@ -11,11 +11,11 @@ import pytest
 import soundfile
 from PIL import Image
 
-from tests.support.lora import adapters_in, merged
-from tests.support.media import Media
-from tests.support.realtime_client import kinds, session
-from tests.support.reference import Reference, ReferenceAnswer
-from tests.support.stack import Access, Stack, brief_pipeline, running
+from tests.support.clients.realtime_client import kinds, session
+from tests.support.references.qwen3_omni import Reference, ReferenceAnswer
+from tests.support.samples.media import Media
+from tests.support.systems.stack import Access, Stack, brief_pipeline, running
+from tests.support.weights.lora import adapters_in, merged
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.long]
 

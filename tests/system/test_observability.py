@@ -8,8 +8,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.monitoring import expressions, metrics_in, scraped_metrics
-from tests.support.stack import ANSWER_GUARD_S, Stack, until
+from tests.support.deployment.monitoring import expressions, metrics_in, scraped_metrics
+from tests.support.systems.stack import ANSWER_GUARD_S, Stack, until
 
 pytestmark = pytest.mark.e2e
 

@@ -4,7 +4,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.support.browser import browser, chromium, microphone_file, visiting
+from tests.support.clients.browser import browser, chromium, microphone_file, visiting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "color_scheme": "dark"}

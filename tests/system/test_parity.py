@@ -22,12 +22,12 @@ from PIL import Image
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 from services.thinker.media import decode_video
-from tests.support.checkpoints import omni_checkpoint
-from tests.support.media import AUDIO_RATE_HZ, Media
-from tests.support.reference import ReferenceAnswer
-from tests.support.reference_qwen2_5 import reference_of
-from tests.support.stack import KV_BLOCK_TOKENS, Stack, running, until
-from tests.support.stages import Spoken, compare, converse, messages
+from tests.support.references.qwen2_5_omni import reference_of
+from tests.support.references.qwen3_omni import ReferenceAnswer
+from tests.support.samples.media import AUDIO_RATE_HZ, Media
+from tests.support.systems.stack import KV_BLOCK_TOKENS, Stack, running, until
+from tests.support.systems.stages import Spoken, compare, converse, messages
+from tests.support.weights.checkpoints import omni_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

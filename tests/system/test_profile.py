@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.command import quartet, start
-from tests.support.stack import HANG_GUARD_S, Stack, until
+from tests.support.systems.command import quartet, start
+from tests.support.systems.stack import HANG_GUARD_S, Stack, until
 
 pytestmark = pytest.mark.e2e
 

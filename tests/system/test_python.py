@@ -20,8 +20,8 @@ from PIL import Image
 
 from quartet import Answer, AsyncOmni, AudioDelta, Omni, TextDelta, image
 from quartet.messages import Options
-from tests.support.omni_program import PROMPTS, THINGS
-from tests.support.stack import HANG_GUARD_S, Stack, processes_of, shared_memory_of, until
+from tests.support.systems.omni_program import PROMPTS, THINGS
+from tests.support.systems.stack import HANG_GUARD_S, Stack, processes_of, shared_memory_of, until
 
 pytestmark = pytest.mark.e2e
 SPOKEN: Options = {
@@ -129,7 +129,7 @@ def test_an_image_may_be_a_path_bytes_pillows_or_an_array(omni: Omni, picture: n
 @contextlib.contextmanager
 def program(checkpoint: Path, run_directory: Path) -> Iterator[Stack]:
     """Runs the user's program around a block. `Stack.output` is what it has said."""
-    command = [sys.executable, "-m", "tests.support.omni_program", str(checkpoint), str(run_directory)]
+    command = [sys.executable, "-m", "tests.support.systems.omni_program", str(checkpoint), str(run_directory)]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdout=output, stderr=errors)
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.stack import HANG_GUARD_S, processes_of, until
+from tests.support.systems.stack import HANG_GUARD_S, processes_of, until
 
 ROOT = Path(__file__).parents[2]
 

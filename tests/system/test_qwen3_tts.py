@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import websockets
 
-from tests.support.checkpoints import tts_checkpoint
-from tests.support.qwen_tts import load_tts
-from tests.support.speech import ENDLESS_SPEECH
-from tests.support.stack import Stack, running, until
-from tests.support.voice import RATE_HZ, voice_like
-from tests.support.voices import base64_of, wav
+from tests.support.clients.speech import ENDLESS_SPEECH
+from tests.support.clients.voices import base64_of, wav
+from tests.support.references.qwen_tts import load_tts
+from tests.support.samples.voice import RATE_HZ, voice_like
+from tests.support.systems.stack import Stack, running, until
+from tests.support.weights.checkpoints import tts_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 FRAMES = 20

@@ -12,17 +12,17 @@ from urllib.parse import urlsplit
 import numpy as np
 import psutil
 import pytest
-from gateways import GatewayProcess
-from utterances import silence
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
+from benchmarks.conversations.utterances import silence
+from benchmarks.systems.gateways import GatewayProcess
+from tests.support.clients.realtime_chaos import chaos
+from tests.support.clients.realtime_client import kinds, sound_of
 from tests.support.clock import until
 from tests.support.memory import counted, in_use
-from tests.support.realtime_chaos import chaos
-from tests.support.realtime_client import kinds, sound_of
-from tests.support.realtime_stack import (
+from tests.support.systems.realtime import (
     ENDLESS,
     GREEDY,
     conversation,
@@ -34,7 +34,7 @@ from tests.support.realtime_stack import (
     turn,
     work_began,
 )
-from tests.support.stack import Stack
+from tests.support.systems.stack import Stack
 
 pytestmark = pytest.mark.e2e
 PLACES = 64  # sessions that a gateway of these tests has

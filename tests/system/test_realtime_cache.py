@@ -19,12 +19,12 @@ from quartet.v1 import thinker_pb2
 from services.common.errors import InvalidInput
 from services.common.rpc.status import from_rpc_error
 from services.thinker.family import load_checkpoint
+from tests.support.clients.realtime_client import base64_of, session
 from tests.support.clock import until
-from tests.support.gateway_stack import HEALTH_TIMEOUT_S, serving
-from tests.support.media import png, wav
-from tests.support.realtime_client import base64_of, session
-from tests.support.stack import KV_BLOCK_TOKENS, Stack
-from tests.support.stages import Spoken, messages, think
+from tests.support.samples.media import png, wav
+from tests.support.systems.gateway import HEALTH_TIMEOUT_S, serving
+from tests.support.systems.stack import KV_BLOCK_TOKENS, Stack
+from tests.support.systems.stages import Spoken, messages, think
 
 pytestmark = pytest.mark.e2e
 

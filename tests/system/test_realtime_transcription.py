@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from websockets.asyncio.client import connect
 
-from tests.support.realtime_client import RealtimeClient, base64_of
-from tests.support.realtime_stack import conversation, heard, send, spoken
-from tests.support.stack import HANG_GUARD_S, Stack
+from tests.support.clients.realtime_client import RealtimeClient, base64_of
+from tests.support.systems.realtime import conversation, heard, send, spoken
+from tests.support.systems.stack import HANG_GUARD_S, Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 WRITTEN = {"model": "gpt-4o-mini-transcribe", "language": "en"}

@@ -8,8 +8,8 @@ import numpy as np
 import openai
 import pytest
 
-from tests.support.media import png
-from tests.support.stack import Stack, until
+from tests.support.samples.media import png
+from tests.support.systems.stack import Stack, until
 
 pytestmark = pytest.mark.e2e
 

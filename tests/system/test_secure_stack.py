@@ -10,9 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.access.api_keys import new_key
 from services.common.rpc import channels
-from tests.support.certificates import credentials, make, serial, shown
-from tests.support.health_command import healthy
-from tests.support.stack import ANSWER_GUARD_S, IDENTITY, Stack, until
+from tests.support.deployment.health_command import healthy
+from tests.support.network.certificates import credentials, make, serial, shown
+from tests.support.systems.stack import ANSWER_GUARD_S, IDENTITY, Stack, until
 
 pytestmark = pytest.mark.e2e
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.stack import IDENTITY, Stack
+from tests.support.systems.stack import IDENTITY, Stack
 
 pytestmark = pytest.mark.e2e
 

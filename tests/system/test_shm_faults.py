@@ -11,9 +11,9 @@ from services.common.errors import Unavailable
 from services.common.stream.arena_files import sweep
 from services.common.stream.rows import Chunk, Rows
 from services.common.stream.shared_memory import SharedMemoryTransport
-from tests.support.shm_support import MIB, arena_directory, peer, producing, source
-from tests.support.stack import HANG_GUARD_S
-from tests.support.streaming import reading, subscribe
+from tests.support.stage.shm import MIB, arena_directory, peer, producing, source
+from tests.support.stage.streaming import reading, subscribe
+from tests.support.systems.stack import HANG_GUARD_S
 
 
 async def test_a_killed_consumers_memory_is_free_again():

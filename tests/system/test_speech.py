@@ -10,10 +10,10 @@ import pytest
 
 from quartet.v1 import talker_pb2, talker_pb2_grpc
 from services.common.stream.tensors import to_torch
-from tests.support.speech import ENDLESS_SPEECH
-from tests.support.stack import until
-from tests.support.stages import decode
-from tests.support.streaming import CHANNELS
+from tests.support.clients.speech import ENDLESS_SPEECH
+from tests.support.stage.streaming import CHANNELS
+from tests.support.systems.stack import until
+from tests.support.systems.stages import decode
 
 pytestmark = pytest.mark.e2e
 QUESTION = Path(__file__).parents[2] / "cli" / "assets" / "question.wav"

@@ -24,7 +24,7 @@ import pytest
 from cli import process as processes
 from cli.supervisor import free_ports
 from gateway.pipelines import SHIPPED
-from tests.support.stack import HANG_GUARD_S, until
+from tests.support.systems.stack import HANG_GUARD_S, until
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -17,8 +17,8 @@ import soundfile
 from safetensors.numpy import load_file
 
 from tests.support.documents import ROOT, URL, blocks
-from tests.support.stack import running
-from tests.support.terminal import Terminal, lines
+from tests.support.systems.stack import running
+from tests.support.systems.terminal import Terminal, lines
 from tests.support.toy_family.code2wav import SAMPLE_RATE_HZ
 from tests.support.toy_family.reference import reference_codes
 

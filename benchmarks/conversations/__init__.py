@@ -1,0 +1,1 @@
+"""Spoken conversations: users, microphones, and how soon they are answered."""

@@ -1,0 +1,1 @@
+"""The same model split into services, and in one process."""

@@ -1,0 +1,1 @@
+"""One stage's engine alone, at real sizes."""

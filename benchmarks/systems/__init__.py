@@ -1,0 +1,1 @@
+"""What is measured: stages and gateways, and what their processes use and hold."""

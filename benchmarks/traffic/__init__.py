@@ -1,0 +1,1 @@
+"""Load on a gateway: who asks, when, and what the answers say."""

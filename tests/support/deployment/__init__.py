@@ -1,0 +1,1 @@
+"""deploy/ without Kubernetes: compose files, the images' health command, the monitoring."""

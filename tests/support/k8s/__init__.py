@@ -1,0 +1,1 @@
+"""The overlays of deploy/k8s: how they are rendered, and what their objects must be to each other."""

@@ -1,0 +1,1 @@
+"""What lies between processes: hosts, wires and TLS."""

@@ -1,0 +1,1 @@
+"""Other people's implementations of the same models: what Quartet's answers must equal."""

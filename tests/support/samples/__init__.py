@@ -1,0 +1,1 @@
+"""What tests send: sound, pictures, films, conversations and questions."""

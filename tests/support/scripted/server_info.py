@@ -1,0 +1,41 @@
+"""What scripted stages say of themselves."""
+
+from quartet.v1 import server_info_pb2, server_info_pb2_grpc
+from tests.support.scripted.code2wav import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
+from tests.support.scripted.dit import PICTURES
+from tests.support.scripted.script import Script
+from tests.support.scripted.talker import CODES, VOICES
+
+
+class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
+    def __init__(self, stage: str, script: Script) -> None:
+        self.script = script
+        self.revision, self.serving = 0, True
+        self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
+        self.info.thinker.input_modalities.extend(["audio", "image"])
+        self.info.thinker.kv_block_tokens, self.info.thinker.kv_blocks = 16, 100
+        if stage == "dit":
+            self.info.model = "scripted-dit"
+            self.info.dit.CopyFrom(PICTURES)
+        elif stage == "encoder":
+            self.info.encoder.pipeline = PICTURES.pipeline
+        elif stage == "talker":
+            self.info.talker.speakers.extend(VOICES)
+            self.info.talker.max_context_positions, self.info.talker.reads_text = 4096, True
+            self.info.talker.takes_instructions, self.info.talker.num_code_groups = True, len(CODES[0])
+        elif stage == "code2wav":
+            self.info.code2wav.sample_rate_hz = SAMPLE_RATE_HZ
+            self.info.code2wav.samples_per_frame = SAMPLES_PER_FRAME
+
+    async def GetServerInfo(self, request, context):
+        return self.info
+
+    async def GetLoad(self, request, context):
+        running, queued = self.script.running, self.script.queued
+        return server_info_pb2.GetLoadResponse(
+            running=running,
+            queued=queued,
+            info_revision=self.revision,
+            kv_cache_usage=running / 4,
+            serving=self.serving,
+        )

@@ -1,0 +1,79 @@
+"""Servers of scripted stages."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+
+from quartet.v1 import (
+    code2wav_pb2_grpc,
+    dit_pb2_grpc,
+    encoder_pb2_grpc,
+    server_info_pb2_grpc,
+    talker_pb2_grpc,
+    thinker_pb2_grpc,
+)
+from services.common.rpc import channels
+from tests.support.scripted.code2wav import Code2Wav
+from tests.support.scripted.dit import Dit
+from tests.support.scripted.encoder import Encoder
+from tests.support.scripted.script import HOST, Script
+from tests.support.scripted.server_info import ServerInfo
+from tests.support.scripted.talker import Talker
+from tests.support.scripted.thinker import Thinker
+
+
+class ScriptedStages:
+    """A server for each of `kinds`.
+
+    Attributes:
+        scripts: what each does, by stage; to be changed by tests.
+        addresses: "host:port" by stage.
+        servers: the servers by stage; stopping one without grace is what a killed process looks like.
+        infos: what they say of themselves.
+    """
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.scripts = {stage: Script() for stage in kinds}
+        self.addresses: dict[str, str] = {}
+        self.servers: dict[str, grpc.aio.Server] = {}
+        self.infos = {stage: ServerInfo(stage, script) for stage, script in self.scripts.items()}
+
+    async def start(self, stage: str) -> None:
+        """Starts a server, at the address it had before if any."""
+        server = self.servers[stage] = grpc.aio.server(options=channels.SERVER_OPTIONS)
+        script = self.scripts[stage]
+        if stage == "thinker":
+            thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(Thinker(script, self.infos[stage]), server)
+        elif stage == "talker":
+            talker_pb2_grpc.add_TalkerServiceServicer_to_server(Talker(script), server)
+        elif stage == "dit":
+            dit_pb2_grpc.add_DitServiceServicer_to_server(Dit(script), server)
+        elif stage == "encoder":
+            encoder_pb2_grpc.add_EncoderServiceServicer_to_server(Encoder(script), server)
+        else:
+            code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(Code2Wav(script), server)
+        server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
+        self.infos[stage].serving = True
+        address = self.addresses.get(stage, f"{HOST}:0")
+        port = server.add_insecure_port(address)
+        self.addresses[stage] = f"{address.rpartition(':')[0]}:{port}"
+        await server.start()
+
+    def set_serving(self, stage: str, serving: bool) -> None:
+        """Has a stage report from now on that it serves, or does not."""
+        self.infos[stage].serving = serving
+
+
+@asynccontextmanager
+async def scripted_stages(*kinds: str, of: type[ScriptedStages] = ScriptedStages) -> AsyncIterator[ScriptedStages]:
+    """Running servers, as `of` makes them; by default those that speak: thinker, talker and code2wav."""
+    kinds = kinds or ("thinker", "talker", "code2wav")
+    stages = of(kinds)
+    for stage in kinds:
+        await stages.start(stage)
+    try:
+        yield stages
+    finally:
+        await asyncio.gather(*(server.stop(grace=None) for server in stages.servers.values()))

@@ -1,0 +1,127 @@
+"""A thinker that answers as its script says."""
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import aclosing
+
+from quartet.v1 import thinker_pb2, thinker_pb2_grpc
+from services.common.errors import InvalidInput, NotFound
+from services.common.rpc.status import abort
+from services.thinker.delta_streams import DeltaStreams, redirected
+from tests.support.scripted.script import TIMINGS, Script
+from tests.support.scripted.server_info import ServerInfo
+
+PIECES = ("Hello", ", ", "world")
+
+
+class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
+    """It has any adapter but those in a directory `missing`, whose digest is the directory's name."""
+
+    def __init__(self, script: Script, server: ServerInfo) -> None:
+        self.script, self.server, self._deltas = script, server, DeltaStreams()
+
+    async def StreamDeltas(self, request, context):
+        async for message in self._deltas.serve(request.stream_id):
+            yield message
+
+    async def Tokenize(self, request, context):
+        """A token for each character; a conversation is its texts."""
+        text = request.text or "".join(part.text for message in request.messages for part in message.content)
+        self.script.requests.append(request)
+        return thinker_pb2.TokenizeResponse(token_ids=map(ord, text), tokens=list(text) if request.wants_tokens else [])
+
+    async def Detokenize(self, request, context):
+        if max(request.token_ids, default=0) > sys.maxunicode:
+            await abort(context, InvalidInput("token_ids", "is none"))
+        return thinker_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
+    async def LoadLora(self, request, context):
+        if request.path == self.script.missing:
+            await abort(context, InvalidInput("path", "has no adapter_config.json"))
+        loras = self.server.info.thinker.loras
+        is_new = request.name not in [lora.name for lora in loras]
+        if is_new:
+            loras.add(name=request.name, digest=request.path)
+            self.server.revision += 1
+        return thinker_pb2.LoadLoraResponse(is_new=is_new)
+
+    async def UnloadLora(self, request, context):
+        loras = self.server.info.thinker.loras
+        kept = [lora for lora in loras if lora.name != request.name]
+        if len(kept) == len(loras):
+            await abort(context, NotFound(f"there is no adapter {request.name!r}"))
+        del loras[:]
+        loras.extend(kept)
+        self.server.revision += 1
+        return thinker_pb2.UnloadLoraResponse()
+
+    async def Generate(self, request_iterator, context):
+        start = (await anext(request_iterator)).start
+        media = [p.media for m in start.messages for p in m.content] + list(start.prompt.media)
+        expected = sum(each.size_bytes for each in media if not each.data)
+        received = 0
+        while received < expected:
+            chunk = (await anext(request_iterator)).media.data
+            received += len(chunk)
+            self.script.media += chunk
+        deltas, reason = _answer(self.script)
+        thought = [thinker_pb2.GenerateDelta(reasoning=piece, token_ids=[9]) for piece in self.script.thought]
+        summary = thinker_pb2.GenerateSummary(
+            finish_reason=reason,
+            prompt_tokens=10,
+            cached_tokens=2,
+            completion_tokens=3 + len(thought),
+            reasoning_tokens=len(thought),
+            timings=TIMINGS,
+            token_ids_reusable=self.script.ids_reusable,
+        )
+        prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4)
+        outputs = [
+            thinker_pb2.GenerateResponse(prompt=prompt),
+            *(thinker_pb2.GenerateResponse(prompt_logprobs=told) for told in _prompt_logprobs(start)),
+            *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas) if not start.count_only),
+            thinker_pb2.GenerateResponse(summary=summary),
+        ]
+        sink = self._deltas.to(start.deltas_to)
+        # closed here: one that a failure leaves behind would count as running until it is collected
+        async with aclosing(self.script.play(start, outputs, context)) as played:
+            async for output in redirected(played, sink):
+                yield output
+
+
+def _answer(script: Script) -> tuple[list[thinker_pb2.GenerateDelta], thinker_pb2.FinishReason]:
+    """Text, or a call of a function, and why it ends there."""
+    if script.tool_call:
+        return _call("call_1", "lamp", '{"on":', "true}"), thinker_pb2.FINISH_REASON_TOOL_CALLS
+    if script.calls:
+        name, arguments = script.calls.pop(0)
+        half = len(arguments) // 2
+        called = _call(f"call_{name}", name, arguments[:half], arguments[half:])
+        return called, thinker_pb2.FINISH_REASON_TOOL_CALLS
+    deltas = [thinker_pb2.GenerateDelta(text=text, token_ids=[i]) for i, text in enumerate(PIECES)]
+    if script.logprobs:
+        for delta in deltas:
+            top = [thinker_pb2.TokenLogprob(token="x", token_bytes=b"x", logprob=-0.5)]
+            token = thinker_pb2.TokenLogprob(token=delta.text, token_bytes=delta.text.encode(), logprob=-0.5)
+            token.top.extend(top)
+            delta.logprobs.append(token)
+    return deltas, thinker_pb2.FINISH_REASON_LENGTH if script.too_long else thinker_pb2.FINISH_REASON_STOP
+
+
+def _call(call_id: str, name: str, *arguments: str) -> list[thinker_pb2.GenerateDelta]:
+    """A call whose arguments come in pieces."""
+    calls = [thinker_pb2.ToolCallDelta(index=0, id=call_id, name=name)]
+    calls += [thinker_pb2.ToolCallDelta(index=0, arguments_json=piece) for piece in arguments]
+    return [thinker_pb2.GenerateDelta(token_ids=[i], tool_calls=[call]) for i, call in enumerate(calls)]
+
+
+def _prompt_logprobs(start: thinker_pb2.GenerateStart) -> Iterator[thinker_pb2.PromptLogprobs]:
+    """A message for each character or id, likelier from one to the next."""
+    if start.sampling.HasField("prompt_logprobs"):
+        for i, token_id in enumerate(map(ord, start.prompt.text) if start.prompt.text else start.prompt.token_ids.ids):
+            token = thinker_pb2.TokenLogprob(token_id=token_id, token=chr(token_id), logprob=-1 / i if i else math.nan)
+            token.rank = 2 if i else 0
+            for _ in range(start.sampling.prompt_logprobs if i else 0):
+                token.top.add(token_id=120, token="x", logprob=-0.125, rank=1)
+            yield thinker_pb2.PromptLogprobs(tokens=[token])

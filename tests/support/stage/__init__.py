@@ -1,0 +1,1 @@
+"""One stage in a test's own process: its engine, its servicer, and streams of tensors."""

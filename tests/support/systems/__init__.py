@@ -1,0 +1,1 @@
+"""Systems of several processes or stages, and a look inside."""

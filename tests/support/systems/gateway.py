@@ -1,0 +1,118 @@
+"""A gateway in the tests' own process, and scripted stages behind it."""
+
+import asyncio
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import httpx
+import openai
+import uvicorn
+
+from cli.plan import PIPELINE as SPEECH
+from gateway.app import create_app
+from gateway.pipeline.config import load_pipeline
+from gateway.settings import GatewaySettings
+from quartet.v1 import server_info_pb2
+from tests.support.scripted.stages import scripted_stages
+
+HEALTH_TIMEOUT_S = 60.0  # a stage that is only late is not down
+KEEP_ALIVE_S = 24 * 3600  # no connection ends while a client is about to use it
+# Addresses, ports, and what gRPC and sockets say: for logs.
+NOT_FOR_CLIENTS = re.compile(
+    r"\d+\.\d+\.\d+\.\d+|localhost|:\d{3,}|socket|recvmsg|removed|refused|reset|goaway|cancelled", re.IGNORECASE
+)
+
+
+class Running:
+    """A gateway on a port, its stages and an HTTP client."""
+
+    def __init__(self, app, stages, url: str) -> None:
+        self.app, self.stages, self.scripts, self.url = app, stages, stages.scripts, url
+        self.http, self.openai = clients(self.url)
+
+    async def chat(self, body: dict, **options) -> httpx.Response:
+        return await self.http.post("/v1/chat/completions", json=body, **options)
+
+    async def refusal(self, body: dict) -> tuple[int, dict]:
+        response = await self.chat(body)
+        return response.status_code, response.json()["error"]
+
+    async def events(self, body: dict) -> list[dict]:
+        """The events of a stream, without [DONE]."""
+        response = await self.chat(body | {"stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.text.split("\n\n") if line]
+        assert all(line.startswith("data: ") for line in lines)
+        if lines[-1] == "data: [DONE]":
+            lines.pop()
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def held(self) -> None:
+        """Returns when all stages stand still, as their scripts tell them to."""
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(script.holding.wait() for script in self.scripts.values()))
+
+    async def reset(self) -> None:
+        """As it was when it had started: for the next test."""
+        gateway = self.app.state.gateway
+        for script in self.scripts.values():
+            script.go_on()
+        await self.until(lambda: gateway.admission.in_flight == 0)
+        for script in self.scripts.values():
+            await script.reset()
+        await self.until(lambda: gateway.pipeline.ready)
+
+
+def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
+    """Those of a gateway without TLS: reading the system's certificates would take longer than most tests."""
+    http = openai.DefaultAsyncHttpxClient(verify=False)
+    return (
+        httpx.AsyncClient(base_url=url, timeout=60, verify=False),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, http_client=http),
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(app):
+    """`app` on a port of this machine: its URL."""
+    options = {"log_config": None, "access_log": False, "ws": "websockets-sansio", "timeout_keep_alive": KEEP_ALIVE_S}
+    server = uvicorn.Server(uvicorn.Config(app, port=0, **options))
+    server.capture_signals = contextlib.nullcontext  # signals are pytest's  # pyright: ignore[reportAttributeAccessIssue]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+        if task.done():
+            raise RuntimeError("the gateway did not start")
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+@contextlib.asynccontextmanager
+async def running(pipeline: Path = SPEECH, talker: server_info_pb2.TalkerInfo | None = None, **settings):
+    """A gateway of `pipeline` in this process, before scripted stages of the kinds it names. The talker says of itself
+    what `talker` does."""
+    kinds = [stage.kind for stage in load_pipeline(pipeline).stages.values()]
+    async with scripted_stages(*kinds) as stages:
+        if talker is not None:
+            stages.infos["talker"].info.talker.CopyFrom(talker)
+        loaded = GatewaySettings(pipeline=pipeline, **{"health_timeout_s": HEALTH_TIMEOUT_S, **settings})
+        app = create_app(loaded, load_pipeline(pipeline, stages.addresses))
+        async with serving(app) as url:
+            gateway = Running(app, stages, url)
+            await gateway.until(lambda: app.state.gateway.pipeline.ready)
+            try:
+                yield gateway
+            finally:
+                await gateway.http.aclose()
+                await gateway.openai.close()

@@ -1,0 +1,1 @@
+"""Small checkpoints and adapters, made once on a machine."""
