@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gateway.access.api_keys import ApiKeys
 from gateway.access.client_secrets import ClientSecrets
-from gateway.access.shared import Shared
+from gateway.access.shared import SharedState
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.video_store import VideoStore
@@ -41,7 +41,7 @@ from gateway.http.connection import ClientGone
 from gateway.http.csrf import OwnPagesOnly
 from gateway.http.json_writer import Json, error_response
 from gateway.http.middleware import BodyLimit, RequestContext, RequireKey
-from gateway.http.workers.forwarding import Forwarding
+from gateway.http.workers.forwarding import WorkerRouter
 from gateway.http.workers.worker import Worker
 from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
@@ -127,7 +127,7 @@ def create_app(
         YamlError: the file of API keys cannot be used.
     """
     spans = Spans()
-    shared = Shared() if worker is None else Shared(worker.shared_file, worker.number)
+    shared = SharedState() if worker is None else SharedState(worker.shared_file, worker.number)
     keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, shared)
 
     @asynccontextmanager
@@ -146,7 +146,7 @@ def create_app(
             yield
 
     app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)
-    app.state.generations = generate.Running()
+    app.state.generations = generate.AbortRegistry()
     app.state.client_secrets = ClientSecrets(shared)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if keys is not None:
@@ -155,7 +155,7 @@ def create_app(
         app.add_middleware(OwnPagesOnly)
     app.add_middleware(RequestContext, spans=spans)  # refusals have an id and a log line, too
     if worker is not None:
-        app.add_middleware(Forwarding, worker=worker)
+        app.add_middleware(WorkerRouter, worker=worker)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)

@@ -3,13 +3,19 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+import structlog
+
+from gateway.errors import ApiError
+
 Result = TypeVar("Result")
+
+log = structlog.get_logger()
 
 
 class StoreError(Exception):
@@ -142,3 +148,13 @@ class Store:
                 f"{self.setting} {self._directory}: written by another version of the gateway (format {version}, not "
                 f"{self.version}); use another directory"
             )
+
+
+@contextmanager
+def store_errors(fault: str) -> Iterator[None]:
+    """Turns a store's errors into a 500 that says `fault`. Raises ApiError."""
+    try:
+        yield
+    except (StoreError, sqlite3.Error) as error:
+        log.error(fault, error=str(error))
+        raise ApiError(500, f"{fault} now; the gateway's log says why", None, "storage_failed") from error

@@ -129,7 +129,7 @@ Event = TextDelta | AudioDelta | Answer
 
 
 @dataclass
-class Collected(WholeAnswer):
+class AnswerBuilder(WholeAnswer):
     """An answer as it comes.
 
     Attributes:
@@ -138,7 +138,7 @@ class Collected(WholeAnswer):
 
     rate_hz: int = 0
 
-    def told(self, event: run.Event) -> Iterator[Event]:
+    def deltas(self, event: run.Event) -> Iterator[Event]:
         """What a caller is told of an event that has been taken."""
         match event:
             case run.PromptRead(text=text) if text:

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from quartet.answers import Answer, Event
-from quartet.asking import Asking, start
+from quartet.client import Client, start
 from quartet.errors import Error, StartError
-from quartet.messages import Chat, Message, Options, Prompt, is_batch
-from quartet.system import Setup, close_when_forgotten, place_of
+from quartet.messages import Chat, Message, Prompt, PromptOptions, is_batch
+from quartet.system import Setup, close_when_forgotten, deployment_for
 
 CONCURRENCY = 64  # of one Omni; a stage takes 160 by default, running and queued
 TIMEOUT_S = 600.0
@@ -48,10 +48,10 @@ class AsyncOmni:
         if not self._timeout_s > 0:
             raise StartError(f"timeout_s: must be above 0, not {self._timeout_s}", "timeout_s")
         self._process_id = os.getpid()
-        self._place = place_of(model, setup)
-        if self._place.started is not None:
-            close_when_forgotten(self, self._place.started)
-        self._starting: asyncio.Task[Asking] | None = None
+        self._deployment = deployment_for(model, setup)
+        if self._deployment.processes is not None:
+            close_when_forgotten(self, self._deployment.processes)
+        self._starting: asyncio.Task[Client] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -71,7 +71,7 @@ class AsyncOmni:
         Raises:
             StartError: a stage cannot start, or is not reached.
         """
-        await self._asked()
+        await self._client()
 
     async def close(self) -> None:
         """Ends what was started; calls that are under way fail. May be called again."""
@@ -86,28 +86,32 @@ class AsyncOmni:
             # of another loop, one that has ended, nothing is left to close
             if self._starting is not None and self._starting.get_loop() is asyncio.get_running_loop():
                 self._starting.cancel()
-                (asked,) = await asyncio.gather(self._starting, return_exceptions=True)
-                if isinstance(asked, Asking):
-                    await asked.close()
+                (client,) = await asyncio.gather(self._starting, return_exceptions=True)
+                if isinstance(client, Client):
+                    await client.close()
         finally:
-            if (started := self._place.started) is not None:
-                started.begin_to_close()
-                await started.closed()
+            if (processes := self._deployment.processes) is not None:
+                processes.begin_to_close()
+                await processes.closed()
 
     @overload
     async def generate(
-        self, prompt: str | Message | Chat, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: str | Message | Chat, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer: ...
     @overload
     async def generate(
-        self, prompt: list[str] | list[Chat] | list[Prompt], *, progress: bool | None = None, **options: Unpack[Options]
+        self,
+        prompt: list[str] | list[Chat] | list[Prompt],
+        *,
+        progress: bool | None = None,
+        **options: Unpack[PromptOptions],
     ) -> list[Answer]: ...
     @overload
     async def generate(
-        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer | list[Answer]: ...
     async def generate(
-        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer | list[Answer]:
         """The answer to `prompt`, or a list of answers in the order of a list of prompts, which are under way at the
         same time. Cancelling frees every stage.
@@ -115,23 +119,23 @@ class AsyncOmni:
         Args:
             prompt: a text, a message, a list of messages in OpenAI's form, or a list of any of these but messages.
             progress: shows a bar for a list; None: if stderr is a terminal.
-            options: see `quartet.messages.Options`.
+            options: see `quartet.messages.PromptOptions`.
 
         Raises:
             Error: the prompt cannot be answered. Of a list, that is its answer's `error`, and the others are answered;
                 an option at fault is raised.
             StartError: the stages cannot be started.
         """
-        asked = await self._asked()
+        client = await self._client()
         if not is_batch(prompt):
-            return await asked.answer(prompt, options)
-        asked.check(options)
+            return await client.answer(prompt, options)
+        client.check(options)
         prompts: Sequence[Any] = prompt
         with _bar(len(prompts), progress) as report:
 
             async def one(each: Any) -> Answer:
                 try:
-                    return await asked.answer(each, options)
+                    return await client.answer(each, options)
                 except Error as error:
                     return Answer(error=error)
                 finally:
@@ -144,7 +148,7 @@ class AsyncOmni:
             log.warning("%d of %d prompts were not answered; the first: %s", len(failed), len(answers), failed[0])
         return answers
 
-    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
+    async def stream(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> AsyncGenerator[Event, None]:
         """The answer to one prompt as it comes: `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the
         iterator, or cancelling its reader, frees every stage.
 
@@ -152,8 +156,8 @@ class AsyncOmni:
             Error: the prompt cannot be answered, or a stage was lost.
             StartError: the stages cannot be started.
         """
-        asked = await self._asked()
-        async with aclosing(asked.stream(prompt, options)) as events:
+        client = await self._client()
+        async with aclosing(client.stream(prompt, options)) as events:
             async for event in events:
                 yield event
 
@@ -172,16 +176,16 @@ class AsyncOmni:
             Error: they cannot be made.
             StartError: the stages cannot be started.
         """
-        asked = await self._asked()
-        return await asked.images(prompt, images, mask, options)
+        client = await self._client()
+        return await client.images(prompt, images, mask, options)
 
-    async def _asked(self) -> Asking:
+    async def _client(self) -> Client:
         if self._process_id != os.getpid():
             raise RuntimeError("this process was forked from the one that made the Omni; make one here")
         if self._closing is not None:
             raise RuntimeError("the Omni is closed")
         if self._starting is None:
-            self._starting = asyncio.create_task(start(self._place, self._concurrency, self._timeout_s))
+            self._starting = asyncio.create_task(start(self._deployment, self._concurrency, self._timeout_s))
             # not `self`, which nobody but the caller may hold
             self._starting.add_done_callback(lambda task, me=weakref.ref(self): _watch(task, me))
         if self._starting.get_loop() is not asyncio.get_running_loop():
@@ -189,15 +193,15 @@ class AsyncOmni:
         return await asyncio.shield(self._starting)
 
 
-def _watch(task: "asyncio.Task[Asking]", owner: Callable[[], object | None]) -> None:
+def _watch(task: "asyncio.Task[Client]", owner: Callable[[], object | None]) -> None:
     """Has the connections closed when nobody can reach their owner any more."""
     if task.cancelled() or task.exception() is not None:
         return
-    asked, loop, found = task.result(), task.get_loop(), owner()
+    client, loop, found = task.result(), task.get_loop(), owner()
 
     def close() -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: loop.create_task(asked.close()))
+            loop.call_soon_threadsafe(lambda: loop.create_task(client.close()))
 
     if found is not None:
         weakref.finalize(found, close).atexit = False

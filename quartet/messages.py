@@ -11,7 +11,7 @@ Message = Mapping[str, Any]
 Prompt = str | Message | Sequence[Message]
 
 
-class Options(TypedDict, total=False):
+class PromptOptions(TypedDict, total=False):
     """How a prompt is answered: members of a chat request of the HTTP API, by their names (docs/api.md), and those of
     `speech`, `voice`, `images`, `audios` and `videos`, which are of Python alone.
 
@@ -95,7 +95,9 @@ def is_batch(prompt: Any) -> bool:
     return not prompt or not all(isinstance(item, Mapping) for item in prompt)
 
 
-def members(prompt: Any, options: Options, speaks_only: bool) -> tuple[dict[str, Any], list[tuple[str, Media, dict]]]:
+def members(
+    prompt: Any, options: PromptOptions, speaks_only: bool
+) -> tuple[dict[str, Any], list[tuple[str, Media, dict]]]:
     """(members of a chat request but for its model, its files).
 
     Args:

@@ -13,7 +13,7 @@ from rich.console import Console
 from quartet.answers import Answer, Event
 from quartet.async_omni import AsyncOmni
 from quartet.loops import LoopThread
-from quartet.messages import Chat, Message, Options, Prompt
+from quartet.messages import Chat, Message, Prompt, PromptOptions
 from quartet.system import Setup
 
 Result = TypeVar("Result")
@@ -35,15 +35,15 @@ class Omni:
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **setup: Unpack[Setup]) -> None:
-        self._held = _Held(AsyncOmni(model, **setup))
-        weakref.finalize(self, self._held.begin_to_close).atexit = False
+        self._state = _OmniState(AsyncOmni(model, **setup))
+        weakref.finalize(self, self._state.begin_to_close).atexit = False
         console = Console(stderr=True)
         try:
             if console.is_terminal:
                 with console.status("starting the stages" if model is not None else "reaching the stages"):
-                    self._held.thread.run(self._held.omni.start())
+                    self._state.thread.run(self._state.omni.start())
             else:
-                self._held.thread.run(self._held.omni.start())
+                self._state.thread.run(self._state.omni.start())
         except BaseException:
             self.close()
             raise
@@ -57,22 +57,26 @@ class Omni:
     def close(self) -> None:
         """Ends what was started, and returns when nothing of it is left. Calls that are under way fail. May be called
         again."""
-        self._held.close()
+        self._state.close()
 
     @overload
     def generate(
-        self, prompt: str | Message | Chat, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: str | Message | Chat, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer: ...
     @overload
     def generate(
-        self, prompt: list[str] | list[Chat] | list[Prompt], *, progress: bool | None = None, **options: Unpack[Options]
+        self,
+        prompt: list[str] | list[Chat] | list[Prompt],
+        *,
+        progress: bool | None = None,
+        **options: Unpack[PromptOptions],
     ) -> list[Answer]: ...
     @overload
     def generate(
-        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer | list[Answer]: ...
     def generate(
-        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer | list[Answer]:
         """The answer to `prompt`, or a list of answers in the order of a list of prompts, which are under way at the
         same time. Ctrl-C frees every stage, and the Omni can be used again.
@@ -80,22 +84,22 @@ class Omni:
         Args:
             prompt: a text, a message, a list of messages in OpenAI's form, or a list of any of these but messages.
             progress: shows a bar for a list; None: if stderr is a terminal.
-            options: see `quartet.messages.Options`.
+            options: see `quartet.messages.PromptOptions`.
 
         Raises:
             Error: the prompt cannot be answered. Of a list, that is its answer's `error`, and the others are answered;
                 an option at fault is raised.
         """
-        return self._run(self._held.omni.generate(prompt, progress=progress, **options))
+        return self._run(self._state.omni.generate(prompt, progress=progress, **options))
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Event, None, None]:
+    def stream(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> Generator[Event, None, None]:
         """The answer to one prompt as it comes: `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the
         iterator frees every stage.
 
         Raises:
             Error: the prompt cannot be answered, or a stage was lost.
         """
-        events = self._held.omni.stream(prompt, **options)
+        events = self._state.omni.stream(prompt, **options)
 
         async def following() -> Event | None:
             return await anext(events, None)
@@ -107,7 +111,7 @@ class Omni:
             while (event := self._run(following())) is not None:
                 yield event
         finally:
-            thread = self._held.thread
+            thread = self._state.thread
             if thread.is_current:  # found to be garbage there: it cannot wait for itself
                 thread.begin(close())
             elif not thread.has_ended:
@@ -125,17 +129,17 @@ class Omni:
         Raises:
             Error: they cannot be made.
         """
-        return self._run(self._held.omni.images(prompt, images=images, mask=mask, **options))
+        return self._run(self._state.omni.images(prompt, images=images, mask=mask, **options))
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        if not self._held.is_ours or self._held.thread.has_ended:
+        if not self._state.is_ours or self._state.thread.has_ended:
             work.close()
-            reason = "closed" if self._held.is_ours else "of the process that this one was forked from; make one here"
+            reason = "closed" if self._state.is_ours else "of the process that this one was forked from; make one here"
             raise RuntimeError(f"the Omni is {reason}")
-        return self._held.thread.run(work)
+        return self._state.thread.run(work)
 
 
-class _Held:
+class _OmniState:
     """What an Omni has, and what outlives it until it has ended: its stages, and the thread that asks them."""
 
     def __init__(self, omni: AsyncOmni) -> None:
@@ -162,7 +166,7 @@ class _Held:
         _all.discard(self)
 
 
-_all: set[_Held] = set()
+_all: set[_OmniState] = set()
 
 
 @atexit.register

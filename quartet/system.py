@@ -49,23 +49,23 @@ class Setup(TypedDict, total=False):
 
 
 @dataclass
-class Place:
+class Deployment:
     """Stages that run.
 
     Attributes:
         pipeline: the file that describes them.
         addresses: of the stages, by name; those of the file for others.
         tls: how they are reached.
-        started: those that were started for this.
+        processes: those that were started for this.
     """
 
     pipeline: Path
     addresses: Addresses
     tls: Tls = field(default_factory=Tls)
-    started: "Started | None" = None
+    processes: "StageProcesses | None" = None
 
 
-class Started:
+class StageProcesses:
     """Stages of our own, supervised in a thread of their own.
 
     Linux kills a child when the thread that started it ends (PR_SET_PDEATHSIG). So it must be one that lives as long as
@@ -77,7 +77,7 @@ class Started:
 
     def __init__(self, options: Options) -> None:
         self._process_id = os.getpid()
-        self._supervisor = Supervisor(options, progress=_told)
+        self._supervisor = Supervisor(options, progress=_log_progress)
         self._thread = LoopThread("quartet-stages", asyncio.new_event_loop)
         self._starting: Future[None] | None = None
         self._closing = False
@@ -122,19 +122,19 @@ class Started:
             await asyncio.sleep(0.02)  # not in a thread: at the interpreter's exit none can be had
 
 
-_running: set[Started] = set()
+_running: set[StageProcesses] = set()
 
 
 @atexit.register
 def _close_all() -> None:
     """What nobody has closed by the interpreter's exit."""
-    for started in list(_running):
-        started.begin_to_close()
-    for started in list(_running):
-        started.wait_closed()
+    for processes in list(_running):
+        processes.begin_to_close()
+    for processes in list(_running):
+        processes.wait_closed()
 
 
-def place_of(model: str | os.PathLike[str] | None, setup: Setup) -> Place:
+def deployment_for(model: str | os.PathLike[str] | None, setup: Setup) -> Deployment:
     """Where the stages are; those that are to be started are not yet.
 
     Raises:
@@ -147,18 +147,18 @@ def place_of(model: str | os.PathLike[str] | None, setup: Setup) -> Place:
         raise StartError(f"model: {reason}; not both" if model is not None else f"model: {reason}", "model")
     with as_start_errors():
         if model is not None:
-            return _to_start(os.fspath(model), setup, tls, named)
+            return _new_deployment(os.fspath(model), setup, tls, named)
         for name in ("dit_model", "stages", "run_directory"):
             if name in setup:
                 raise StartError(f"{name}: only for stages that are started; leave it out beside address", name)
         assert address is not None
         if isinstance(address, Mapping):
-            file = pipeline_file(Path(named)) if named is not None else _fitting(address)
-            return Place(file, address, tls)
-        return _found(Path(address), named, tls)
+            file = pipeline_file(Path(named)) if named is not None else _pipeline_of(address)
+            return Deployment(file, address, tls)
+        return _running_deployment(Path(address), named, tls)
 
 
-def _to_start(model: str, setup: Setup, tls: Tls, named: str | Path | None) -> Place:
+def _new_deployment(model: str, setup: Setup, tls: Tls, named: str | Path | None) -> Deployment:
     run_directory = setup.get("run_directory")
     options = Options(
         model,
@@ -169,8 +169,8 @@ def _to_start(model: str, setup: Setup, tls: Tls, named: str | Path | None) -> P
         tls=tls,
         has_gateway=False,
     )
-    started = Started(options)
-    return Place(options.pipeline, started.addresses, tls, started)
+    processes = StageProcesses(options)
+    return Deployment(options.pipeline, processes.addresses, tls, processes)
 
 
 def _flags(kind: str, settings: Mapping[str, Any]) -> list[str]:
@@ -184,7 +184,7 @@ def _flags(kind: str, settings: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def _fitting(address: Addresses) -> Path:
+def _pipeline_of(address: Addresses) -> Path:
     """The shipped pipeline whose stages are those that have an address."""
     for file in (PIPELINE, *sorted(SHIPPED.glob("*.yaml"))):
         if load_pipeline(file).stages.keys() == address.keys():
@@ -193,7 +193,7 @@ def _fitting(address: Addresses) -> Path:
     raise StartError(f"address: no shipped pipeline has the stages {names}; say which pipeline they are of", "address")
 
 
-def _found(run_directory: Path, named: str | Path | None, tls: Tls) -> Place:
+def _running_deployment(run_directory: Path, named: str | Path | None, tls: Tls) -> Deployment:
     try:
         state = json.loads((run_directory / "state.json").read_text())
         file = Path(named) if named is not None else Path(state["pipeline"])
@@ -201,14 +201,14 @@ def _found(run_directory: Path, named: str | Path | None, tls: Tls) -> Place:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{run_directory} has no state.json of a running system: {error}"
         raise StartError(f"address: {reason}; give the directory of `quartet up --run-dir`", "address") from None
-    return Place(pipeline_file(file), addresses, tls)
+    return Deployment(pipeline_file(file), addresses, tls)
 
 
-def _told(name: str, what: str) -> None:
+def _log_progress(name: str, what: str) -> None:
     (log.info if what == "ready" else log.warning)("%s %s", name, what)
 
 
-def close_when_forgotten(owner: object, started: Started) -> None:
+def close_when_forgotten(owner: object, processes: StageProcesses) -> None:
     """Has the stages stopped when nobody can reach `owner` any more. That may be found in any thread, so nothing is
     waited for."""
-    weakref.finalize(owner, started.begin_to_close).atexit = False
+    weakref.finalize(owner, processes.begin_to_close).atexit = False

@@ -16,7 +16,7 @@ import structlog
 from pydantic import Field, StringConstraints
 
 from gateway import metrics
-from gateway.access.shared import Shared
+from gateway.access.shared import SharedState
 from gateway.errors import ApiError
 from gateway.validation import Strict
 from gateway.yaml_source import YamlError, YamlSource, read_yaml
@@ -115,9 +115,9 @@ class ApiKey:
         entry: what the file says of it now; the name stays.
     """
 
-    def __init__(self, entry: ApiKeyEntry, shared: Shared | None = None) -> None:
+    def __init__(self, entry: ApiKeyEntry, shared: SharedState | None = None) -> None:
         self.entry, self.name = entry, entry.name
-        self._shared = shared or Shared()
+        self._shared = shared or SharedState()
         self._running_metric = metrics.KEY_RUNNING.labels(self.name)
 
     @contextmanager
@@ -197,8 +197,8 @@ class ApiKeys:
         YamlError: the file cannot be used. Later, when it has changed, that is logged, and the keys stay as they were.
     """
 
-    def __init__(self, file: Path, shared: Shared | None = None) -> None:
-        self._file, self._shared = file, shared or Shared()
+    def __init__(self, file: Path, shared: SharedState | None = None) -> None:
+        self._file, self._shared = file, shared or SharedState()
         self._seen = file_version(file)
         self._keys: list[ApiKey] = []
         self._use(read_key_file(file))

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import HTTPConnection
 
 from gateway.access.api_keys import ApiKey, bearer_of, digest
-from gateway.access.shared import Shared
+from gateway.access.shared import SharedState
 from gateway.errors import ApiError, invalid
 
 PATH = "/v1/realtime"
@@ -55,8 +55,8 @@ class ClientSecrets:
         now: Unix time in seconds.
     """
 
-    def __init__(self, shared: Shared | None = None, now: Callable[[], float] = time.time) -> None:
-        self._shared, self._now = shared or Shared(), now
+    def __init__(self, shared: SharedState | None = None, now: Callable[[], float] = time.time) -> None:
+        self._shared, self._now = shared or SharedState(), now
 
     def make(self, key: ApiKey | None, session: dict[str, Any], lifetime_s: int) -> tuple[str, ClientSecret]:
         """A new one (its text, what it stands for). Raises ApiError: 429, there are too many; 400, too large."""
@@ -96,7 +96,7 @@ def _check_room(database: sqlite3.Connection, name: str, characters: int) -> Non
     raise ApiError(429, message, None, "too_many_client_secrets", "rate_limit_error", _RETRY_S)
 
 
-def key_of(socket: HTTPConnection) -> str:
+def presented_key(socket: HTTPConnection) -> str:
     """The key that a WebSocket's client presents, "" for none: in the Authorization header, as Azure's clients do in
     `api-key`, or as browsers must, which cannot set headers, in a subprotocol."""
     if key := bearer_of(socket.headers) or socket.headers.get("api-key", "").strip():

@@ -20,7 +20,7 @@ CREATE INDEX IF NOT EXISTS admitted_of_key ON admitted (key_name, at_s);
 """
 
 
-class Shared:
+class SharedState:
     """The database.
 
     Args:

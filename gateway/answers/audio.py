@@ -51,6 +51,6 @@ async def make(stage: Stage, start: dit_pb2.DitStart, timeout_s: float) -> tuple
 def file_of(pieces: Pieces, file_format: str) -> tuple[bytes, float]:
     """The file in 16 bit, and its length in seconds. Blocking."""
     samples = pieces.array()  # (samples, channels) float32
-    pcm16 = np.rint(np.clip(samples, -1.0, 1.0) * 32767).astype("<i2")
+    pcm16 = np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2")
     file = encode_audio(pcm16.tobytes(), pieces.sample_rate_hz, file_format, channels=samples.shape[1])
     return file, len(samples) / pieces.sample_rate_hz

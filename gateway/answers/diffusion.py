@@ -149,7 +149,7 @@ def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiErr
 
 
 @contextmanager
-def told_of(stage: Stage) -> Iterator[None]:
+def stage_errors(stage: Stage) -> Iterator[None]:
     """Makes the stage's errors what the client hears of them. Raises ApiError."""
     try:
         yield
@@ -198,6 +198,11 @@ class ImageMembers(Strict):
         height, width, _ = pixels.shape
         _check_side(width, height, self.file_format)
         return pybase64.b64encode_as_string(encode_image(pixels, self.file_format, self.file_quality))
+
+    def file_facts(self, pixels: np.ndarray) -> dict[str, str]:
+        """OpenAI's members for the file of `pixels`. They may differ from those of the request."""
+        size = f"{pixels.shape[1]}x{pixels.shape[0]}"
+        return {"background": "opaque", "output_format": self.file_format, "quality": "auto", "size": size}
 
 
 class ImageOptions(ImageMembers, DiffusionMembers):

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.answers.conversation import ImagePart
 from gateway.answers.diffusion import ImageOptions, ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import ImageGeneration, image_facts, load_pictures
+from gateway.answers.images import ImageGeneration, image_facts, load_images
 from gateway.answers.jobs import last_words, refuse_members
 from gateway.answers.request import ChatCompletionRequest
 from gateway.errors import ApiError, invalid
@@ -58,7 +58,7 @@ class ImageChat:
         if len(images) > info.max_images:
             reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
             raise invalid(images[info.max_images].field, reason)
-        await load_pictures(self._gateway, images)
+        await load_images(self._gateway, images)
         start.request_id = request_id
         return ImageGeneration(self._stage, start, images, None, deadline, log)
 

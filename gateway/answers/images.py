@@ -11,7 +11,7 @@ import numpy as np
 
 from gateway import metrics
 from gateway.answers.answer import timings
-from gateway.answers.diffusion import ImageRequest, require_info, told_of
+from gateway.answers.diffusion import ImageRequest, require_info, stage_errors
 from gateway.answers.gateway import Gateway
 from gateway.errors import invalid
 from gateway.media.check import MediaFile, image_pixels, load_media
@@ -22,7 +22,7 @@ from services.common.rpc.errors import InternalError
 
 
 @dataclass(frozen=True)
-class Picture:
+class GeneratedImage:
     """An output, (height, width, 3) uint8: finished, or a preview of what it looks like by now, the `preview`th."""
 
     output: int
@@ -30,7 +30,7 @@ class Picture:
     preview: int | None = None
 
 
-Event = dit_pb2.DitProgress | Picture
+Event = dit_pb2.DitProgress | GeneratedImage
 
 
 @dataclass
@@ -70,7 +70,7 @@ class ImageGeneration:
         made = 0
         files = [picture.content for picture in (*self.images, *([self.mask] if self.mask else []))]
         left_s = max(0.001, self.deadline - time.monotonic())
-        with told_of(self.stage):
+        with stage_errors(self.stage):
             async with aclosing(generate(self.stage, self.start, files, left_s)) as responses:
                 async for response in responses:
                     match response.WhichOneof("message"):
@@ -81,13 +81,13 @@ class ImageGeneration:
                             yield response.progress
                         case "preview":
                             preview = response.preview
-                            yield Picture(preview.output, _picture(to_numpy(preview.pixels)), preview.index)
+                            yield GeneratedImage(preview.output, _checked(to_numpy(preview.pixels)), preview.index)
                         case "piece":
                             index = response.piece.output
                             pieces = outputs.setdefault(index, Pieces())
                             pieces.add(response.piece)
                             if pieces.complete:
-                                yield Picture(index, _picture(await asyncio.to_thread(outputs.pop(index).array)))
+                                yield GeneratedImage(index, _checked(await asyncio.to_thread(outputs.pop(index).array)))
                                 made += 1
                         case "summary":
                             self.summary = response.summary
@@ -95,11 +95,11 @@ class ImageGeneration:
                 raise InternalError(f"the stage made {made} of {self.start.count} pictures")
         metrics.IMAGES.inc(made)
 
-    async def finished(self) -> AsyncGenerator[Picture, None]:
+    async def finished(self) -> AsyncGenerator[GeneratedImage, None]:
         """The finished pictures of `events`."""
         async with aclosing(self.events()) as events:
             async for event in events:
-                if isinstance(event, Picture) and event.preview is None:
+                if isinstance(event, GeneratedImage) and event.preview is None:
                     yield event
 
     def quartet(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class ImageGeneration:
         }
 
 
-def _picture(pixels: np.ndarray) -> np.ndarray:
+def _checked(pixels: np.ndarray) -> np.ndarray:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
         raise InternalError(f"the stage sent {list(pixels.shape)} of {pixels.dtype}, which is no picture of 8 bit")
     return pixels
@@ -125,7 +125,7 @@ def image_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
     return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "pictures of a prompt alone")
 
 
-async def load_pictures(gateway: Gateway, pictures: Sequence[MediaFile]) -> None:
+async def load_images(gateway: Gateway, pictures: Sequence[MediaFile]) -> None:
     """Fetches and checks what a stage is to start from.
 
     Raises:
@@ -164,6 +164,6 @@ async def to_generation(
         raise invalid("mask", "this model takes none; leave it out")
     if mask is not None and len(images) > 1:
         raise invalid("mask", "only with one image, which it is a mask of")
-    await load_pictures(gateway, [*images, *([mask] if mask else [])])
+    await load_images(gateway, [*images, *([mask] if mask else [])])
     start.request_id = request_id
     return ImageGeneration(stage, start, images, mask, deadline, log)

@@ -15,7 +15,7 @@ import structlog
 
 from gateway import metrics
 from gateway.answers.diffusion import from_stage
-from gateway.answers.video_store import Video, VideoStore
+from gateway.answers.video_store import VideoJob, VideoStore
 from gateway.errors import ApiError
 from gateway.media.encode import MAX_SIDE_PIXELS, VideoFile
 from gateway.pipeline.dit import Misfit, generate, to_numpy
@@ -34,10 +34,10 @@ _BEFORE_FILE = 99  # percent: the steps are done, the file is not
 log = structlog.get_logger()
 
 
-class _Job:
+class _VideoTask:
     """A video that has not ended, and what makes it."""
 
-    def __init__(self, video: Video, stage: Stage, start: dit_pb2.DitStart) -> None:
+    def __init__(self, video: VideoJob, stage: Stage, start: dit_pb2.DitStart) -> None:
         self.video, self.stage, self.start = video, stage, start
         self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None]
@@ -58,7 +58,7 @@ class VideoJobs:
 
     def __init__(self, store: VideoStore, settings: GatewaySettings) -> None:
         self.store, self._settings = store, settings
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, _VideoTask] = {}
         self._places = asyncio.Semaphore(settings.max_running_videos)  # first come, first served
         self._encoders = ThreadPoolExecutor(settings.max_running_videos, "video-file")
         self._closing = False
@@ -84,7 +84,7 @@ class VideoJobs:
         self._encoders.shutdown()
 
     async def submit(
-        self, video: Video, stage: Stage, start: dit_pb2.DitStart, media: bytes | None, on_end: Callable[[], object]
+        self, video: VideoJob, stage: Stage, start: dit_pb2.DitStart, media: bytes | None, on_end: Callable[[], object]
     ) -> None:
         """Takes a job on; when this returns, no crash can lose it.
 
@@ -104,7 +104,7 @@ class VideoJobs:
         running, queued = self._settings.max_running_videos, self._settings.max_queued_videos
         if len(self._jobs) >= running + queued:
             raise QueueFull(f"{running} videos are being made and {queued} wait; retry later", 10.0)
-        job = self._jobs[video.id] = _Job(video, stage, start)
+        job = self._jobs[video.id] = _VideoTask(video, stage, start)
         job.task = asyncio.create_task(self._run(job))
         self.store.live[video.id] = video
         job.task.add_done_callback(lambda _: (self._jobs.pop(video.id, None), self.store.live.pop(video.id, None)))
@@ -140,7 +140,7 @@ class VideoJobs:
                 log.exception("expired videos could not be removed")
             await asyncio.sleep(min(_MAX_SWEEP_INTERVAL_S, self.store.ttl_s / 2))
 
-    async def _run(self, job: _Job) -> None:
+    async def _run(self, job: _VideoTask) -> None:
         await job.stored
         video = job.video
         async with self._places:
@@ -167,7 +167,7 @@ class VideoJobs:
                 ended["detail"] = failure.log["detail"]
             log.info("video", request_id=video.id, **ended)  # the id that the stage knows it by
 
-    async def _end(self, job: _Job, status: Literal["completed", "failed"]) -> None:
+    async def _end(self, job: _VideoTask, status: Literal["completed", "failed"]) -> None:
         """Stores the end. Clients see it only then: what they were told is so after a crash too."""
         now = time.time()
         ended = replace(job.video, status=status, expires_at=now + self.store.ttl_s)
@@ -183,7 +183,7 @@ class VideoJobs:
                 await asyncio.sleep(_STORE_AGAIN_S)
         job.video = self.store.live[ended.id] = ended
 
-    async def _make_when_taken(self, job: _Job) -> None:
+    async def _make_when_taken(self, job: _VideoTask) -> None:
         """A stage whose queue is full, or that is not up, is asked again: this job can wait. It keeps its place, since
         the jobs behind it need the same stage and are not to overtake it.
 
@@ -205,7 +205,7 @@ class VideoJobs:
                     raise
                 await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFull) else _STAGE_AGAIN_S)
 
-    async def _make(self, job: _Job, media: list[bytes]) -> None:
+    async def _make(self, job: _VideoTask, media: list[bytes]) -> None:
         video, file, timeout_s = job.video, None, self._settings.video_timeout_s
         try:
             total = 0
@@ -231,7 +231,7 @@ class VideoJobs:
                 await self._in_thread(file.abandon)
             raise
 
-    async def _open(self, video: Video, frames_per_second: float, frames: np.ndarray) -> VideoFile:
+    async def _open(self, video: VideoJob, frames_per_second: float, frames: np.ndarray) -> VideoFile:
         _, video.height, video.width, _ = frames.shape
         # the model chose the size, or it would have been refused before
         if max(video.width, video.height) > MAX_SIDE_PIXELS["H.264"]:
@@ -240,7 +240,7 @@ class VideoJobs:
         part = self.store.part(video.id)
         return await self._in_thread(VideoFile, part, frames_per_second, video.width, video.height)
 
-    def _finish(self, video: Video, file: VideoFile) -> None:
+    def _finish(self, video: VideoJob, file: VideoFile) -> None:
         file.close()
         with file.path.open("rb") as written:
             os.fsync(written.fileno())

@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 @dataclass
-class Video:
+class VideoJob:
     """One job. Times are Unix seconds; `expires_at` is set once it has ended. `owner` is the name of the API key it was
     made with, if there are keys."""
 
@@ -43,7 +43,7 @@ class Video:
     owner: str | None = None
 
 
-_COLUMNS = [field.name for field in fields(Video)]
+_COLUMNS = [field.name for field in fields(VideoJob)]
 # Written out, because directories keep it: a new field of Video is a new version, and a migration.
 _SCHEMA = """
 BEGIN;
@@ -85,7 +85,7 @@ class VideoStore(Store):
             raise StoreError("jobs_dir: this user has no home directory to keep videos in; name one with --jobs-dir")
         super().__init__(directory)
         self.ttl_s = ttl_s
-        self.live: dict[str, Video] = {}
+        self.live: dict[str, VideoJob] = {}
 
     def file(self, video_id: str) -> Path:
         """Where the finished file of a video is."""
@@ -99,24 +99,24 @@ class VideoStore(Store):
         """Where the picture it starts from waits for its turn."""
         return self.directory / f"{video_id}.input"
 
-    async def add(self, video: Video) -> None:
+    async def add(self, video: VideoJob) -> None:
         """Stores a new video."""
         names, marks = ", ".join(_COLUMNS), ", ".join(f":{name}" for name in _COLUMNS)
         await self.write(f"INSERT INTO videos ({names}) VALUES ({marks})", asdict(video))
 
-    async def save(self, video: Video) -> None:
+    async def save(self, video: VideoJob) -> None:
         """Stores what has changed."""
         changes = ", ".join(f"{name} = :{name}" for name in _COLUMNS)
         await self.write(f"UPDATE videos SET {changes} WHERE id = :id", asdict(video))
 
-    async def get(self, video_id: str, owner: str | None = None) -> Video | None:
+    async def get(self, video_id: str, owner: str | None = None) -> VideoJob | None:
         """The video of that id, unless it has expired or is another owner's; those who are nobody see all."""
         found = await self._read(f"WHERE id = ? AND {_VISIBLE}", (video_id, time.time(), owner))
         return found[0] if found else None
 
     async def page(
         self, after: str | None, limit: int, newest_first: bool, owner: str | None = None
-    ) -> list[Video] | None:
+    ) -> list[VideoJob] | None:
         """At most `limit` videos that `get` would find, in the order of their creation, from the one that follows the
         video `after`; None if that does not exist."""
         if after is not None and await self.get(after, owner) is None:
@@ -142,9 +142,9 @@ class VideoStore(Store):
             await self.remove(video.id)
         return len(expired)
 
-    async def _read(self, where: str, values: tuple) -> list[Video]:
+    async def _read(self, where: str, values: tuple) -> list[VideoJob]:
         rows = await self.rows(f"SELECT {', '.join(_COLUMNS)} FROM videos {where}", values)
-        videos = [Video(*row) for row in rows]  # fields and columns have one order
+        videos = [VideoJob(*row) for row in rows]  # fields and columns have one order
         return [self.live.get(video.id, video) for video in videos]
 
     def take(self, opened: ExitStack) -> None:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.answers.diffusion import DiffusionRequest, fill_size, require_info
 from gateway.answers.gateway import Gateway
-from gateway.answers.video_store import Video
+from gateway.answers.video_store import VideoJob
 from gateway.errors import from_error, invalid
 from gateway.media.check import MediaFile, load_media
 from gateway.validation import Positive, Strict
@@ -81,14 +81,14 @@ class VideoRequest(DiffusionRequest):
         return frames
 
 
-async def take_on(
+async def submit_video(
     gateway: Gateway,
     request: VideoRequest,
     picture: MediaFile | None,
     owner: str | None,
     on_end: Callable[[], object],
     log: dict[str, Any],
-) -> Video:
+) -> VideoJob:
     """A new job, which no crash can lose.
 
     Args:
@@ -113,7 +113,7 @@ async def take_on(
             raise invalid("input_reference", "this model makes videos of a prompt alone; leave it out")
         await load_media(gateway.fetcher, [picture])
         start.images.add(field=picture.field)
-    video = Video(
+    video = VideoJob(
         id=f"video_{uuid.uuid4().hex}",
         model=gateway.model_of(stage) or "",
         prompt=request.prompt,
@@ -136,7 +136,7 @@ async def take_on(
     return video
 
 
-def video_object(video: Video) -> dict[str, Any]:
+def video_object(video: VideoJob) -> dict[str, Any]:
     """OpenAI's Video, with a `quartet` object."""
     as_stored = ("id", "model", "status", "progress", "created_at", "completed_at", "prompt")
     error = {"code": video.error_code, "message": video.error_message} if video.error_code else None

@@ -7,7 +7,7 @@ from gateway.store import Store, StoreError
 
 
 @dataclass(frozen=True)
-class Voice:
+class UploadedVoice:
     """What is known of a voice.
 
     Attributes:
@@ -29,7 +29,7 @@ class Voice:
     owner: str | None
 
 
-class NameTaken(Exception):
+class VoiceExists(Exception):
     """The owner has a voice of that name."""
 
 
@@ -46,7 +46,7 @@ class VoicesFull(Exception):
         self.most, self.of_owner = most, of_owner
 
 
-_COLUMNS = ", ".join(field.name for field in fields(Voice))
+_COLUMNS = ", ".join(field.name for field in fields(UploadedVoice))
 _VISIBLE = "coalesce(owner, '') = coalesce(?, owner, '')"
 # Written out, because directories keep it: a new field of Voice is a new version, and a migration.
 # Two gateways may make it at the same time.
@@ -85,41 +85,41 @@ class VoiceStore(Store):
         super().__init__(directory)
         self._most, self._most_of_owner = most, most_of_owner
 
-    async def add(self, voice: Voice, flac: bytes) -> None:
-        """Stores a new voice. Raises NameTaken; VoicesFull."""
+    async def add(self, voice: UploadedVoice, flac: bytes) -> None:
+        """Stores a new voice. Raises VoiceExists; VoicesFull."""
 
         def write() -> None:
             with self.database:
                 self.database.execute("BEGIN IMMEDIATE")  # nobody adds another one in between
                 if self._count(f"WHERE name = ? AND {_VISIBLE}", voice.name, voice.owner):
-                    raise NameTaken
+                    raise VoiceExists
                 if voice.owner and self._count("WHERE owner = ?", voice.owner) >= self._most_of_owner:
                     raise VoicesFull(self._most_of_owner, of_owner=True)
                 if self._count("") >= self._most:
                     raise VoicesFull(self._most, of_owner=False)
-                marks = ", ".join("?" * (len(fields(Voice)) + 1))
+                marks = ", ".join("?" * (len(fields(UploadedVoice)) + 1))
                 values = (*astuple(voice), flac)
                 self.database.execute(f"INSERT INTO voices ({_COLUMNS}, sample) VALUES ({marks})", values)
 
         await self.run(write)
 
-    async def all_of(self, owner: str | None) -> list[Voice]:
+    async def all_of(self, owner: str | None) -> list[UploadedVoice]:
         """The owner's voices in the order of their creation; those who are nobody see all."""
         where = f"WHERE {_VISIBLE} ORDER BY sequence"
-        return [Voice(*row) for row in await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (owner,))]
+        return [UploadedVoice(*row) for row in await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (owner,))]
 
-    async def find(self, named: str, owner: str | None) -> Voice | None:
+    async def find(self, named: str, owner: str | None) -> UploadedVoice | None:
         """The owner's voice of that id, else of that name."""
         where = f"WHERE (id = ? OR name = ?) AND {_VISIBLE} ORDER BY id = ? DESC, sequence LIMIT 1"
         rows = await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (named, named, owner, named))
-        return Voice(*rows[0]) if rows else None
+        return UploadedVoice(*rows[0]) if rows else None
 
-    async def sample(self, voice: Voice) -> bytes | None:
+    async def sample(self, voice: UploadedVoice) -> bytes | None:
         """The FLAC file of its sample; None: it has been removed."""
         rows = await self.rows("SELECT sample FROM voices WHERE id = ?", (voice.id,))
         return rows[0][0] if rows else None
 
-    async def remove(self, voice: Voice) -> None:
+    async def remove(self, voice: UploadedVoice) -> None:
         """Removes a voice, and its sample from the disk."""
         await self.write("DELETE FROM voices WHERE id = ?", (voice.id,))
 

@@ -45,7 +45,7 @@ def key_of(http: HTTPConnection) -> ApiKey | None:
     return getattr(http.state, "key", None)
 
 
-def administered(http: HTTPConnection, what: str) -> Any:
+def require_admin(http: HTTPConnection, what: str) -> Any:
     """The gateway, for an administrator.
 
     Args:

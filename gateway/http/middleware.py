@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
 from gateway.access.api_keys import ApiKey, ApiKeys, bearer_of
-from gateway.access.client_secrets import AZURE_PATH, PATH, ClientSecrets, key_of
+from gateway.access.client_secrets import AZURE_PATH, PATH, ClientSecrets, presented_key
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.http.connection import CLIENT_CLOSED_REQUEST, ClientGone
@@ -168,7 +168,9 @@ class RequireKey:
         if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        presented = key_of(HTTPConnection(scope)) if scope["type"] == "websocket" else bearer_of(Headers(scope=scope))
+        presented = (
+            presented_key(HTTPConnection(scope)) if scope["type"] == "websocket" else bearer_of(Headers(scope=scope))
+        )
         key = self._key(presented, scope) if presented else None
         if key is not None:
             state = scope.setdefault("state", {})

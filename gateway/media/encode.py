@@ -20,6 +20,13 @@ from PIL import Image
 
 BYTES_PER_SAMPLE = 2  # of PCM16
 
+AUDIO_MEDIA_TYPES = {
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+}
 ImageFormat = Literal["png", "jpeg", "webp"]
 # Largest width and height that the encoders write; x264 opens for no more.
 MAX_SIDE_PIXELS = {"png": 2**31 - 1, "jpeg": 65_500, "webp": 16_383, "H.264": 16_384}

@@ -22,7 +22,7 @@ GATEWAY = "gateway"
 
 
 @dataclass
-class Fetched:
+class ReplicaProfile:
     """What one replica recorded, or why there is nothing of it.
 
     Attributes:
@@ -37,7 +37,7 @@ class Fetched:
     files: list[tuple[str, Path]] = field(default_factory=list)
 
 
-class Profiling:
+class Profiler:
     """Profiles of the stages of `pipeline`, and of this gateway's `spans` meanwhile. For one event loop.
 
     Stages keep the profiles, not this: a gateway can stop what another one, or itself before a restart, has started.
@@ -99,7 +99,7 @@ class Profiling:
         except grpc.aio.AioRpcError as error:
             replica.failure(error)
 
-    async def stop(self, directory: Path) -> tuple[list[Fetched], list[dict[str, Any]]]:
+    async def stop(self, directory: Path) -> tuple[list[ReplicaProfile], list[dict[str, Any]]]:
         """What each replica recorded, its files in `directory`, and the spans of this gateway in that time.
 
         Raises:
@@ -121,7 +121,7 @@ class Profiling:
                 raise failure
             return found, self._own(watch, [each for each in found if each.failure is None])
 
-    def _own(self, watch: Watch | None, fetched: Sequence[Fetched]) -> list[dict[str, Any]]:
+    def _own(self, watch: Watch | None, fetched: Sequence[ReplicaProfile]) -> list[dict[str, Any]]:
         """This gateway's spans of the time in which what was `fetched` was recorded."""
         start_unix_ns = min(each.profile.start_unix_ns - each.clock.offset_ns for each in fetched)
         end_unix_ns = max(each.profile.end_unix_ns - each.clock.offset_ns for each in fetched)
@@ -134,9 +134,9 @@ class Profiling:
             if span.start_unix_ns < end_unix_ns and (not span.outcome or span.end_unix_ns > start_unix_ns)
         ]
 
-    async def _fetch(self, replica: Replica, prefix: Path) -> Fetched:
+    async def _fetch(self, replica: Replica, prefix: Path) -> ReplicaProfile:
         """What `replica` recorded, in files whose names begin with `prefix`."""
-        fetched = Fetched(replica)
+        fetched = ReplicaProfile(replica)
         stub = profile_pb2_grpc.ProfileServiceStub(replica.channel)
         try:
             call = stub.StopProfile(profile_pb2.StopProfileRequest(), timeout=self._timeout_s)
@@ -156,7 +156,7 @@ class Profiling:
         return failure
 
 
-async def _receive(messages: Any, fetched: Fetched, prefix: Path) -> None:
+async def _receive(messages: Any, fetched: ReplicaProfile, prefix: Path) -> None:
     opened = None
     try:
         async for message in messages:
@@ -196,7 +196,7 @@ def as_json(span: profile_pb2.Span, offset_ns: int = 0) -> dict[str, Any]:
     }
 
 
-def manifest(fetched: Sequence[Fetched], own: list[dict[str, Any]]) -> dict[str, Any]:
+def manifest(fetched: Sequence[ReplicaProfile], own: list[dict[str, Any]]) -> dict[str, Any]:
     """What the files are, the spans, and what is lost: `profile.json` of the archive. Times are microseconds of this
     gateway's Unix time."""
     return {
@@ -213,7 +213,7 @@ def manifest(fetched: Sequence[Fetched], own: list[dict[str, Any]]) -> dict[str,
     }
 
 
-def _process(fetched: Fetched) -> dict[str, Any]:
+def _process(fetched: ReplicaProfile) -> dict[str, Any]:
     profile, clock = fetched.profile, fetched.clock
     return {
         "stage": fetched.replica.stage,

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.answers.video_jobs import VideoJobs
-from gateway.answers.video_store import Video as StoredVideo
+from gateway.answers.video_store import VideoJob as StoredVideo
 from gateway.answers.video_store import VideoStore
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.stage import Stage

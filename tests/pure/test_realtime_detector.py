@@ -14,7 +14,7 @@ import soxr
 from gateway.dialects.realtime.audio import PCM_RATE_HZ, InputAudio
 from gateway.dialects.realtime.session import SemanticVad, ServerVad
 from gateway.dialects.realtime.turns import STEP_MS, Paused, Resumed, SpeechStarted, SpeechStopped, TurnDetector
-from gateway.listening.detector import Detector, DetectorError, Detectors
+from gateway.listening.detector import DetectorError, Detectors, SessionDetector
 from gateway.listening.detector_models import OnnxSilero, PackagedSilero
 from gateway.listening.onnx import ModelFileError
 from gateway.listening.silero import RATE_HZ, STEP, SileroVoiceActivityDetector
@@ -53,7 +53,7 @@ def detectors():
         yield made
 
 
-async def heard(detector: Detector, samples: np.ndarray, size: int) -> list[float]:
+async def heard(detector: SessionDetector, samples: np.ndarray, size: int) -> list[float]:
     return [
         probability
         for begin in range(0, len(samples), size)

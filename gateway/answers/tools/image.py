@@ -7,11 +7,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import ImageGeneration, Picture, image_facts, load_pictures
+from gateway.answers.images import GeneratedImage, ImageGeneration, image_facts, load_images
 from gateway.answers.request import Tool
 from gateway.answers.tools import calls
 from gateway.answers.tools.events import Failed, Generating, Painted, PaintEvent
@@ -91,10 +89,10 @@ class Painting:
             yield Generating()
             async with aclosing(pictures.events()) as made:
                 async for event in made:
-                    if not isinstance(event, Picture):
+                    if not isinstance(event, GeneratedImage):
                         continue
                     file = await asyncio.to_thread(request.to_base64, event.pixels)
-                    facts = _facts(request, event.pixels)
+                    facts = request.file_facts(event.pixels)
                     if event.preview is None:
                         facts["action"] = "edit" if pictures.images else "generate"
                         facts["revised_prompt"] = request.prompt
@@ -114,7 +112,7 @@ class Painting:
         start = request.image_start(info)
         start.request_id = self.request_id
         images = [] if base is None else [base]
-        await load_pictures(gateway, [*images, *([mask] if mask else [])])
+        await load_images(gateway, [*images, *([mask] if mask else [])])
         deadline = max(self.deadline, time.monotonic())
         return ImageGeneration(stage, start, images, mask, deadline, self.log), request
 
@@ -133,9 +131,3 @@ class Painting:
     def _mask(self) -> MediaFile | None:
         url = (self.tool.input_image_mask or {}).get("image_url")
         return MediaFile("input_image_mask", "image", url) if isinstance(url, str) and url else None
-
-
-def _facts(request: ImageRequest, pixels: np.ndarray) -> dict[str, str]:
-    """What the file is, which is not always what was asked for."""
-    size = f"{pixels.shape[1]}x{pixels.shape[0]}"
-    return {"background": "opaque", "output_format": request.file_format, "quality": "auto", "size": size}

@@ -10,7 +10,7 @@ import pybase64
 
 from gateway import metrics
 from gateway.answers import audio, videos
-from gateway.answers.diffusion import require_info, told_of
+from gateway.answers.diffusion import require_info, stage_errors
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import Tool
 from gateway.answers.tools import calls
@@ -111,7 +111,7 @@ class Making:
             picture = MediaFile("input_reference", "image", self.last_picture)
         give_back = self.hold()
         try:
-            video = await videos.take_on(
+            video = await videos.submit_video(
                 gateway, _video_request(tool, prompt), picture, self.owner, give_back, self.log
             )
         except BaseException:
@@ -124,7 +124,7 @@ class Making:
         request = _sound_request(tool, prompt)
         start = request.audio_start(require_info(stage, audio.TASKS, "sound"))
         start.request_id = self.request_id
-        with told_of(stage):
+        with stage_errors(stage):
             pieces, seed = await audio.make(stage, start, max(self.deadline - time.monotonic(), 0.001))
         file, audio_s = await asyncio.to_thread(audio.file_of, pieces, request.response_format)
         metrics.AUDIO_SECONDS.inc(audio_s)

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from gateway.listening.speech_windows import RATE_HZ, Pauses, Window, WindowFinder, decoded, windows
+from gateway.listening.speech_windows import RATE_HZ, Pauses, SpeechWindow, WindowFinder, decoded, windows
 from gateway.media.encode import BYTES_PER_SAMPLE
 from services.common.rpc.errors import DeadlineExceeded
 
@@ -36,7 +36,7 @@ class FileSound:
         self._content, self._pauses, self._limit_s = content, pauses, limit_s
         self._deadline, self._given_up = time.monotonic() + limit_s, False
 
-    async def windows(self) -> AsyncGenerator[Window, None]:
+    async def windows(self) -> AsyncGenerator[SpeechWindow, None]:
         """Raises MediaError; DeadlineExceeded."""
         found, loop = windows(self._counted(decoded(self._content)), self._pauses), asyncio.get_running_loop()
         try:
@@ -94,7 +94,7 @@ class LiveSound:
         self._ended = True
         self._came.set()
 
-    async def windows(self) -> AsyncGenerator[Window, None]:
+    async def windows(self) -> AsyncGenerator[SpeechWindow, None]:
         """Each as soon as its speech has paused."""
         finder, loop = WindowFinder(self._pauses), asyncio.get_running_loop()
         while self._waiting or not self._ended:

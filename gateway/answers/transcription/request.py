@@ -8,7 +8,7 @@ from gateway.listening.speech_windows import Pauses
 from gateway.validation import Strict
 
 
-class ServerVad(Strict):
+class VadConfig(Strict):
     """What counts as a pause."""
 
     type: Literal["server_vad"]
@@ -48,4 +48,4 @@ class TranscriptionRequest(TranslationRequest):
     """A sound to be written down."""
 
     timestamp_granularities: list[Literal["segment"]] | None = None
-    chunking_strategy: Annotated[ServerVad, BeforeValidator(_as_strategy)] = ServerVad(type="server_vad")
+    chunking_strategy: Annotated[VadConfig, BeforeValidator(_as_strategy)] = VadConfig(type="server_vad")

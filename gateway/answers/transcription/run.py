@@ -16,7 +16,7 @@ from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import Segment
 from gateway.answers.transcription.request import TranslationRequest
 from gateway.errors import in_own_terms, invalid
-from gateway.listening.speech_windows import RATE_HZ, Window
+from gateway.listening.speech_windows import RATE_HZ, SpeechWindow
 from gateway.media.encode import encode_audio
 from gateway.media.fetch import MediaError
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
@@ -26,24 +26,24 @@ from quartet.v1 import media_pb2, thinker_pb2
 _PARALLEL_WINDOWS = 4  # of one request, in the thinker
 
 
-def to_transcribe(language: str | None) -> str:
+def transcription_prompt(language: str | None) -> str:
     """What the thinker is asked to do with a sound; `language` is a name in English, None if it is not known."""
     return f"Transcribe the {language} audio into text." if language else "Transcribe the audio into text."
 
 
-def to_translate(language: str | None) -> str:
+def translation_prompt(language: str | None) -> str:
     """The same, for an English text."""
     heard = f"{language} speech" if language else "speech"
     return f"Listen to the provided {heard} and produce a translation in English text."
 
 
-class Transcription:
+class TranscriptionRun:
     """One sound that is written down.
 
     Args:
         gateway: the gateway.
         request: the request, valid by itself.
-        asked: what the thinker is asked to do with each piece.
+        instruction: what the thinker is asked to do with each piece.
         sound: what is heard.
         request_id: names it in every stage.
         log: fields of its log line, filled in here.
@@ -60,14 +60,16 @@ class Transcription:
         self,
         gateway: Gateway,
         request: TranslationRequest,
-        asked: str,
+        instruction: str,
         sound: FileSound | LiveSound,
         request_id: str,
         log: dict[str, Any],
     ) -> None:
         self.request, self.sound, self.segments = request, sound, list[Segment]()
         self._gateway, self._request_id, self._log = gateway, request_id, log
-        self._asked = asked if not request.prompt else f"{asked} Names and terms in it may be: {request.prompt}"
+        self._instruction = (
+            instruction if not request.prompt else f"{instruction} Names and terms in it may be: {request.prompt}"
+        )
         self._input_tokens = self._audio_tokens = self._output_tokens = 0
         if gateway.pipeline.output("text") is None:
             raise invalid("model", "no thinker here: only a server with one writes down sound", "unsupported_model")
@@ -131,7 +133,7 @@ class Transcription:
                 work.cancel()
             await asyncio.shield(asyncio.gather(*works, return_exceptions=True))
 
-    async def _write(self, piece: "_Piece", window: Window) -> None:
+    async def _write(self, piece: "_Piece", window: SpeechWindow) -> None:
         """Has the thinker write down a window. An error is told to who reads the piece."""
         try:
             job = Job(f"{self._request_id}-{piece.segment.id}", {"thinker": self._start(window)})
@@ -142,7 +144,7 @@ class Transcription:
         except Exception as error:  # raised again where the piece is read
             piece.end(error)
 
-    def _start(self, window: Window) -> thinker_pb2.GenerateStart:
+    def _start(self, window: SpeechWindow) -> thinker_pb2.GenerateStart:
         assert self._gateway.pipeline.config.thinker is not None
         most = self.request.max_completion_tokens
         sampling = thinker_pb2.SamplingParameters(temperature=self.request.temperature, max_tokens=most)
@@ -152,7 +154,7 @@ class Transcription:
         content = start.messages.add(role="user").content
         sound = encode_audio(window.pcm16, RATE_HZ, "wav")
         content.add(media=media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, data=sound, field=self.sound.field))
-        content.add(text=self._asked)
+        content.add(text=self._instruction)
         return start
 
     def _count(self, piece: "_Piece") -> None:

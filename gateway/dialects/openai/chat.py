@@ -46,12 +46,12 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
     request = await read_json(http, ChatCompletionRequest, limit_s)
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:
-        exchange = ImageExchange(gateway, request, http.state, stage)
+        chat = ImageRun(gateway, request, http.state, stage)
     else:
-        exchange = AnswerExchange(gateway, request, http)
+        chat = ChatRun(gateway, request, http)
     if request.stream:
-        return EventStream(exchange.stream(), limit_s + LAST_WORD_S)
-    return await while_connected(http.receive, exchange.whole())
+        return EventStream(chat.stream(), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, chat.whole())
 
 
 def _stage(gateway: Gateway, model: str) -> Stage:
@@ -63,7 +63,7 @@ def _stage(gateway: Gateway, model: str) -> Stage:
     return gateway.answerer(model)
 
 
-class _Exchange:
+class _Run:
     """One chat request and its response.
 
     Args:
@@ -79,7 +79,7 @@ class _Exchange:
         self._log["stream"] = bool(request.stream)
 
 
-class AnswerExchange(_Exchange):
+class ChatRun(_Run):
     """One that is answered with text, speech or both; `http` brought it."""
 
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request) -> None:
@@ -177,7 +177,7 @@ class AnswerExchange(_Exchange):
         }
 
 
-class ImageExchange(_Exchange):
+class ImageRun(_Run):
     """One that images answer.
 
     Args:

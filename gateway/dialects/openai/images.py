@@ -6,13 +6,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import ImageGeneration, Picture, to_generation
+from gateway.answers.images import GeneratedImage, ImageGeneration, to_generation
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import LAST_WORD_S, EventStream, admitted, named_sse, while_connected
 from gateway.http.forms import FILE, is_form, page, read_form, read_json
@@ -93,7 +92,7 @@ class ImageAnswer:
         body = {
             "created": self._created,
             "data": [{"b64_json": file} for file in files],
-            **self._facts(pixels[0]),
+            **self._request.file_facts(pixels[0]),
             "quartet": self._pictures.quartet(),
         }
         return await asyncio.to_thread(Json, body)  # megabytes of text
@@ -105,10 +104,10 @@ class ImageAnswer:
         last: dict[str, Any] = {}  # waits for the summary
         async with aclosing(self._pictures.events()) as events:
             async for event in events:
-                if isinstance(event, Picture) and event.preview is not None:
+                if isinstance(event, GeneratedImage) and event.preview is not None:
                     body = await self._event("partial_image", event) | {"partial_image_index": event.preview}
                     yield named_sse(body)
-                elif isinstance(event, Picture):
+                elif isinstance(event, GeneratedImage):
                     left -= 1
                     last = await self._event("completed", event)
                     if left:
@@ -119,21 +118,12 @@ class ImageAnswer:
         last["quartet"] = self._pictures.quartet() | last["quartet"]
         yield await asyncio.to_thread(named_sse, last)
 
-    async def _event(self, what: str, event: Picture) -> dict[str, Any]:
+    async def _event(self, what: str, event: GeneratedImage) -> dict[str, Any]:
         seed = self._pictures.started.seed + event.output
         return {
             "type": f"{self._kind}.{what}",
             "created_at": self._created,
             "b64_json": await asyncio.to_thread(self._request.to_base64, event.pixels),
-            **self._facts(event.pixels),
+            **self._request.file_facts(event.pixels),
             "quartet": {"output": event.output, "seed": seed},
-        }
-
-    def _facts(self, pixels: np.ndarray) -> dict[str, str]:
-        """What the files are, which is not always what was asked for."""
-        return {
-            "background": "opaque",
-            "output_format": self._request.file_format,
-            "quality": "auto",
-            "size": f"{pixels.shape[1]}x{pixels.shape[0]}",
         }

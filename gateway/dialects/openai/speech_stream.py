@@ -16,7 +16,7 @@ from starlette.status import WS_1000_NORMAL_CLOSURE, WS_1008_POLICY_VIOLATION, W
 from starlette.websockets import WebSocketState
 
 from gateway.answers.gateway import Gateway
-from gateway.dialects.openai.speech import MEDIA_TYPES, Speaking, SpeechSettings, nothing_to_say
+from gateway.dialects.openai.speech import MEDIA_TYPES, SpeechRun, SpeechSettings, nothing_to_say
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import LAST_WORD_S, ClientGone, admitted
 from gateway.http.csrf import check_socket
@@ -36,14 +36,14 @@ class SessionConfig(SpeechSettings):
     )
 
 
-class InputText(Strict):
+class InputTextMessage(Strict):
     """What follows of the text."""
 
     type: Literal["input.text"]
     text: str
 
 
-class InputDone(Strict):
+class InputDoneMessage(Strict):
     """The text is complete."""
 
     type: Literal["input.done"]
@@ -55,7 +55,7 @@ class _Message(BaseModel):
     type: Literal["session.config", "input.text", "input.done"]
 
 
-_MESSAGES = {"session.config": SessionConfig, "input.text": InputText, "input.done": InputDone}
+_MESSAGES = {"session.config": SessionConfig, "input.text": InputTextMessage, "input.done": InputDoneMessage}
 
 
 @router.websocket("/v1/audio/speech/stream")
@@ -110,9 +110,9 @@ class _Session:
             raise ApiError(408, message, None, "request_timeout", "timeout_error") from None
         if not isinstance(config, SessionConfig):
             raise invalid("type", "the first message must be session.config")
-        speaking = await Speaking.begin(self._gateway, config, self._socket, "text")
-        reading = asyncio.ensure_future(self._read(speaking))
-        spoken = asyncio.ensure_future(self._speak(speaking, config))
+        speech_run = await SpeechRun.begin(self._gateway, config, self._socket, "text")
+        reading = asyncio.ensure_future(self._read(speech_run))
+        spoken = asyncio.ensure_future(self._speak(speech_run, config))
         try:
             await asyncio.wait((reading, spoken), return_when=asyncio.FIRST_COMPLETED)
             if spoken.done():  # what the client does after its last event is no fault
@@ -124,15 +124,15 @@ class _Session:
             spoken.cancel()
             await asyncio.shield(asyncio.gather(reading, spoken, return_exceptions=True))
 
-    async def _read(self, speaking: Speaking) -> None:
+    async def _read(self, speech_run: SpeechRun) -> None:
         """Takes the text in. Never returns: only the client's leaving and a wrong message end it."""
         is_done = False
         while True:
             message = await self._message()
             if isinstance(message, SessionConfig) or is_done:
                 raise invalid("type", "after input.done comes nothing" if is_done else "session.config comes once")
-            if isinstance(message, InputText):
-                speaking.check_length("text", self._text.characters + len(message.text))
+            if isinstance(message, InputTextMessage):
+                speech_run.check_length("text", self._text.characters + len(message.text))
                 if message.text:  # any number of empty ones takes no memory
                     self._text.add(message.text)
             else:
@@ -141,14 +141,14 @@ class _Session:
                 self._text.finish()
                 is_done = True
 
-    async def _speak(self, speaking: Speaking, config: SessionConfig) -> None:
+    async def _speak(self, speech_run: SpeechRun, config: SessionConfig) -> None:
         file = {"format": config.response_format, "media_type": MEDIA_TYPES[config.response_format]}
-        await self._socket.send_json({"type": "audio.start", **file, "sample_rate_hz": speaking.sample_rate_hz})
-        async with aclosing(speaking.file([self._text])) as pieces:
+        await self._socket.send_json({"type": "audio.start", **file, "sample_rate_hz": speech_run.sample_rate_hz})
+        async with aclosing(speech_run.file([self._text])) as pieces:
             async for piece in pieces:
                 await self._socket.send_bytes(piece)
         await self._socket.send_json(
-            {"type": "audio.done", "finish_reason": speaking.finish_reason, "usage": speaking.usage}
+            {"type": "audio.done", "finish_reason": speech_run.finish_reason, "usage": speech_run.usage}
         )
         await self._socket.send_json({"type": "session.done"})
 

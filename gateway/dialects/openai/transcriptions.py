@@ -14,8 +14,8 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import FileSound
 from gateway.answers.transcription.formats import joined, srt, vtt
 from gateway.answers.transcription.languages import language_of
-from gateway.answers.transcription.request import ServerVad, TranscriptionRequest, TranslationRequest
-from gateway.answers.transcription.run import Transcription, to_transcribe, to_translate
+from gateway.answers.transcription.request import TranscriptionRequest, TranslationRequest, VadConfig
+from gateway.answers.transcription.run import TranscriptionRun, transcription_prompt, translation_prompt
 from gateway.errors import invalid
 from gateway.http.connection import LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.http.forms import FILE, page, read_form
@@ -40,17 +40,17 @@ async def transcribe(http: Request, gateway: Annotated[Gateway, Depends(admitted
     language = _language(request)
     if request.timestamp_granularities and request.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "only with response_format verbose_json")
-    work = _work(http, gateway, request, to_transcribe(language), _file(files), request.chunking_strategy)
-    return await _told(http, gateway, work, "transcribe", language)
+    work = _work(http, gateway, request, transcription_prompt(language), _file(files), request.chunking_strategy)
+    return await _respond(http, gateway, work, "transcribe", language)
 
 
 @router.post("/v1/audio/translations", openapi_extra=_page(TranslationRequest), response_model=None)
 async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Writes down in English what is said."""
     request, files = await read_form(http, TranslationRequest, gateway.settings.request_timeout_s, {"file"}, 1)
-    asked = to_translate(_language(request))
-    work = _work(http, gateway, request, asked, _file(files), ServerVad(type="server_vad"))
-    return await _told(http, gateway, work, "translate", "English")
+    instruction = translation_prompt(_language(request))
+    work = _work(http, gateway, request, instruction, _file(files), VadConfig(type="server_vad"))
+    return await _respond(http, gateway, work, "translate", "English")
 
 
 def _language(request: TranslationRequest) -> str | None:
@@ -59,15 +59,15 @@ def _language(request: TranslationRequest) -> str | None:
 
 
 def _work(
-    http: Request, gateway: Gateway, request: TranslationRequest, asked: str, content: bytes, vad: ServerVad
-) -> Transcription:
+    http: Request, gateway: Gateway, request: TranslationRequest, instruction: str, content: bytes, vad: VadConfig
+) -> TranscriptionRun:
     """Raises ApiError."""
     if request.stream and request.response_format not in ("json", "text"):
         raise invalid("stream", "only with response_format json or text")
     if len(content) > gateway.settings.media_max_bytes:
         raise invalid("file", f"is larger than {gateway.settings.media_max_bytes} bytes", "invalid_media")
     sound = FileSound(content, vad.pauses, gateway.settings.request_timeout_s)
-    return Transcription(gateway, request, asked, sound, http.state.request_id, http.state.log)
+    return TranscriptionRun(gateway, request, instruction, sound, http.state.request_id, http.state.log)
 
 
 def _file(files: dict[str, list[bytes]]) -> bytes:
@@ -76,14 +76,16 @@ def _file(files: dict[str, list[bytes]]) -> bytes:
     return files["file"][0]
 
 
-async def _told(http: Request, gateway: Gateway, work: Transcription, task: str, language: str | None) -> Response:
+async def _respond(
+    http: Request, gateway: Gateway, work: TranscriptionRun, task: str, language: str | None
+) -> Response:
     """What is written down, as it is asked for. Raises ApiError."""
     if work.request.stream:
         return EventStream(_events(work), gateway.settings.request_timeout_s + LAST_WORD_S)
     return await while_connected(http.receive, _whole(work, task, language))
 
 
-async def _events(work: Transcription) -> AsyncGenerator[bytes, None]:
+async def _events(work: TranscriptionRun) -> AsyncGenerator[bytes, None]:
     """OpenAI's events; with `stream_include_usage` they are chunks of vLLM's transcriptions, too. Raises ApiError."""
     head = {"id": f"trsc-{uuid.uuid4().hex}", "created": int(time.time()), "model": work.request.model}
     chunked = work.request.stream_include_usage
@@ -110,7 +112,7 @@ def _chunk(event: dict[str, Any]) -> dict[str, Any]:
     return chunk
 
 
-async def _whole(work: Transcription, task: str, language: str | None) -> Response:
+async def _whole(work: TranscriptionRun, task: str, language: str | None) -> Response:
     """The response in one piece. Raises ApiError."""
     async with aclosing(work.deltas()) as deltas:
         async for _ in deltas:

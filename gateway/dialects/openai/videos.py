@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
-from gateway.answers.video_store import Video
-from gateway.answers.videos import VideoRequest, take_on, video_object
+from gateway.answers.video_store import VideoJob
+from gateway.answers.videos import VideoRequest, submit_video, video_object
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import FILE, is_form, page, read_form, read_json
@@ -41,7 +41,7 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
     gateway.stage_for("video", request.model)
     place: ExitStack = http.state.place.pop_all()  # the video counts among its key's requests until it ends
     try:
-        video = await take_on(gateway, request, picture, owner_of(http), place.close, http.state.log)
+        video = await submit_video(gateway, request, picture, owner_of(http), place.close, http.state.log)
     except BaseException:
         place.close()
         raise
@@ -108,7 +108,7 @@ def _jobs(http: Request) -> VideoJobs:
     return jobs
 
 
-async def _video(http: Request, video_id: str) -> Video:
+async def _video(http: Request, video_id: str) -> VideoJob:
     video = await _jobs(http).store.get(video_id, owner_of(http))
     if video is None:
         raise _not_found(video_id)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from gateway.answers.gateway import Gateway
 from gateway.errors import ApiError, in_own_terms
-from gateway.http.connection import StreamedResponse, administered, key_of
+from gateway.http.connection import StreamedResponse, key_of, require_admin
 from gateway.http.forms import page, parsed
 from gateway.http.json_writer import Json
 from gateway.pipeline.replica import Replica
@@ -47,7 +47,7 @@ class StartRequest(Strict):
 @router.post("/start_profile", openapi_extra=page(StartRequest, "application/json", "what records", answered=()))
 async def start_profile(http: Request) -> Json:
     """Begins to record what every replica of every stage does. One that cannot be reached is left out, and said."""
-    gateway = administered(http, "profiles are")
+    gateway = require_admin(http, "profiles are")
     body = await http.body()
     request = await parsed(StartRequest, body) if body.strip() else StartRequest()
     profiling = gateway.profiling
@@ -71,7 +71,7 @@ async def start_profile(http: Request) -> Json:
 )
 async def stop_profile(http: Request) -> Response:
     """Ends what is recorded, and sends it: a tar of profile.json, which says what the other files are."""
-    gateway = administered(http, "profiles are")
+    gateway = require_admin(http, "profiles are")
     headers = {"content-disposition": 'attachment; filename="profile.tar"'}
     return StreamedResponse(_archive(gateway), gateway.settings.request_timeout_s, "application/x-tar", headers)
 

@@ -14,7 +14,7 @@ from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import joined
 from gateway.answers.transcription.languages import language_of
 from gateway.answers.transcription.request import TranscriptionRequest
-from gateway.answers.transcription.run import Transcription, to_transcribe
+from gateway.answers.transcription.run import TranscriptionRun, transcription_prompt
 from gateway.dialects.realtime import session_config
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
 from gateway.dialects.realtime.events import new_id
@@ -36,7 +36,7 @@ async def write_down(
     asking: str,
     sound: FileSound | LiveSound,
     tell: Callable[[str], None],
-) -> Transcription:
+) -> TranscriptionRun:
     """Has a sound of a session written down: a request of its own in the stages and the log.
 
     Args:
@@ -54,7 +54,7 @@ async def write_down(
     try:
         # as of any request, the key's rate is counted last: what the gateway refuses does not use it up
         with gateway.admission.admit(), nullcontext() if key is None else key.request():
-            work = Transcription(gateway, request, asking, sound, fields["request_id"], fields)
+            work = TranscriptionRun(gateway, request, asking, sound, fields["request_id"], fields)
             async with aclosing(work.deltas()) as deltas:
                 async for delta in deltas:
                     tell(delta)
@@ -131,7 +131,7 @@ class Transcribing:
         request = TranscriptionRequest(model=self._model, prompt=asked.prompt)
         file = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
         sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s)
-        asking = to_transcribe(_language(asked.language))
+        asking = transcription_prompt(_language(asked.language))
 
         def tell(delta: str) -> None:
             self._tell(f"{_EVENTS}.delta", **_place(item), delta=delta)

@@ -14,7 +14,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import LiveSound
 from gateway.answers.transcription.formats import joined
 from gateway.answers.transcription.request import TranscriptionRequest
-from gateway.answers.transcription.run import to_transcribe
+from gateway.answers.transcription.run import transcription_prompt
 from gateway.dialects.realtime.events import (
     AudioAppend,
     AudioCommit,
@@ -96,7 +96,9 @@ class VllmDialect:
         """Has a sound written down, and tells of it."""
         request = TranscriptionRequest(model=self._model)
         try:
-            work = await write_down(self._gateway, self._key, request, to_transcribe(None), sound, self._tell_delta)
+            work = await write_down(
+                self._gateway, self._key, request, transcription_prompt(None), sound, self._tell_delta
+            )
         except ApiError as error:
             self._fail(sound, error)
         except Exception as error:  # a bug: the session goes on

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse
 
 from gateway.answers.gateway import Gateway
 from gateway.errors import ApiError, in_own_terms, invalid
-from gateway.http.connection import administered
+from gateway.http.connection import require_admin
 from gateway.http.forms import page, read_json
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage
@@ -43,7 +43,7 @@ class UnloadRequest(Strict):
 @router.post("/v1/load_lora_adapter", openapi_extra=page(LoadRequest, "application/json", "done", answered=_TEXT))
 async def load_lora_adapter(http: Request) -> PlainTextResponse:
     """Loads an adapter in every replica of the thinker, or in none."""
-    gateway = administered(http, "adapters are")
+    gateway = require_admin(http, "adapters are")
     request = await read_json(http, LoadRequest, gateway.settings.request_timeout_s)
     if request.load_inplace:
         raise invalid("load_inplace", "adapters are not replaced; unload the other one first")
@@ -66,7 +66,7 @@ async def load_lora_adapter(http: Request) -> PlainTextResponse:
 @router.post("/v1/unload_lora_adapter", openapi_extra=page(UnloadRequest, "application/json", "done", answered=_TEXT))
 async def unload_lora_adapter(http: Request) -> PlainTextResponse:
     """Takes an adapter away from every replica of the thinker. Requests that run with it end as they would have."""
-    gateway = administered(http, "adapters are")
+    gateway = require_admin(http, "adapters are")
     request = await read_json(http, UnloadRequest, gateway.settings.request_timeout_s)
     stage, message = _writer(gateway), thinker_pb2.UnloadLoraRequest(name=request.lora_name)
     async with gateway.administration:

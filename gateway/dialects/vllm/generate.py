@@ -84,7 +84,7 @@ class AbortRequest(Strict):
     request_ids: list[str] = Field(min_length=1, max_length=1000)
 
 
-class Running:
+class AbortRegistry:
     """The requests that can be given up, by whose they are and their ids."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class Generation:
             sampling.priority = request.priority
         self._request, self._sampling = request, sampling
         self._id, self._owner = request.request_id or http.state.request_id, owner_of(http)
-        self._running: Running = http.app.state.generations
+        self._aborts: AbortRegistry = http.app.state.generations
         heard, stream, count = request.speech, bool(request.stream), sampling.n or 1
         self._speech = None if heard is None else RawSpeech(gateway, heard, sampling.seed, stream)
         self._exchange = RawExchange(
@@ -171,7 +171,7 @@ class Generation:
 
     async def _steps(self) -> AsyncGenerator[Step, None]:
         """What is sampled, as it is, until the request is given up."""
-        with self._running.request(self._owner, self._id) as abort:
+        with self._aborts.request(self._owner, self._id) as abort:
             aborted = asyncio.ensure_future(abort.wait())
             asked = self._sampling.logprobs, self._sampling.prompt_logprobs
             try:

@@ -38,7 +38,7 @@ _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, kee
 log = structlog.get_logger()
 
 
-class Forwarding:
+class WorkerRouter:
     """Serves what this process can, and asks the others for the rest.
 
     Args:

@@ -14,7 +14,7 @@ _OF_THE_STAGES = ("vllm:", "quartet_gateway_replicas", "quartet_gateway_replica_
 Answers = Sequence[tuple[int, Response]]
 
 
-class _Merged(Collector):
+class _MergedCollector(Collector):
     def __init__(self, families: dict[str, Metric]) -> None:
         self._families = families
 
@@ -38,7 +38,7 @@ def metrics(answers: Answers) -> Response:
                 own = {} if is_shared else {"worker": str(number)}
                 known.add_sample(sample.name, {**sample.labels, **own}, sample.value, sample.timestamp, sample.exemplar)
     registry = CollectorRegistry()
-    registry.register(_Merged(families))
+    registry.register(_MergedCollector(families))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -24,11 +24,11 @@ from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from gateway.validation import validated
-from quartet.answers import Answer, Collected, Event
+from quartet.answers import Answer, AnswerBuilder, Event
 from quartet.errors import Error, StartError, as_errors, as_start_errors, refused
 from quartet.media import Media, OwnFiles
-from quartet.messages import Options, members
-from quartet.system import Place
+from quartet.messages import PromptOptions, members
+from quartet.system import Deployment
 from services.common.rpc import tls
 from services.common.rpc.channels import Channels
 
@@ -42,17 +42,17 @@ log = logging.getLogger("quartet")
 Result = TypeVar("Result")
 
 
-async def start(place: Place, concurrency: int, timeout_s: float) -> "Asking":
+async def start(deployment: Deployment, concurrency: int, timeout_s: float) -> "Client":
     """Starts the stages, if they are to be, and connects to them. Raises StartError."""
     if not structlog.is_configured():  # else it prints to stdout
         _log_by_logging()
     with as_start_errors():
-        if place.started is not None:
-            await place.started.start()
-        config = load_pipeline(place.pipeline, dict(place.addresses))
-        credentials = _credentials(place.tls)
+        if deployment.processes is not None:
+            await deployment.processes.start()
+        config = load_pipeline(deployment.pipeline, dict(deployment.addresses))
+        credentials = _credentials(deployment.tls)
     settings = GatewaySettings(
-        pipeline=place.pipeline,
+        pipeline=deployment.pipeline,
         request_timeout_s=timeout_s,
         health_timeout_s=_HEALTH_TIMEOUT_S,
         # What protects a server from strangers. What a stage can hold it says itself.
@@ -66,18 +66,18 @@ async def start(place: Place, concurrency: int, timeout_s: float) -> "Asking":
     )
     files = OwnFiles(settings)
     gateway = await Gateway(settings, config, Channels(credentials), fetcher=files).__aenter__()
-    asked = Asking(gateway, files, place.started is not None, concurrency)
+    client = Client(gateway, files, deployment.processes is not None, concurrency)
     try:
         async with asyncio.timeout(REACH_S):
-            await asked.until_serving(gateway.pipeline.by_name.values())
+            await client.until_serving(gateway.pipeline.by_name.values())
     except TimeoutError:
         states = "; ".join(f"{name}: {stage.state}" for name, stage in gateway.pipeline.by_name.items())
-        await asked.close()
+        await client.close()
         raise StartError(f"address: the stages do not serve: {states}", "address", "stage_unavailable") from None
     except BaseException:
-        await asked.close()
+        await client.close()
         raise
-    return asked
+    return client
 
 
 def _credentials(files: Tls) -> tls.Credentials | None:
@@ -96,7 +96,7 @@ def _log_by_logging() -> None:
     )
 
 
-class Asking:
+class Client:
     """The stages, as they are asked.
 
     Args:
@@ -118,7 +118,7 @@ class Asking:
             await self._gateway.__aexit__(None, None, None)
 
     @property
-    def _draws(self) -> bool:
+    def _makes_images(self) -> bool:
         """Whether its answers are pictures."""
         return not self._gateway.pipeline.answer and self._gateway.pipeline.output("image") is not None
 
@@ -127,26 +127,26 @@ class Asking:
         while not all(stage.serving for stage in stages):  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(_POLL_S)
 
-    def check(self, options: Options) -> None:
+    def check(self, options: PromptOptions) -> None:
         """Raises Error: an option is at fault whatever the prompt."""
         given, _ = members("", options, self._speaks_only)
         self._validated({**given, "messages": [{"role": "user", "content": "x"}]})
 
     @property
     def _speaks_only(self) -> bool:
-        return self._gateway.pipeline.config.outputs.text is None and not self._draws
+        return self._gateway.pipeline.config.outputs.text is None and not self._makes_images
 
     def _validated(self, given: dict[str, Any]) -> ChatCompletionRequest:
         main = self._gateway.model_of(self._gateway.pipeline.main) or ""
         with as_errors():
             return validated(ChatCompletionRequest, {**given, "model": main})
 
-    async def answer(self, prompt: Any, options: Options) -> Answer:
+    async def answer(self, prompt: Any, options: PromptOptions) -> Answer:
         """The whole answer; a prompt whose stage was lost is asked again. Raises Error."""
         async with self._places:
-            return await self._tried(lambda deadline: self._answer(prompt, options, deadline))
+            return await self._with_retries(lambda deadline: self._answer(prompt, options, deadline))
 
-    async def _answer(self, prompt: Any, options: Options, deadline: float) -> Answer:
+    async def _answer(self, prompt: Any, options: PromptOptions, deadline: float) -> Answer:
         last: Answer | None = None
         async with aclosing(self._events(prompt, options, deadline)) as events:
             async for event in events:
@@ -155,7 +155,7 @@ class Asking:
         assert last is not None
         return last
 
-    async def stream(self, prompt: Any, options: Options) -> AsyncGenerator[Event, None]:
+    async def stream(self, prompt: Any, options: PromptOptions) -> AsyncGenerator[Event, None]:
         """The answer as it comes. Raises Error."""
         async with self._places, aclosing(self._events(prompt, options, self._deadline())) as events:
             async for event in events:
@@ -164,7 +164,7 @@ class Asking:
     def _deadline(self) -> float:
         return time.monotonic() + self._gateway.settings.request_timeout_s
 
-    async def _tried(self, work: Callable[[float], Awaitable[Result]]) -> Result:
+    async def _with_retries(self, work: Callable[[float], Awaitable[Result]]) -> Result:
         """The result of `work`, which is given the `time.monotonic()` at which its time is over."""
         deadline, losses = self._deadline(), 0
         while True:
@@ -182,40 +182,40 @@ class Asking:
                 except TimeoutError:
                     raise error from None
 
-    async def _events(self, prompt: Any, options: Options, deadline: float) -> AsyncGenerator[Event, None]:
+    async def _events(self, prompt: Any, options: PromptOptions, deadline: float) -> AsyncGenerator[Event, None]:
         given, files = members(prompt, options, self._speaks_only)
-        contents = [await asyncio.to_thread(media.file, place) for place, media, _ in files]
+        contents = [await asyncio.to_thread(media.file, field) for field, media, _ in files]
         request_id = uuid.uuid4().hex
         with self._files.holding(contents) as urls:
             for (_, _, member), url in zip(files, urls, strict=True):
                 member["url"] = url
             request = self._validated(given)
-            if self._draws:
-                yield await self._drawn(request, request_id, deadline)
+            if self._makes_images:
+                yield await self._image_answer(request, request_id, deadline)
                 return
-            collected = Collected(0, "", 0, rate_hz=self._rate_hz)
+            builder = AnswerBuilder(0, "", 0, rate_hz=self._rate_hz)
             with as_errors():
                 jobs = await to_jobs(self._gateway, request, request_id, None)
         with as_errors():
             left_s = max(0.0, deadline - time.monotonic())
             async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
                 async for _, event in events:
-                    collected.take(event)
-                    for told in collected.told(event):
-                        yield told
-        yield collected.answer(bool(request.logprobs))
+                    builder.take(event)
+                    for delta in builder.deltas(event):
+                        yield delta
+        yield builder.answer(bool(request.logprobs))
 
     @property
     def _rate_hz(self) -> int:
         code2wav = self._gateway.pipeline.info("code2wav")
         return code2wav.sample_rate_hz if code2wav is not None else 0
 
-    async def _drawn(self, request: ChatCompletionRequest, request_id: str, deadline: float) -> Answer:
+    async def _image_answer(self, request: ChatCompletionRequest, request_id: str, deadline: float) -> Answer:
         stage = self._image_stage()
         with as_errors():
             request.model = self._gateway.model_of(stage) or ""
             generation = await ImageChat(self._gateway, request, stage).generation(request_id, deadline, {})
-            images = await _pictures(generation)
+            images = await _to_pillow(generation)
             return Answer(images=images, finish_reason="stop", timings=generation.quartet()["timings"])
 
     async def images(self, prompt: str, images: Sequence[Any], mask: Any, options: dict[str, Any]) -> list[Image.Image]:
@@ -238,17 +238,17 @@ class Asking:
             with as_errors():
                 request.model = self._gateway.model_of(stage)
                 generation = await to_generation(self._gateway, request, loaded, hole, uuid.uuid4().hex, deadline, {})
-                return await _pictures(generation)
+                return await _to_pillow(generation)
 
         async with self._places:
-            return await self._tried(work)
+            return await self._with_retries(work)
 
     def _image_stage(self) -> Stage:
         with as_errors():
             return self._gateway.stage_for("image", None)
 
 
-async def _pictures(generation: ImageGeneration) -> list[Image.Image]:
+async def _to_pillow(generation: ImageGeneration) -> list[Image.Image]:
     async with aclosing(generation.finished()) as finished:
         made = {picture.output: Image.fromarray(picture.pixels) async for picture in finished}
     return [made[i] for i in sorted(made)]
