@@ -20,7 +20,7 @@ from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
 from cli.up import console, running
 from quartet import AsyncOmni
-from quartet.messages import Options as PromptOptions
+from quartet.messages import PromptOptions
 
 Said = list[tuple[str, int]]  # of each request its text, and samples of audio
 

@@ -141,7 +141,7 @@ def create_app(
             app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
             if pipeline.outputs.video is not None and (worker is None or worker.is_first):
                 store = await stack.enter_async_context(VideoStore(settings.jobs_dir, settings.video_ttl_s))
-                app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings))
+                app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings.video_limits))
             freeze_heap()
             yield
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -13,6 +14,43 @@ from gateway.pipelines import pipeline_file
 from services.common.rpc.settings import TlsSettings, words
 
 MIB = 1024 * 1024
+_UNLIMITED = 2**40
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """Limits of the media in a request; the settings `media_*` explain them.
+
+    Attributes:
+        load_timeout_s: longest that all files of a request may take.
+    """
+
+    load_timeout_s: float
+    private_addresses: bool
+    fetch_timeout_s: float
+    max_redirects: int
+    max_parts: int
+    max_bytes: int
+    max_total_bytes: int
+    max_image_pixels: int
+    min_image_side_pixels: int
+    max_audio_s: float
+    max_video_s: float
+
+    def unlimited(self) -> Self:
+        """These limits for a trusted caller: any address, any number, size and length."""
+        sizes = ("max_parts", "max_bytes", "max_total_bytes", "max_image_pixels", "max_audio_s", "max_video_s")
+        return replace(self, private_addresses=True, **dict.fromkeys(sizes, _UNLIMITED))
+
+
+@dataclass(frozen=True)
+class VideoLimits:
+    """How many videos are made, and how long they may take."""
+
+    max_running: int
+    max_queued: int
+    timeout_s: float
+    drain_timeout_s: float
 
 
 def _state_dir(name: str) -> Path | None:
@@ -166,6 +204,16 @@ class GatewaySettings(TlsSettings):
     )
     media_max_audio_s: float = Field(default=2400.0, gt=0, description="longest sound")
     media_max_video_s: float = Field(default=1800.0, gt=0, description="longest video")
+
+    @property
+    def media_limits(self) -> MediaLimits:
+        names = [field.name for field in fields(MediaLimits) if field.name != "load_timeout_s"]
+        own = {name: getattr(self, f"media_{name}") for name in names}
+        return MediaLimits(load_timeout_s=self.request_timeout_s, **own)
+
+    @property
+    def video_limits(self) -> VideoLimits:
+        return VideoLimits(self.max_running_videos, self.max_queued_videos, self.video_timeout_s, self.drain_timeout_s)
 
     def of_one(self, workers: int) -> Self:
         """Those of one of so many processes: its part of what all may have at a time."""

@@ -37,7 +37,6 @@ ATTEMPTS = 3  # of a prompt whose stage was lost: one that ends its stage each t
 _POLL_S = 0.1
 _FULL_S = 0.5  # until a queue that was full may have room
 _HEALTH_TIMEOUT_S = 10.0  # a stage that dies refuses connections at once; one that is only late is not down
-_UNLIMITED = 2**40
 log = logging.getLogger("quartet")
 Result = TypeVar("Result")
 
@@ -55,16 +54,9 @@ async def start(deployment: Deployment, concurrency: int, timeout_s: float) -> "
         pipeline=deployment.pipeline,
         request_timeout_s=timeout_s,
         health_timeout_s=_HEALTH_TIMEOUT_S,
-        # What protects a server from strangers. What a stage can hold it says itself.
-        media_private_addresses=True,
-        media_max_parts=_UNLIMITED,
-        media_max_bytes=_UNLIMITED,
-        media_max_total_bytes=_UNLIMITED,
-        media_max_image_pixels=_UNLIMITED,
-        media_max_audio_s=_UNLIMITED,
-        media_max_video_s=_UNLIMITED,
     )
-    files = OwnFiles(settings)
+    # Limits protect a server from strangers. A stage says itself what it can hold.
+    files = OwnFiles(settings.media_limits.unlimited())
     gateway = await Gateway(settings, config, Channels(credentials), fetcher=files).__aenter__()
     client = Client(gateway, files, deployment.processes is not None, concurrency)
     try:

@@ -14,7 +14,7 @@ import soundfile
 from PIL import Image
 
 from gateway.media.fetch import Fetcher
-from gateway.settings import GatewaySettings
+from gateway.settings import MediaLimits
 from quartet.answers import Audio
 from quartet.errors import refused
 
@@ -151,8 +151,8 @@ class OwnFiles(Fetcher):
     """Fetches as the gateway does, and has the files that come with prompts besides. They are handed over as they are,
     not in base64."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        super().__init__(settings)
+    def __init__(self, limits: MediaLimits) -> None:
+        super().__init__(limits)
         self._files: dict[str, bytes] = {}
 
     async def get(self, url: str, kind: str) -> bytes:

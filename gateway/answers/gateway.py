@@ -59,7 +59,7 @@ class Gateway:
             settings.affinity_max_imbalance,
             channels=channels,
         )
-        self.fetcher = fetcher or Fetcher(settings)
+        self.fetcher = fetcher or Fetcher(settings.media_limits)
         self.transcripts = Transcripts(settings.audio_ttl_s, shared)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
         self.spans = Spans() if spans is None else spans

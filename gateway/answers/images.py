@@ -133,7 +133,7 @@ async def load_images(gateway: Gateway, pictures: Sequence[MediaFile]) -> None:
             stage is to hold decoded for one request; 504, too slow.
     """
     await load_media(gateway.fetcher, pictures)
-    pixels, most = 0, gateway.settings.media_max_image_pixels
+    pixels, most = 0, gateway.fetcher.limits.max_image_pixels
     for picture in pictures:
         pixels += await asyncio.to_thread(image_pixels, picture.content)
         if pixels > most:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from gateway.errors import from_error, invalid
 from gateway.media.fetch import Fetcher, MediaError, too_large
-from gateway.settings import GatewaySettings
+from gateway.settings import MediaLimits
 from services.common.rpc.errors import DeadlineExceeded
 from services.common.rpc.messages import claimed_wav_s
 
@@ -46,11 +46,11 @@ class MediaFile:
 
 async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
     """Fetches and checks the files. Raises ApiError: 400 naming the first one at fault; 504, too slow."""
-    settings = fetcher.settings
+    limits = fetcher.limits
     linked = [file for file in files if file.url]  # those that came in a form have been counted
-    if len(linked) > settings.media_max_parts:
-        reason = f"the request has {len(linked)} media parts; at most {settings.media_max_parts} are allowed"
-        raise invalid(linked[settings.media_max_parts].field, reason)
+    if len(linked) > limits.max_parts:
+        reason = f"the request has {len(linked)} media parts; at most {limits.max_parts} are allowed"
+        raise invalid(linked[limits.max_parts].field, reason)
     slots = asyncio.Semaphore(_PARALLEL_LOADS)
     total_bytes = 0
 
@@ -60,32 +60,31 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
             async with slots:
                 if file.url:
                     file.content = await fetcher.get(file.url, file.kind)
-                if len(file.content) > settings.media_max_bytes:
-                    raise too_large(settings.media_max_bytes)
+                if len(file.content) > limits.max_bytes:
+                    raise too_large(limits.max_bytes)
                 total_bytes += len(file.content)
-                if total_bytes > settings.media_max_total_bytes:
-                    raise MediaError(f"all media together are more than {settings.media_max_total_bytes} bytes")
-                await asyncio.to_thread(check, file.kind, file.content, settings)
+                if total_bytes > limits.max_total_bytes:
+                    raise MediaError(f"all media together are more than {limits.max_total_bytes} bytes")
+                await asyncio.to_thread(check, file.kind, file.content, limits)
         except MediaError as error:
             raise invalid(file.field, str(error), "invalid_media") from None
 
     try:
-        async with asyncio.timeout(settings.request_timeout_s):
+        async with asyncio.timeout(limits.load_timeout_s):
             outcomes = await asyncio.gather(*map(load, files), return_exceptions=True)
     except TimeoutError:
-        late = DeadlineExceeded(f"the request's media took longer than its {settings.request_timeout_s:g} s")
+        late = DeadlineExceeded(f"the request's media took longer than its {limits.load_timeout_s:g} s")
         raise from_error("gateway", late) from None
     for error in filter(None, outcomes):
         raise error
 
 
-def check(kind: str, content: bytes, settings: GatewaySettings) -> None:
+def check(kind: str, content: bytes, limits: MediaLimits) -> None:
     """Checks a file's header. Blocking: call it in a thread.
 
     Args:
         kind: "image", "audio" or "video".
         content: the whole file.
-        settings: the limits.
 
     Raises:
         MediaError: empty, broken, of another kind, too large, too long.
@@ -93,16 +92,16 @@ def check(kind: str, content: bytes, settings: GatewaySettings) -> None:
     if not content:
         raise MediaError("the file is empty")
     if kind == "image":
-        _check_image(content, settings)
+        _check_image(content, limits)
     else:
-        _check_stream(kind, content, settings)
+        _check_stream(kind, content, limits)
 
 
-def _check_image(content: bytes, settings: GatewaySettings) -> None:
+def _check_image(content: bytes, limits: MediaLimits) -> None:
     try:
         with _opened(content) as image:
-            _check_pixels(image.width, image.height, settings)
-            least = settings.media_min_image_side_pixels
+            _check_pixels(image.width, image.height, limits)
+            least = limits.min_image_side_pixels
             if min(image.size) < least:
                 raise MediaError(
                     f"the image is {image.width} x {image.height} pixels; each side must be at least {least}"
@@ -129,9 +128,9 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
             yield image
 
 
-def _check_pixels(width: int, height: int, settings: GatewaySettings) -> None:
-    if width * height > settings.media_max_image_pixels:
-        most = settings.media_max_image_pixels
+def _check_pixels(width: int, height: int, limits: MediaLimits) -> None:
+    if width * height > limits.max_image_pixels:
+        most = limits.max_image_pixels
         raise MediaError(f"{width} x {height} pixels are more than the {most} allowed")
 
 
@@ -152,12 +151,12 @@ def opened_track(kind: str, content: bytes) -> Iterator[tuple[InputContainer, av
         raise MediaError(f"the file is corrupt, or is no {kind} that FFmpeg reads") from None
 
 
-def _check_stream(kind: str, content: bytes, settings: GatewaySettings) -> None:
-    max_s = settings.media_max_audio_s if kind == "audio" else settings.media_max_video_s
+def _check_stream(kind: str, content: bytes, limits: MediaLimits) -> None:
+    max_s = limits.max_audio_s if kind == "audio" else limits.max_video_s
     with opened_track(kind, content) as (container, stream):
         if kind == "video":
             context = container.streams.video[0].codec_context
-            _check_pixels(context.width, context.height, settings)
+            _check_pixels(context.width, context.height, limits)
         duration_s = max(_duration_s(container, stream), claimed_wav_s(content))
         if duration_s > max_s:
             raise MediaError(f"the {kind} is {duration_s:.0f} s long; at most {max_s:g} s are allowed")

@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 import httpx
 import pybase64
 
-from gateway.settings import GatewaySettings
+from gateway.settings import MediaLimits
 
 # What servers call a file they know nothing of, or a container that can hold the kind.
 _ANY_KIND = {"application/octet-stream", "binary/octet-stream"}
@@ -65,15 +65,15 @@ async def resolve(host: str, port: int, private_allowed: bool) -> str:
 
 
 class Fetcher:
-    """Fetches media under the limits of `settings`. One for the whole process."""
+    """Fetches media under `limits`. One for the whole process."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        self.settings = settings
+    def __init__(self, limits: MediaLimits) -> None:
+        self.limits = limits
         self._client = httpx.AsyncClient(
             follow_redirects=False,  # each hop is checked first
             trust_env=False,  # a proxy would resolve names by itself
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none from one request to the next
-            timeout=settings.media_fetch_timeout_s,
+            timeout=limits.fetch_timeout_s,
             # A connection is pinned to an address that was checked for one host: none is kept for another.
             limits=httpx.Limits(max_connections=100, max_keepalive_connections=0),
         )
@@ -93,8 +93,8 @@ class Fetcher:
             MediaError: the URL is malformed, its host forbidden, its file too large, too slow or of another type.
         """
         if url[:5].lower() == "data:":
-            return await asyncio.to_thread(decode_data_url, url, kind, self.settings.media_max_bytes)
-        limit_s = self.settings.media_fetch_timeout_s
+            return await asyncio.to_thread(decode_data_url, url, kind, self.limits.max_bytes)
+        limit_s = self.limits.fetch_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 return await self._fetch(url, kind)
@@ -104,7 +104,7 @@ class Fetcher:
             raise MediaError(f"the URL cannot be fetched: {type(error).__name__}") from None
 
     async def _fetch(self, url: str, kind: str) -> bytes:
-        for _ in range(self.settings.media_max_redirects + 1):
+        for _ in range(self.limits.max_redirects + 1):
             async with self._open(_parse(url)) as response:
                 location = response.headers.get("location")
                 if response.is_redirect and location is not None:
@@ -114,13 +114,13 @@ class Fetcher:
                     raise MediaError(f"the URL's server answered with status {response.status_code}")
                 _check_type(response.headers.get("content-type", ""), kind)
                 return await self._read(response)
-        raise MediaError(f"the URL redirects more than {self.settings.media_max_redirects} times")
+        raise MediaError(f"the URL redirects more than {self.limits.max_redirects} times")
 
     @asynccontextmanager
     async def _open(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
         """A streamed GET to a checked address of the URL's host."""
         port = url.port or (443 if url.scheme == "https" else 80)
-        address = await resolve(url.raw_host.decode(), port, self.settings.media_private_addresses)
+        address = await resolve(url.raw_host.decode(), port, self.limits.private_addresses)
         async with self._client.stream(
             "GET",
             url.copy_with(host=address),
@@ -132,7 +132,7 @@ class Fetcher:
             yield response
 
     async def _read(self, response: httpx.Response) -> bytes:
-        most = self.settings.media_max_bytes
+        most = self.limits.max_bytes
         declared = response.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
             raise too_large(most)

@@ -43,7 +43,7 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
     """Makes pictures of a prompt and others; the body is a form."""
     if not is_form(http):
         raise ApiError(400, "the body must be multipart/form-data: pictures are sent as files", None, "invalid_form")
-    most = gateway.settings.media_max_parts + 1
+    most = gateway.fetcher.limits.max_parts + 1
     limit_s = gateway.settings.request_timeout_s
     request, files = await read_form(http, ImageRequest, limit_s, {"image", "mask"}, most)
     images, masks = files.get("image", []), files.get("mask", [])

@@ -64,8 +64,8 @@ def _work(
     """Raises ApiError."""
     if request.stream and request.response_format not in ("json", "text"):
         raise invalid("stream", "only with response_format json or text")
-    if len(content) > gateway.settings.media_max_bytes:
-        raise invalid("file", f"is larger than {gateway.settings.media_max_bytes} bytes", "invalid_media")
+    if len(content) > (most := gateway.fetcher.limits.max_bytes):
+        raise invalid("file", f"is larger than {most} bytes", "invalid_media")
     sound = FileSound(content, vad.pauses, gateway.settings.request_timeout_s)
     return TranscriptionRun(gateway, request, instruction, sound, http.state.request_id, http.state.log)
 
