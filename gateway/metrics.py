@@ -7,7 +7,7 @@ from prometheus_client import Counter, Gauge, Histogram
 _LATENCY_BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 HTTP_REQUESTS = Counter("quartet_gateway_requests_total", "HTTP requests ended", ["path", "status"])
-RUNNING = Gauge("quartet_gateway_running_requests", "Requests for answers, pictures, sound or videos in progress")
+RUNNING = Gauge("quartet_gateway_running_requests", "Requests for answers, images, sound or videos in progress")
 TTFT = Histogram(
     "quartet_gateway_ttft_seconds", "From a request's arrival to its first text", buckets=_LATENCY_BUCKETS_S
 )
@@ -22,7 +22,7 @@ RTF = Histogram(
 PROMPT_TOKENS = Counter("quartet_gateway_prompt_tokens_total", "Tokens of prompts")
 TEXT_TOKENS = Counter("quartet_gateway_text_tokens_total", "Text tokens of answers")
 AUDIO_SECONDS = Counter("quartet_gateway_audio_seconds_total", "Audio of answers, in seconds")
-IMAGES = Counter("quartet_gateway_images_total", "Pictures made")
+IMAGES = Counter("quartet_gateway_images_total", "Images made")
 VIDEOS = Counter("quartet_gateway_videos_total", "Video jobs ended, but for deleted ones", ["status"])
 KEY_REQUESTS = Counter("quartet_gateway_key_requests_total", "Requests admitted, by the name of their API key", ["key"])
 KEY_REFUSED = Counter(

@@ -94,7 +94,7 @@ class GatewaySettings(TlsSettings):
         default=None,
         description="address that clients reach, where it is not host: that of a container's published port",
     )
-    page: bool = Field(default=True, description="a page at / to talk, write and make pictures, and to see the stages")
+    page: bool = Field(default=True, description="a page at / to talk, write and make images, and to see the stages")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
     workers: int = Field(

@@ -216,7 +216,7 @@ class Client:
         with as_errors():
             request = validated(ImageRequest, {**options, "prompt": prompt})
         if request.stream or request.partial_images:
-            raise refused("stream", "the pictures come when they are finished; leave it out")
+            raise refused("stream", "the images come when they are finished; leave it out")
         names = [f"images[{i}]" for i in range(len(images))] + (["mask"] if mask is not None else [])
         given = [*images, *([mask] if mask is not None else [])]
         parts = [each if isinstance(each, Media) else Media("image", each) for each in given]
@@ -242,5 +242,5 @@ class Client:
 
 async def _to_pillow(generation: ImageGeneration) -> list[Image.Image]:
     async with aclosing(generation.finished()) as finished:
-        made = {picture.output: Image.fromarray(picture.pixels) async for picture in finished}
+        made = {image.output: Image.fromarray(image.pixels) async for image in finished}
     return [made[i] for i in sorted(made)]

@@ -65,7 +65,7 @@ class Media:
         if self.kind == "image" and isinstance(source, Image.Image):
             return _png(source)
         if self.kind == "image" and isinstance(source, np.ndarray):
-            return _png(_picture(source, field))
+            return _png(_from_array(source, field))
         if self.kind == "audio" and isinstance(source, Audio):
             return source.encoded("wav")
         if self.kind == "audio" and isinstance(source, np.ndarray):
@@ -118,16 +118,16 @@ def media_of(value: Any, field: str) -> Media:
     )
 
 
-def _png(picture: Image.Image) -> bytes:
+def _png(image: Image.Image) -> bytes:
     file = io.BytesIO()
-    (picture if picture.mode in _PNG_MODES else picture.convert("RGB")).save(file, "png", compress_level=1)
+    (image if image.mode in _PNG_MODES else image.convert("RGB")).save(file, "png", compress_level=1)
     return file.getvalue()
 
 
-def _picture(pixels: np.ndarray, field: str) -> Image.Image:
+def _from_array(pixels: np.ndarray, field: str) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (3, 4)):
         raise refused(
-            field, f"{list(pixels.shape)} of {pixels.dtype} is no picture: (height, width, 3) of uint8 is wanted"
+            field, f"{list(pixels.shape)} of {pixels.dtype} is no image: (height, width, 3) of uint8 is wanted"
         )
     return Image.fromarray(pixels)
 

@@ -213,24 +213,24 @@ class StreamExtras(Strict):
     """What OpenAI's API has no place for."""
 
     progress: bool | None = Field(
-        default=None, description="quartet.progress events of denoising steps, at most ten a second for a picture"
+        default=None, description="quartet.progress events of denoising steps, at most ten a second for an image"
     )
 
 
 class ImageRequest(ImageMembers, DiffusionRequest):
     """A request for pictures: OpenAI's members and those of diffusion models."""
 
-    n: Positive | None = Field(default=None, description="picture i has seed + i")
+    n: Positive | None = Field(default=None, description="image i has seed + i")
     quality: Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"] | None = Field(
         default=None, description="accepted; without effect: num_inference_steps is what changes it"
     )
-    response_format: Literal["b64_json"] | None = Field(default=None, description="pictures are not kept here: no url")
+    response_format: Literal["b64_json"] | None = Field(default=None, description="images are not kept here: no url")
     background: Literal["auto", "opaque"] | None = Field(default=None, description="always opaque")
     moderation: Literal["auto", "low"] | None = Field(default=None, description="accepted; nothing is moderated")
     safety_identifier: Any = Field(default=None, description="accepted; without effect")
     stream: bool | None = None
     partial_images: Annotated[int, Field(ge=0, le=3)] | None = Field(
-        default=None, description="previews of each picture, at most 256 pixels a side; only with stream"
+        default=None, description="previews of each image, at most 256 pixels a side; only with stream"
     )
     quartet: StreamExtras | None = None
 
@@ -248,7 +248,7 @@ class ImageRequest(ImageMembers, DiffusionRequest):
         self.fill(start, info)
         start.count = self.n or 1
         if start.count > info.max_count:
-            raise invalid("n", f"at most {info.max_count} pictures a request")
+            raise invalid("n", f"at most {info.max_count} images a request")
         steps = self.num_inference_steps or info.default_inference_steps
         start.previews = min(self.partial_images or 0, max(0, steps - 1))
         return start

@@ -62,13 +62,13 @@ class ImageGeneration:
             self.start.images.add(field=image.field)
         if self.mask is not None:
             self.start.mask.field = self.mask.field
-        self.log |= {"pictures": self.start.count, "inputs": len(self.images)}
+        self.log |= {"images": self.start.count, "inputs": len(self.images)}
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """What happens, as it does. Closing the generator cancels the stage's call. Raises ApiError."""
         outputs: dict[int, Pieces] = {}
         made = 0
-        files = [picture.content for picture in (*self.images, *([self.mask] if self.mask else []))]
+        files = [image.content for image in (*self.images, *([self.mask] if self.mask else []))]
         left_s = max(0.001, self.deadline - time.monotonic())
         with stage_errors(self.stage):
             async with aclosing(generate(self.stage, self.start, files, left_s)) as responses:
@@ -92,7 +92,7 @@ class ImageGeneration:
                         case "summary":
                             self.summary = response.summary
             if made != self.start.count:
-                raise InternalError(f"the stage made {made} of {self.start.count} pictures")
+                raise InternalError(f"the stage made {made} of {self.start.count} images")
         metrics.IMAGES.inc(made)
 
     async def finished(self) -> AsyncGenerator[GeneratedImage, None]:
@@ -114,31 +114,31 @@ class ImageGeneration:
 
 def _checked(pixels: np.ndarray) -> np.ndarray:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-        raise InternalError(f"the stage sent {list(pixels.shape)} of {pixels.dtype}, which is no picture of 8 bit")
+        raise InternalError(f"the stage sent {list(pixels.shape)} of {pixels.dtype}, which is no image of 8 bit")
     return pixels
 
 
 def image_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
     """The facts of the stage's model. Raises ApiError: 503 while it does not serve, 400 if it makes no pictures so."""
     if edits:
-        return require_info(stage, (dit_pb2.DIT_TASK_IMAGE_EDIT,), "edits of pictures")
-    return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "pictures of a prompt alone")
+        return require_info(stage, (dit_pb2.DIT_TASK_IMAGE_EDIT,), "edits of images")
+    return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "images of a prompt alone")
 
 
-async def load_images(gateway: Gateway, pictures: Sequence[MediaFile]) -> None:
+async def load_images(gateway: Gateway, images: Sequence[MediaFile]) -> None:
     """Fetches and checks what a stage is to start from.
 
     Raises:
         ApiError: 400 naming the first picture that is at fault, or, each being good by itself, that is more than a
             stage is to hold decoded for one request; 504, too slow.
     """
-    await load_media(gateway.fetcher, pictures)
+    await load_media(gateway.fetcher, images)
     pixels, most = 0, gateway.fetcher.limits.max_image_pixels
-    for picture in pictures:
-        pixels += await asyncio.to_thread(image_pixels, picture.content)
+    for image in images:
+        pixels += await asyncio.to_thread(image_pixels, image.content)
         if pixels > most:
             reason = f"with it the request's images have {pixels} pixels; together they may have {most}"
-            raise invalid(picture.field, reason, "invalid_media")
+            raise invalid(image.field, reason, "invalid_media")
 
 
 async def to_generation(

@@ -111,7 +111,7 @@ class VideoJobs:
         job.task.add_done_callback(lambda _: on_end())
         try:
             if media is not None:
-                # on disk: pictures of jobs that wait are no reason for a larger container
+                # on disk: images of waiting jobs must not take the container's memory
                 await asyncio.to_thread(self.store.input(video.id).write_bytes, media)
             await self.store.add(video)
         except BaseException:

@@ -84,7 +84,7 @@ class VideoRequest(DiffusionRequest):
 async def submit_video(
     gateway: Gateway,
     request: VideoRequest,
-    picture: MediaFile | None,
+    image: MediaFile | None,
     owner: str | None,
     on_end: Callable[[], object],
     log: dict[str, Any],
@@ -106,13 +106,13 @@ async def submit_video(
     assert jobs is not None, "there are jobs where a stage makes videos"
     info = require_info(stage, TASKS, "videos")
     start = request.video_start(info)
-    if picture is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in info.tasks:
-        raise invalid("input_reference", "required: this model animates a picture", "missing_required_parameter")
-    if picture is not None:
+    if image is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in info.tasks:
+        raise invalid("input_reference", "required: this model animates an image", "missing_required_parameter")
+    if image is not None:
         if dit_pb2.DIT_TASK_IMAGE_TO_VIDEO not in info.tasks:
             raise invalid("input_reference", "this model makes videos of a prompt alone; leave it out")
-        await load_media(gateway.fetcher, [picture])
-        start.images.add(field=picture.field)
+        await load_media(gateway.fetcher, [image])
+        start.images.add(field=image.field)
     video = VideoJob(
         id=f"video_{uuid.uuid4().hex}",
         model=gateway.model_of(stage) or "",
@@ -130,7 +130,7 @@ async def submit_video(
     start.request_id = video.id
     log |= {"video": video.id, "frames": video.frames}
     try:
-        await jobs.submit(video, stage, start, picture and picture.content, on_end=on_end)
+        await jobs.submit(video, stage, start, image and image.content, on_end=on_end)
     except StageError as error:
         raise from_error("gateway", error) from None
     return video

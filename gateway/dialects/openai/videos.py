@@ -37,11 +37,11 @@ def _openapi() -> dict[str, Any]:
 @router.post("/v1/videos", openapi_extra=_openapi(), response_model=None)
 async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Takes a video on. Its state is at /v1/videos/{id}, and then its file at /v1/videos/{id}/content."""
-    request, picture = await _read(http, gateway)
+    request, image = await _read(http, gateway)
     gateway.stage_for("video", request.model)
     place: ExitStack = http.state.place.pop_all()  # the video counts among its key's requests until it ends
     try:
-        video = await submit_video(gateway, request, picture, owner_of(http), place.close, http.state.log)
+        video = await submit_video(gateway, request, image, owner_of(http), place.close, http.state.log)
     except BaseException:
         place.close()
         raise
