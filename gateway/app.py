@@ -1,4 +1,4 @@
-"""The ASGI application: endpoints, middleware, error bodies, and what operators ask."""
+"""The ASGI application: endpoints, middleware, error bodies, health and metrics."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -63,10 +63,9 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready", responses={503: {"description": "a stage does not serve"}})
 async def ready(http: Request, partly: bool = False) -> Json:
-    """200 if every stage serves, else 503; with the outputs that can be had now, and the states of stages and replicas.
+    """200 if every stage serves, else 503; the body has the available outputs and the states of stages and replicas.
 
-    `partly=true`: 200 also while stages are away, once every one was checked and some output can be had.
-    """
+    `partly=true`: 200 also if every stage was checked and some output is available."""
     pipeline: Pipeline = http.app.state.gateway.pipeline
     stages, served = pipeline.by_name.items(), pipeline.served
     is_partly_ready = bool(served) and pipeline.is_settled
@@ -115,13 +114,11 @@ def create_app(
     credentials: Credentials | None = None,
     worker: Worker | None = None,
 ) -> FastAPI:
-    """The gateway of `pipeline`. Its stages are watched between the app's startup and shutdown.
+    """The gateway of `pipeline`, whose stages it watches while it runs.
 
     Args:
-        settings: of the gateway.
-        pipeline: its stages and outputs.
-        credentials: who the gateway is to the stages; None: connections in the clear.
-        worker: which of the gateway's processes this is; None: the only one.
+        credentials: the gateway's own for the stages; None: no TLS.
+        worker: None: the only process.
 
     Raises:
         YamlError: the file of API keys cannot be used.
@@ -174,7 +171,7 @@ async def _api_error(http: Request, error: Exception) -> Response:
 
 
 async def _http_exception(http: Request, error: Exception) -> Response:
-    """Starlette's own refusals: no such path, no such method."""
+    """Renders Starlette's refusals: no such path, no such method."""
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else None
     message = f"{http.method} {http.url.path}: {error.detail}"

@@ -69,7 +69,7 @@ SPECULATION_SAVED = Histogram(
 
 
 def came(metric: Histogram, elapsed_s: float, log: dict[str, Any]) -> None:
-    """The first text (TTFT) or audio (TTFA) of a request, `elapsed_s` after it arrived; once for each log line."""
+    """Observes a request's first text (TTFT) or audio (TTFA), once for each log line."""
     name = {TTFT: "ttft_ms", TTFA: "ttfa_ms"}[metric]
     if name not in log:
         metric.observe(elapsed_s)
@@ -77,19 +77,17 @@ def came(metric: Histogram, elapsed_s: float, log: dict[str, Any]) -> None:
 
 
 def spoken(audio_s: float, elapsed_s: float) -> None:
-    """Speech of `audio_s` seconds, complete `elapsed_s` after its request arrived."""
     AUDIO_SECONDS.inc(audio_s)
     if audio_s:
         RTF.observe(elapsed_s / audio_s)
 
 
 def forget_replica(stage: str, replica: str) -> None:
-    """Drops the series of a replica that is gone: addresses would add up for ever."""
+    """Drops the series of a replica that is gone: addresses would add up."""
     for metric in (CHOSEN, LOAD):
         metric.remove_by_labels({"stage": stage, "replica": replica})
 
 
 def forget_key(key: str) -> None:
-    """Drops the series of an API key that is gone."""
     for metric in (KEY_RUNNING, KEY_REQUESTS, KEY_REFUSED):
         metric.remove_by_labels({"key": key})

@@ -54,7 +54,7 @@ class VideoLimits:
 
 
 def _state_dir(name: str) -> Path | None:
-    """Where this user's programs keep what outlives them; None for a user without a home."""
+    """The user's directory for persistent state; None without a home."""
     try:
         base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     except RuntimeError:
@@ -216,7 +216,7 @@ class GatewaySettings(TlsSettings):
         return VideoLimits(self.max_running_videos, self.max_queued_videos, self.video_timeout_s, self.drain_timeout_s)
 
     def of_one(self, workers: int) -> Self:
-        """Those of one of so many processes: its part of what all may have at a time."""
+        """One worker's settings: its share of the limits."""
         parts = ("max_running_requests", "max_realtime_sessions")
         return self.model_copy(update={name: -(-getattr(self, name) // workers) for name in parts})
 

@@ -1,4 +1,4 @@
-"""A model in the caller's event loop."""
+"""`AsyncOmni`: a model in the caller's event loop."""
 
 import asyncio
 import logging
@@ -25,17 +25,17 @@ log = logging.getLogger("quartet")
 
 
 class AsyncOmni:
-    """A model whose stages are asked without HTTP, from one event loop.
+    """A model on stages, used from one event loop without HTTP.
 
-    `async with AsyncOmni(model) as omni:` starts the stages as `quartet up` does and ends them after the block; without
-    the block the first call starts them, and `close`, the interpreter's exit, or its end by any signal ends them.
+    `async with AsyncOmni(model) as omni:` starts the stages as `quartet up` does and ends them after the block. Without
+    the block the first call starts them; `close` or the end of the process ends them.
 
     Args:
         model: checkpoint directory or hub id; None with `address`.
         setup: see `quartet.system.Setup`.
 
     Raises:
-        StartError: what is said here does not fit together, or names what cannot be used.
+        StartError: the arguments contradict each other, or name what cannot be used.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **setup: Unpack[Setup]) -> None:
@@ -66,15 +66,11 @@ class AsyncOmni:
         await self.close()
 
     async def start(self) -> None:
-        """Returns when every stage serves; the other calls do this by themselves.
-
-        Raises:
-            StartError: a stage cannot start, or is not reached.
-        """
+        """Returns when every stage serves; the other calls wait for this themselves. Raises StartError."""
         await self._client()
 
     async def close(self) -> None:
-        """Ends what was started; calls that are under way fail. May be called again."""
+        """Ends the stages; running calls fail. May be called again."""
         if self._process_id != os.getpid():
             return
         if self._closing is None:
@@ -113,17 +109,16 @@ class AsyncOmni:
     async def generate(
         self, prompt: Any, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer | list[Answer]:
-        """The answer to `prompt`, or a list of answers in the order of a list of prompts, which are under way at the
-        same time. Cancelling frees every stage.
+        """Answers `prompt`, or a list of prompts at the same time, in order. Cancelling frees every stage.
 
         Args:
-            prompt: a text, a message, a list of messages in OpenAI's form, or a list of any of these but messages.
-            progress: shows a bar for a list; None: if stderr is a terminal.
+            prompt: a text, a message, a list of messages in OpenAI's form, or a list of texts and such lists.
+            progress: shows a bar for a list; None: on a terminal.
             options: see `quartet.messages.PromptOptions`.
 
         Raises:
-            Error: the prompt cannot be answered. Of a list, that is its answer's `error`, and the others are answered;
-                an option at fault is raised.
+            Error: the prompt cannot be answered, or an option is at fault. In a list, a prompt's error is in its
+                answer.
             StartError: the stages cannot be started.
         """
         client = await self._client()
@@ -149,8 +144,7 @@ class AsyncOmni:
         return answers
 
     async def stream(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> AsyncGenerator[Event, None]:
-        """The answer to one prompt as it comes: `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the
-        iterator, or cancelling its reader, frees every stage.
+        """Yields `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the iterator frees every stage.
 
         Raises:
             Error: the prompt cannot be answered, or a stage was lost.
@@ -164,12 +158,11 @@ class AsyncOmni:
     async def images(
         self, prompt: str, *, images: Sequence[Any] = (), mask: Any = None, **options: Any
     ) -> list[Image.Image]:
-        """Pictures of `prompt`, of a pipeline with a dit: a list of Pillow images.
+        """Makes Pillow images from a prompt, by a pipeline with a dit.
 
         Args:
-            prompt: what they show.
-            images: pictures to start from, for a model that edits: each a path, bytes, a Pillow image or an array.
-            mask: of the first of them, for a model that takes one.
+            images: input images, for a model that edits: paths, bytes, Pillow images or arrays.
+            mask: of the first of them.
             options: n, size ("WIDTHxHEIGHT"), seed, num_inference_steps, guidance_scale, negative_prompt, lora.
 
         Raises:
@@ -194,7 +187,7 @@ class AsyncOmni:
 
 
 def _watch(task: "asyncio.Task[Client]", owner: Callable[[], object | None]) -> None:
-    """Has the connections closed when nobody can reach their owner any more."""
+    """Closes the connections when their owner is garbage."""
     if task.cancelled() or task.exception() is not None:
         return
     client, loop, found = task.result(), task.get_loop(), owner()
@@ -209,7 +202,7 @@ def _watch(task: "asyncio.Task[Client]", owner: Callable[[], object | None]) -> 
 
 @contextmanager
 def _bar(prompts: int, shown: bool | None) -> Iterator[Callable[[], None]]:
-    """A bar on stderr that counts answers up to `prompts`; None: if that is a terminal. Call it at each answer."""
+    """A bar on stderr; the yielded function counts an answer. None: only on a terminal."""
     console = Console(file=sys.stderr)
     columns = (
         TextColumn("answers"),

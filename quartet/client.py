@@ -1,4 +1,4 @@
-"""Prompts on their way through the stages: what the HTTP endpoints do, without HTTP."""
+"""Sends prompts through the stages, without HTTP."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 
 async def start(deployment: Deployment, concurrency: int, timeout_s: float) -> "Client":
-    """Starts the stages, if they are to be, and connects to them. Raises StartError."""
+    """Starts the stages, if they are this process's own, and connects to them. Raises StartError."""
     if not structlog.is_configured():  # else it prints to stdout
         _log_by_logging()
     with as_start_errors():
@@ -80,7 +80,7 @@ def _credentials(files: Tls) -> tls.Credentials | None:
 
 
 def _log_by_logging() -> None:
-    """Has the gateway's lines go to Python's own logging, as "quartet"; a library prints nothing by itself."""
+    """Sends log lines to the logger "quartet": a library prints nothing itself."""
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, structlog.processors.KeyValueRenderer(key_order=["event"])],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -89,13 +89,12 @@ def _log_by_logging() -> None:
 
 
 class Client:
-    """The stages, as they are asked.
+    """Requests answers from the stages.
 
     Args:
-        gateway: has been entered.
-        files: its fetcher.
-        restarts: whether a stage that is lost comes back, because it is ours.
-        concurrency: prompts under way at a time.
+        gateway: entered.
+        restarts: whether a lost stage comes back.
+        concurrency: prompts at a time.
     """
 
     def __init__(self, gateway: Gateway, files: OwnFiles, restarts: bool, concurrency: int) -> None:
@@ -104,18 +103,16 @@ class Client:
         self._closed = False
 
     async def close(self) -> None:
-        """Ends what is under way and the connections."""
+        """Cancels all prompts and closes the connections."""
         if not self._closed:
             self._closed = True
             await self._gateway.__aexit__(None, None, None)
 
     @property
     def _makes_images(self) -> bool:
-        """Whether its answers are pictures."""
         return not self._gateway.pipeline.answer and self._gateway.pipeline.output("image") is not None
 
     async def until_serving(self, stages: Iterable[Stage]) -> None:
-        """Returns when all of them serve."""
         while not all(stage.serving for stage in stages):  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(_POLL_S)
 
@@ -134,7 +131,7 @@ class Client:
             return validated(ChatCompletionRequest, {**given, "model": main})
 
     async def answer(self, prompt: Any, options: PromptOptions) -> Answer:
-        """The whole answer; a prompt whose stage was lost is asked again. Raises Error."""
+        """The whole answer; retries a prompt whose stage was lost. Raises Error."""
         async with self._places:
             return await self._with_retries(lambda deadline: self._answer(prompt, options, deadline))
 
@@ -148,7 +145,7 @@ class Client:
         return last
 
     async def stream(self, prompt: Any, options: PromptOptions) -> AsyncGenerator[Event, None]:
-        """The answer as it comes. Raises Error."""
+        """Raises Error."""
         async with self._places, aclosing(self._events(prompt, options, self._deadline())) as events:
             async for event in events:
                 yield event
@@ -157,7 +154,7 @@ class Client:
         return time.monotonic() + self._gateway.settings.request_timeout_s
 
     async def _with_retries(self, work: Callable[[float], Awaitable[Result]]) -> Result:
-        """The result of `work`, which is given the `time.monotonic()` at which its time is over."""
+        """The result of `work`, which gets its deadline in `time.monotonic()`."""
         deadline, losses = self._deadline(), 0
         while True:
             try:
@@ -211,7 +208,7 @@ class Client:
             return Answer(images=images, finish_reason="stop", timings=generation.quartet()["timings"])
 
     async def images(self, prompt: str, images: Sequence[Any], mask: Any, options: dict[str, Any]) -> list[Image.Image]:
-        """Pictures. Raises Error."""
+        """Raises Error."""
         stage = self._image_stage()
         with as_errors():
             request = validated(ImageRequest, {**options, "prompt": prompt})

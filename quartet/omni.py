@@ -1,4 +1,4 @@
-"""A model for programs without an event loop."""
+"""`Omni`: a model for programs without an event loop."""
 
 import atexit
 import os
@@ -20,11 +20,10 @@ Result = TypeVar("Result")
 
 
 class Omni:
-    """A model whose stages are asked without HTTP.
+    """A model on stages, used without HTTP and without an event loop. Thread-safe.
 
     `Omni(model)` starts the stages as `quartet up` does, and returns when they serve. They end with the `with` block,
-    `close`, the interpreter's exit, when nobody can reach the Omni any more, and with this process, even if it is
-    killed. May be used from several threads.
+    `close`, this process, or when the Omni is garbage.
 
     Args:
         model: checkpoint directory or hub id; None with `address`.
@@ -55,8 +54,7 @@ class Omni:
         self.close()
 
     def close(self) -> None:
-        """Ends what was started, and returns when nothing of it is left. Calls that are under way fail. May be called
-        again."""
+        """Ends the stages and waits for their end; running calls fail. May be called again."""
         self._state.close()
 
     @overload
@@ -78,23 +76,17 @@ class Omni:
     def generate(
         self, prompt: Any, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer | list[Answer]:
-        """The answer to `prompt`, or a list of answers in the order of a list of prompts, which are under way at the
-        same time. Ctrl-C frees every stage, and the Omni can be used again.
-
-        Args:
-            prompt: a text, a message, a list of messages in OpenAI's form, or a list of any of these but messages.
-            progress: shows a bar for a list; None: if stderr is a terminal.
-            options: see `quartet.messages.PromptOptions`.
+        """Answers a prompt or a list; see `AsyncOmni.generate`. Ctrl-C frees every stage, and the Omni can be used
+        again.
 
         Raises:
-            Error: the prompt cannot be answered. Of a list, that is its answer's `error`, and the others are answered;
-                an option at fault is raised.
+            Error: the prompt cannot be answered, or an option is at fault. In a list, a prompt's error is in its
+                answer.
         """
         return self._run(self._state.omni.generate(prompt, progress=progress, **options))
 
     def stream(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> Generator[Event, None, None]:
-        """The answer to one prompt as it comes: `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the
-        iterator frees every stage.
+        """Yields `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the iterator frees every stage.
 
         Raises:
             Error: the prompt cannot be answered, or a stage was lost.
@@ -118,13 +110,7 @@ class Omni:
                 thread.run(close())
 
     def images(self, prompt: str, *, images: Sequence[Any] = (), mask: Any = None, **options: Any) -> list[Image.Image]:
-        """Pictures of `prompt`, of a pipeline with a dit: a list of Pillow images.
-
-        Args:
-            prompt: what they show.
-            images: pictures to start from, for a model that edits: each a path, bytes, a Pillow image or an array.
-            mask: of the first of them, for a model that takes one.
-            options: n, size ("WIDTHxHEIGHT"), seed, num_inference_steps, guidance_scale, negative_prompt, lora.
+        """Makes Pillow images; see `AsyncOmni.images`.
 
         Raises:
             Error: they cannot be made.
@@ -140,7 +126,7 @@ class Omni:
 
 
 class _OmniState:
-    """What an Omni has, and what outlives it until it has ended: its stages, and the thread that asks them."""
+    """The stages and thread of an Omni; they outlive it until they end."""
 
     def __init__(self, omni: AsyncOmni) -> None:
         self.omni, self._process_id, self._closing = omni, os.getpid(), False
@@ -149,17 +135,17 @@ class _OmniState:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has the thread: one that was forked from it has not."""
+        """Whether this process has the thread: a fork has none."""
         return self._process_id == os.getpid()
 
     def begin_to_close(self) -> None:
-        """Ends all, without waiting for that. For any thread, and again."""
+        """Ends all without waiting. For any thread; may be called again."""
         if self.is_ours and not self._closing:
             self._closing = True
             self.thread.end(self.omni.close)
 
     def close(self) -> None:
-        """Ends all. If the wait is interrupted, it goes on."""
+        """Ends all; an interrupted wait goes on in the background."""
         self.begin_to_close()
         if self.is_ours:
             self.thread.join()

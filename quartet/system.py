@@ -1,4 +1,4 @@
-"""The stages behind an Omni: its own, which it starts and ends, or others' that run already."""
+"""The stages of an Omni: its own, or others that run already."""
 
 import asyncio
 import atexit
@@ -24,18 +24,18 @@ Addresses = Mapping[str, str | list[str]]
 
 
 class Setup(TypedDict, total=False):
-    """Where the stages of an Omni are, and how it asks them.
+    """Stages of an Omni and its limits.
 
     Attributes:
         pipeline: YAML file, or name of a shipped one; default: that of the model's family, or of `address`.
-        dit_model: the dit's checkpoint, beside stages of other kinds.
+        dit_model: checkpoint of a dit beside other stages.
         stages: settings of stages to start, by kind: {"thinker": {"max_model_len": 8192}}; docs/services.md lists them.
-        run_directory: for the stages' logs and state.json; default: a temporary one, which goes with the Omni.
-        address: stages that run already: {"thinker": "host:port", ...} by their names in the pipeline, or the directory
-            that `quartet up --run-dir` was given. Nothing is started then.
-        tls: certificates for the connections to the stages.
-        concurrency: prompts under way at a time; more wait. Default 64.
-        timeout_s: longest that one of them may take, waiting for a restarted stage included. Default 600.
+        run_directory: for logs and state.json; default: a temporary one.
+        address: running stages: {"thinker": "host:port", ...} by their names in the pipeline, or a `quartet up
+            --run-dir` directory.
+        tls: certificates for the stages.
+        concurrency: prompts at a time; more wait. Default 64.
+        timeout_s: longest time of a prompt, a stage's restart included. Default 600.
     """
 
     pipeline: str | Path
@@ -50,13 +50,12 @@ class Setup(TypedDict, total=False):
 
 @dataclass
 class Deployment:
-    """Stages that run.
+    """Stages in use.
 
     Attributes:
-        pipeline: the file that describes them.
-        addresses: of the stages, by name; those of the file for others.
-        tls: how they are reached.
-        processes: those that were started for this.
+        pipeline: its YAML file.
+        addresses: of stages by name; others have the file's.
+        processes: the stages started here.
     """
 
     pipeline: Path
@@ -66,10 +65,10 @@ class Deployment:
 
 
 class StageProcesses:
-    """Stages of our own, supervised in a thread of their own.
+    """Stages of our own, supervised in a thread.
 
-    Linux kills a child when the thread that started it ends (PR_SET_PDEATHSIG). So it must be one that lives as long as
-    the stages, whatever thread made this.
+    Linux kills a child when the thread that started it ends (PR_SET_PDEATHSIG): this thread lives as long as the
+    stages.
 
     Raises:
         CommandError: the options do not fit, or name what cannot be used.
@@ -85,7 +84,7 @@ class StageProcesses:
         _running.add(self)
 
     async def start(self) -> None:
-        """Returns when all stages serve. From then on one that dies is restarted. For any event loop.
+        """Returns when all stages serve; a stage that dies later is restarted.
 
         Raises:
             StartError: of `cli.plan`: a stage ended before all served.
@@ -95,11 +94,11 @@ class StageProcesses:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process started them: one that was forked from it has not, and has no thread for them."""
+        """Whether this process started them: a fork has no thread for them."""
         return self._process_id == os.getpid()
 
     def begin_to_close(self) -> None:
-        """Has the stages stopped, without waiting for that. For any thread, and again."""
+        """Stops the stages without waiting. For any thread; may be called again."""
         if self._closing or not self.is_ours:
             return
         self._closing = True
@@ -112,12 +111,11 @@ class StageProcesses:
         _running.discard(self)
 
     def wait_closed(self) -> None:
-        """Returns when nothing is left of them. Blocking: an event loop calls `closed`."""
+        """Waits for their end. Blocking."""
         if self.is_ours:
             self._thread.join()
 
     async def closed(self) -> None:
-        """Returns when nothing is left of them."""
         while self.is_ours and not self._thread.has_ended:  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(0.02)  # not in a thread: at the interpreter's exit none can be had
 
@@ -127,7 +125,6 @@ _running: set[StageProcesses] = set()
 
 @atexit.register
 def _close_all() -> None:
-    """What nobody has closed by the interpreter's exit."""
     for processes in list(_running):
         processes.begin_to_close()
     for processes in list(_running):
@@ -135,10 +132,10 @@ def _close_all() -> None:
 
 
 def deployment_for(model: str | os.PathLike[str] | None, setup: Setup) -> Deployment:
-    """Where the stages are; those that are to be started are not yet.
+    """The deployment that the caller describes; its own stages are not started yet.
 
     Raises:
-        StartError: what the caller says does not fit together, or names what cannot be used.
+        StartError: the arguments contradict each other, or name what cannot be used.
     """
     tls, address = setup.get("tls") or Tls(), setup.get("address")
     named = setup.get("pipeline")
@@ -185,7 +182,6 @@ def _flags(kind: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 def _pipeline_of(address: Addresses) -> Path:
-    """The shipped pipeline whose stages are those that have an address."""
     for file in (PIPELINE, *sorted(SHIPPED.glob("*.yaml"))):
         if load_pipeline(file).stages.keys() == address.keys():
             return file
@@ -209,6 +205,5 @@ def _log_progress(name: str, what: str) -> None:
 
 
 def close_when_forgotten(owner: object, processes: StageProcesses) -> None:
-    """Has the stages stopped when nobody can reach `owner` any more. That may be found in any thread, so nothing is
-    waited for."""
+    """Stops the stages when `owner` is garbage; any thread may find that, so nothing waits."""
     weakref.finalize(owner, processes.begin_to_close).atexit = False

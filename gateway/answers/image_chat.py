@@ -1,4 +1,4 @@
-"""A chat whose model makes images: the user's last message is the prompt."""
+"""Chats whose model makes images; the user's last message is the prompt."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -21,13 +21,7 @@ _OWN_NAME = {"model", "n", "seed"}
 
 
 class ImageChat:
-    """One chat request that images answer.
-
-    Args:
-        gateway: the gateway.
-        request: the request, valid by itself.
-        stage: makes the images.
-    """
+    """A chat that images answer."""
 
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, stage: Stage) -> None:
         self._gateway, self._request, self._stage = gateway, request, stage
@@ -35,12 +29,7 @@ class ImageChat:
         self._prompt_field = "messages"
 
     async def generation(self, request_id: str, deadline: float, log: dict[str, Any]) -> ImageGeneration:
-        """The generation of the images, with its files loaded.
-
-        Args:
-            request_id: for the stage.
-            deadline: `time.monotonic()` at which the request's time is over.
-            log: fields of the request's log line, filled in here.
+        """The generation, with its files loaded; `deadline` is in `time.monotonic()`.
 
         Raises:
             ApiError: 400 naming the member at fault.
@@ -63,7 +52,7 @@ class ImageChat:
         return ImageGeneration(self._stage, start, images, None, deadline, log)
 
     async def urls(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, str], None]:
-        """(index, data URL) of each image, as it is finished. Raises ApiError: it names the chat's own members."""
+        """Yields (index, data URL) of each finished image. Raises ApiError naming the chat's own members."""
         with self._in_chat_terms():
             async with aclosing(generation.finished()) as finished:
                 async for image in finished:

@@ -1,4 +1,4 @@
-"""How images are made, of a prompt alone or of other images."""
+"""Generation of images from a prompt or from other images."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from services.common.rpc.errors import InternalError
 
 @dataclass(frozen=True)
 class GeneratedImage:
-    """An output, (height, width, 3) uint8: finished, or a preview of what it looks like by now, the `preview`th."""
+    """An output, (height, width, 3) uint8. `preview` counts its previews; None: it is finished."""
 
     output: int
     pixels: np.ndarray
@@ -35,17 +35,15 @@ Event = dit_pb2.DitProgress | GeneratedImage
 
 @dataclass
 class ImageGeneration:
-    """Makes the pictures of one request.
+    """Generates the images of one request.
 
     Attributes:
-        stage: makes them.
-        start: what the stage gets, without files.
-        images: the pictures to start from; they have been loaded.
-        mask: of the first of them; loaded too.
-        deadline: `time.monotonic()` at which the request's time is over.
+        start: without files.
+        images, mask: loaded.
+        deadline: in `time.monotonic()`.
         log: fields of the request's log line, filled in here.
-        started: what the stage settled; of use after the first event.
-        summary: set when the events have ended.
+        started: set before the first event.
+        summary: set after the last event.
     """
 
     stage: Stage
@@ -65,7 +63,7 @@ class ImageGeneration:
         self.log |= {"images": self.start.count, "inputs": len(self.images)}
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """What happens, as it does. Closing the generator cancels the stage's call. Raises ApiError."""
+        """Yields progress, previews and images. Closing the generator cancels the stage's call. Raises ApiError."""
         outputs: dict[int, Pieces] = {}
         made = 0
         files = [image.content for image in (*self.images, *([self.mask] if self.mask else []))]
@@ -96,14 +94,12 @@ class ImageGeneration:
         metrics.IMAGES.inc(made)
 
     async def finished(self) -> AsyncGenerator[GeneratedImage, None]:
-        """The finished pictures of `events`."""
         async with aclosing(self.events()) as events:
             async for event in events:
                 if isinstance(event, GeneratedImage) and event.preview is None:
                     yield event
 
     def quartet(self) -> dict[str, Any]:
-        """How the pictures were made, and where the time went."""
         return {
             "seed": self.started.seed,
             "num_inference_steps": self.started.num_inference_steps,
@@ -119,18 +115,18 @@ def _checked(pixels: np.ndarray) -> np.ndarray:
 
 
 def image_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
-    """The facts of the stage's model. Raises ApiError: 503 while it does not serve, 400 if it makes no pictures so."""
+    """The stage's capabilities. Raises ApiError: 503 while it does not serve, 400 if its model does not make images
+    so."""
     if edits:
         return require_info(stage, (dit_pb2.DIT_TASK_IMAGE_EDIT,), "edits of images")
     return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "images of a prompt alone")
 
 
 async def load_images(gateway: Gateway, images: Sequence[MediaFile]) -> None:
-    """Fetches and checks what a stage is to start from.
+    """Fetches and checks input images.
 
     Raises:
-        ApiError: 400 naming the first picture that is at fault, or, each being good by itself, that is more than a
-            stage is to hold decoded for one request; 504, too slow.
+        ApiError: 400 naming the first image that is at fault, or that exceeds the pixels of one request; 504, too slow.
     """
     await load_media(gateway.fetcher, images)
     pixels, most = 0, gateway.fetcher.limits.max_image_pixels
@@ -150,7 +146,7 @@ async def to_generation(
     deadline: float,
     log: dict[str, Any],
 ) -> ImageGeneration:
-    """What makes the pictures of a request, with the files checked; see `ImageGeneration`.
+    """The generation for a request, with checked files.
 
     Raises:
         ApiError: 400 naming the member at fault; 404 and 503 as `Gateway.stage_for`.

@@ -1,4 +1,4 @@
-"""Makes videos in the background: so many at a time, the others wait in their order."""
+"""Makes videos in the background, in order, a limited number at a time."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 class _VideoTask:
-    """A video that has not ended, and what makes it."""
+    """An unfinished video and the task that makes it."""
 
     def __init__(self, video: VideoJob, stage: Stage, start: dit_pb2.DitStart) -> None:
         self.video, self.stage, self.start = video, stage, start
@@ -44,17 +44,11 @@ class _VideoTask:
 
     @property
     def waits(self) -> bool:
-        """Whether no stage works on it."""
         return self.video.status == "queued"
 
 
 class VideoJobs:
-    """The jobs of a store. Use as `async with VideoJobs(...)`.
-
-    Args:
-        store: where they are kept; open for longer than this.
-        limits: how many videos there may be, and for how long.
-    """
+    """The jobs of an open store. Use as `async with VideoJobs(...)`."""
 
     def __init__(self, store: VideoStore, limits: VideoLimits) -> None:
         self.store, self._limits = store, limits
@@ -68,7 +62,7 @@ class VideoJobs:
         return self
 
     async def __aexit__(self, *_) -> None:
-        """Waits for the running ones. What is left is found unfinished by the store's next opening, which says so."""
+        """Waits for running jobs. The store's next opening marks the others as interrupted."""
         self._closing = True
         jobs = list(self._jobs.values())
         for job in jobs:
@@ -86,17 +80,15 @@ class VideoJobs:
     async def submit(
         self, video: VideoJob, stage: Stage, start: dit_pb2.DitStart, media: bytes | None, on_end: Callable[[], object]
     ) -> None:
-        """Takes a job on; when this returns, no crash can lose it.
+        """Accepts a job; once this returns, no crash can lose it.
 
         Args:
-            video: the job, queued.
-            stage: makes it.
-            start: what the stage gets; its one image, if any, without data.
-            media: the file of that image.
-            on_end: called when the job has ended, however.
+            start: without image data.
+            media: the image file, if any.
+            on_end: called at the job's end, however it ends.
 
         Raises:
-            QueueFull: as many as may wait do.
+            QueueFull: too many wait.
             Unavailable: the gateway is stopping.
         """
         if self._closing:
@@ -122,7 +114,7 @@ class VideoJobs:
             job.stored.set_result(None)
 
     async def delete(self, video_id: str, owner: str | None = None) -> bool:
-        """Removes a job and its files; one that is not finished is cancelled in its stage. Whether there was one."""
+        """Removes a job and its files; cancels an unfinished one. False: not found."""
         if await self.store.get(video_id, owner) is None:
             return False
         if job := self._jobs.get(video_id):
@@ -168,7 +160,7 @@ class VideoJobs:
             log.info("video", request_id=video.id, **ended)  # the id that the stage knows it by
 
     async def _end(self, job: _VideoTask, status: Literal["completed", "failed"]) -> None:
-        """Stores the end. Clients see it only then: what they were told is so after a crash too."""
+        """Stores the end before clients see it, so that it holds after a crash."""
         now = time.time()
         ended = replace(job.video, status=status, expires_at=now + self.store.ttl_s)
         if status == "completed":
@@ -184,12 +176,7 @@ class VideoJobs:
         job.video = self.store.live[ended.id] = ended
 
     async def _make_when_taken(self, job: _VideoTask) -> None:
-        """A stage whose queue is full, or that is not up, is asked again: this job can wait. It keeps its place, since
-        the jobs behind it need the same stage and are not to overtake it.
-
-        Raises:
-            DeadlineExceeded: the stage took it, and then too long.
-        """
+        """Asks again while the stage is full or down, and keeps its place: later jobs need the same stage."""
         path = self.store.input(job.video.id)
         media = [await asyncio.to_thread(path.read_bytes)] if job.start.images else []
         while True:
@@ -266,6 +253,6 @@ def _frames(piece: dit_pb2.DitPiece) -> np.ndarray:
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancels `task` once: what it still tidies up is not to be cut short."""
+    """Cancels `task` only once: its cleanup must not be cut short."""
     if not task.done() and not task.cancelling():
         task.cancel()

@@ -1,4 +1,4 @@
-"""The jobs of a directory: a row in SQLite for each, its file beside it."""
+"""Video jobs in a directory: a SQLite row each, and files."""
 
 import fcntl
 import os
@@ -22,8 +22,7 @@ log = structlog.get_logger()
 
 @dataclass
 class VideoJob:
-    """One job. Times are Unix seconds; `expires_at` is set once it has ended. `owner` is the name of the API key it was
-    made with, if there are keys."""
+    """A video job. Times are Unix seconds; `expires_at` is set at its end. `owner` names the API key that made it."""
 
     id: str
     model: str
@@ -64,16 +63,14 @@ _MIGRATIONS = {1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_
 
 
 class VideoStore(Store):
-    """The videos of one directory, which one process at a time may use. Use as `async with VideoStore(...)`.
-
-    Files are complete or absent: they are written under another name.
+    """The videos of one directory, for one process at a time. Files are complete or absent.
 
     Args:
-        directory: made if it does not exist, readable by its owner only; None is a StoreError.
-        ttl_s: how long a video is kept after it has ended.
+        directory: made if it does not exist; None is a StoreError.
+        ttl_s: how long a video is kept after its end.
 
     Attributes:
-        live: videos that are found as they are here, by id: with the progress that is not worth a write to disk.
+        live: running jobs by id, with progress that is not worth a write to disk.
     """
 
     name, setting = "videos", "jobs_dir"
@@ -88,37 +85,33 @@ class VideoStore(Store):
         self.live: dict[str, VideoJob] = {}
 
     def file(self, video_id: str) -> Path:
-        """Where the finished file of a video is."""
         return self.directory / f"{video_id}.mp4"
 
     def part(self, video_id: str) -> Path:
-        """Where its file is written until it is finished."""
         return self.directory / f"{video_id}.part"
 
     def input(self, video_id: str) -> Path:
-        """Where the picture it starts from waits for its turn."""
+        """The input image of a waiting job."""
         return self.directory / f"{video_id}.input"
 
     async def add(self, video: VideoJob) -> None:
-        """Stores a new video."""
         names, marks = ", ".join(_COLUMNS), ", ".join(f":{name}" for name in _COLUMNS)
         await self.write(f"INSERT INTO videos ({names}) VALUES ({marks})", asdict(video))
 
     async def save(self, video: VideoJob) -> None:
-        """Stores what has changed."""
         changes = ", ".join(f"{name} = :{name}" for name in _COLUMNS)
         await self.write(f"UPDATE videos SET {changes} WHERE id = :id", asdict(video))
 
     async def get(self, video_id: str, owner: str | None = None) -> VideoJob | None:
-        """The video of that id, unless it has expired or is another owner's; those who are nobody see all."""
+        """The unexpired video of that id; an owner sees only its own."""
         found = await self._read(f"WHERE id = ? AND {_VISIBLE}", (video_id, time.time(), owner))
         return found[0] if found else None
 
     async def page(
         self, after: str | None, limit: int, newest_first: bool, owner: str | None = None
     ) -> list[VideoJob] | None:
-        """At most `limit` videos that `get` would find, in the order of their creation, from the one that follows the
-        video `after`; None if that does not exist."""
+        """At most `limit` visible videos in order of creation, from the one after `after`; None if that does not
+        exist."""
         if after is not None and await self.get(after, owner) is None:
             return None
         sign, order = ("<", "DESC") if newest_first else (">", "ASC")
@@ -132,11 +125,10 @@ class VideoStore(Store):
         await self.run(_unlink, self.file(video_id), self.part(video_id), self.input(video_id))
 
     async def remove_unfinished(self, video_id: str) -> None:
-        """Removes the files that only a video in the making needs."""
         await self.run(_unlink, self.part(video_id), self.input(video_id))
 
     async def remove_expired(self) -> int:
-        """Removes the videos whose time has come; how many these were."""
+        """Removes expired videos and returns their number."""
         expired = await self._read("WHERE expires_at <= ?", (time.time(),))
         for video in expired:
             await self.remove(video.id)
@@ -148,7 +140,7 @@ class VideoStore(Store):
         return [self.live.get(video.id, video) for video in videos]
 
     def take(self, opened: ExitStack) -> None:
-        """Takes the directory for this process. The lock goes with the process, however it ends."""
+        """Locks the directory for this process; the lock ends with the process."""
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         opened.callback(os.close, lock)
         try:
@@ -159,7 +151,7 @@ class VideoStore(Store):
             ) from None
 
     def recover(self) -> None:
-        """Ends what an earlier process left unfinished, and removes files that belong to no finished video."""
+        """Ends an earlier process's jobs, and removes orphaned files."""
         now = time.time()
         with self.database:
             lost = self.database.execute(

@@ -1,4 +1,4 @@
-"""How a video is asked for, and taken on as a job."""
+"""Requests for videos, and their submission as jobs."""
 
 import time
 import uuid
@@ -20,7 +20,7 @@ TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
 
 
 def _number(value: Any) -> Any:
-    """OpenAI's clients send seconds as a text."""
+    """Parses seconds, which OpenAI's clients send as a text."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -49,11 +49,7 @@ class VideoRequest(DiffusionRequest):
     input_reference: InputReference | None = None
 
     def video_start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
-        """The stage's start message, but for the picture.
-
-        Raises:
-            ApiError: 400 naming the member that the model cannot follow.
-        """
+        """The stage's start message, without the image. Raises ApiError: 400 naming the member at fault."""
         start = self.start(info)
         start.pixel_format = dit_pb2.PIXEL_FORMAT_UINT8
         if self.size is not None:
@@ -62,7 +58,7 @@ class VideoRequest(DiffusionRequest):
         return start
 
     def _frames(self, info: server_info_pb2.DitInfo) -> int:
-        """Frames to ask for. Seconds become the nearest number of frames that the model can make."""
+        """Frames to ask for: the possible number nearest to `seconds`."""
         multiple = max(1, info.frames_multiple)
         if self.num_frames is not None:
             if self.seconds is not None:
@@ -89,18 +85,10 @@ async def submit_video(
     on_end: Callable[[], object],
     log: dict[str, Any],
 ) -> VideoJob:
-    """A new job, which no crash can lose.
-
-    Args:
-        gateway: the gateway.
-        request: what is to be made.
-        picture: the first frame; loaded here.
-        owner: whose it is.
-        on_end: called when it has ended, however; not if this raises.
-        log: fields of the request's log line.
+    """Submits a job, which no crash can lose. `on_end` is called at its end, however; not if this raises.
 
     Raises:
-        ApiError: 400 naming the member that the model cannot follow; 429, too many wait; 503, it does not serve.
+        ApiError: 400 naming the member at fault; 429, too many wait; 503, the stage does not serve.
     """
     stage, jobs = gateway.stage_for("video", request.model), gateway.videos
     assert jobs is not None, "there are jobs where a stage makes videos"

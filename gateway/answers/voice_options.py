@@ -1,4 +1,4 @@
-"""How a text is to be spoken: in whose voice, in which language; what of it the talker cannot do is refused."""
+"""Voice, language and manner of speech; refuses what the talker cannot do."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -24,8 +24,6 @@ voice_store_errors = partial(store_errors, "uploaded voices cannot be read or wr
 
 
 class VoiceId(Strict):
-    """A voice by its id, or its name."""
-
     id: str
 
 
@@ -34,7 +32,7 @@ def _as_voice(voice: Any) -> Any:
 
 
 class VoiceOptions(Strict):
-    """How a text is to be spoken: OpenAI's members, and those that other servers of speech have."""
+    """How a text is to be spoken: members of OpenAI's API and of other speech servers."""
 
     voice: Annotated[VoiceId, BeforeValidator(_as_voice)] | None = Field(
         default=None,
@@ -59,12 +57,12 @@ class VoiceOptions(Strict):
 
 @dataclass
 class SpeakPlan:
-    """A delivery as the talker takes it.
+    """Voice options as the talker takes them.
 
     Attributes:
-        start: voice, language and instructions; sampling and text are still to come.
-        sample_s: seconds of the voice sample; 0: there is none.
-        names: what the request calls fields of `start.text`, where it has other names.
+        start: without sampling and text.
+        sample_s: seconds of the voice sample; 0: none.
+        names: the request's names of fields of `start.text`.
         log: fields for the request's log line.
     """
 
@@ -74,8 +72,8 @@ class SpeakPlan:
     log: dict[str, Any] = field(default_factory=dict)
 
     def imitate(self, samples: np.ndarray, rate_hz: int, text: str, names: tuple[str, str]) -> None:
-        """Has it spoken in the voice of a sample (samples,) float32, in which `text` is said; "": that is not known.
-        `names` are those of sample and text in the request."""
+        """Adds a voice sample of (n,) float32 and its text, "" if unknown. `names` are those of sample and text in the
+        request."""
         sample = self.start.text.voice_sample
         sample.samples.dtype = tensor_pb2.DATA_TYPE_FLOAT32
         sample.samples.shape.append(len(samples))
@@ -93,9 +91,8 @@ async def plan_speech(
     owner: str | None,
     voice: str = "voice",
 ) -> SpeakPlan:
-    """`options` as `talker` takes it, with uploaded voices of `owner` beside its own. `voice` is what the request calls
-    that member. Raises ApiError: it cannot speak so.
-    """
+    """Plans speech by `talker` with its own voices and `owner`'s uploaded ones. `voice` is that member's name in the
+    request. Raises ApiError."""
     _check_task(options.task_type, talker)
     if options.instructions and not talker.takes_instructions:
         raise invalid("instructions", "this model takes none; leave them out")
@@ -127,7 +124,7 @@ def _check_task(task: Task | None, talker: server_info_pb2.TalkerInfo) -> None:
 
 
 def _language(language: str | None, talker: server_info_pb2.TalkerInfo) -> str:
-    """The language as the talker spells it; "": it hears it from the text. Raises ApiError."""
+    """The language as the talker spells it; "": automatic. Raises ApiError."""
     if language is None or language.lower() == "auto":
         return ""
     if not talker.languages:
@@ -161,8 +158,8 @@ async def _imitate_ref_audio(
 
 
 def _own_voice(options: VoiceOptions, talker: server_info_pb2.TalkerInfo, param: str) -> str | None:
-    """The talker's own voice of that name, as it spells it; "": its default, or that which instructions describe; None:
-    it is none of these. Raises ApiError: there is no voice to speak with."""
+    """The talker's own voice, as it spells it; "": its default, or a described one; None: not its own. Raises
+    ApiError."""
     if options.voice is not None and not talker.speakers and not talker.voice_sample_rate_hz:
         raise invalid(param, "this model has no voices; leave it out and say in instructions who speaks")
     if options.voice is not None:

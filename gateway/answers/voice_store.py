@@ -1,4 +1,4 @@
-"""The voices that were uploaded: one row of a SQLite database each, sample and all."""
+"""Uploaded voices in SQLite, a row each with its sample."""
 
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -8,16 +8,15 @@ from gateway.store import Store, StoreError
 
 @dataclass(frozen=True)
 class UploadedVoice:
-    """What is known of a voice.
+    """An uploaded voice.
 
     Attributes:
-        id: names it for all time.
-        name: names it among its owner's voices, in upper or lower case.
-        consent: who agreed to it, as the client says.
-        text: what is said in the sample; "": not known.
+        name: unique among its owner's, ignoring case.
+        consent: who agreed, as the client says.
+        text: spoken in the sample; "": unknown.
         seconds: length of the sample.
         created_at: Unix seconds.
-        owner: the name of the API key it was made with, if there are keys.
+        owner: name of its API key; None without keys.
     """
 
     id: str
@@ -34,12 +33,7 @@ class VoiceExists(Exception):
 
 
 class VoicesFull(Exception):
-    """There are as many voices as there may be.
-
-    Attributes:
-        most: how many these are.
-        of_owner: whether they are all the owner's own.
-    """
+    """The limit of voices, all or the owner's own, is reached."""
 
     def __init__(self, most: int, of_owner: bool) -> None:
         super().__init__(f"{most} voices")
@@ -64,13 +58,7 @@ COMMIT;
 
 
 class VoiceStore(Store):
-    """The voices of one directory, which several gateways of one machine may share.
-
-    Args:
-        directory: made if it does not exist, readable by its owner only; None is a StoreError.
-        most: voices that there may be.
-        most_of_owner: those of one owner among them.
-    """
+    """The voices of one directory, which gateways of one machine may share. No `directory` is a StoreError."""
 
     name, setting = "voices", "voices_dir"
     schema = _SCHEMA
@@ -86,7 +74,7 @@ class VoiceStore(Store):
         self._most, self._most_of_owner = most, most_of_owner
 
     async def add(self, voice: UploadedVoice, flac: bytes) -> None:
-        """Stores a new voice. Raises VoiceExists; VoicesFull."""
+        """Raises VoiceExists; VoicesFull."""
 
         def write() -> None:
             with self.database:
@@ -104,23 +92,22 @@ class VoiceStore(Store):
         await self.run(write)
 
     async def all_of(self, owner: str | None) -> list[UploadedVoice]:
-        """The owner's voices in the order of their creation; those who are nobody see all."""
+        """The owner's voices in order of creation; None sees all."""
         where = f"WHERE {_VISIBLE} ORDER BY sequence"
         return [UploadedVoice(*row) for row in await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (owner,))]
 
     async def find(self, named: str, owner: str | None) -> UploadedVoice | None:
-        """The owner's voice of that id, else of that name."""
+        """The owner's voice by its id, else by its name."""
         where = f"WHERE (id = ? OR name = ?) AND {_VISIBLE} ORDER BY id = ? DESC, sequence LIMIT 1"
         rows = await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (named, named, owner, named))
         return UploadedVoice(*rows[0]) if rows else None
 
     async def sample(self, voice: UploadedVoice) -> bytes | None:
-        """The FLAC file of its sample; None: it has been removed."""
+        """The sample's FLAC file; None: removed."""
         rows = await self.rows("SELECT sample FROM voices WHERE id = ?", (voice.id,))
         return rows[0][0] if rows else None
 
     async def remove(self, voice: UploadedVoice) -> None:
-        """Removes a voice, and its sample from the disk."""
         await self.write("DELETE FROM voices WHERE id = ?", (voice.id,))
 
     def _count(self, where: str, *values: str | None) -> int:

@@ -1,4 +1,4 @@
-"""Around every request: its id, its log line, its API key, its size limit."""
+"""Middleware: request ids, log lines, API keys, size limits."""
 
 import re
 import time
@@ -37,12 +37,10 @@ log = structlog.get_logger()
 
 
 class RequestContext:
-    """Gives each request an id (the client's x-request-id if it is sane and not in use), returns it in the response's
-    header, logs one line at the end, and turns what nothing else caught into an error body.
+    """Gives each request an id and a span, logs one line at its end, and makes a 500 of uncaught errors.
 
-    Sets `request.state.request_id` and `request.state.log`, the fields of the line. What may reach a stage has a span
-    among `spans`.
-    """
+    Keeps a client's x-request-id if it is sane and not in use. Sets `request.state.request_id` and `request.state.log`,
+    the log line's fields."""
 
     def __init__(self, app: ASGIApp, spans: Spans) -> None:
         self._app, self._spans = app, spans
@@ -114,7 +112,7 @@ class RequestContext:
 
 
 def end_span(span: tracing.Span, method: str, path: str, status: int, fields: dict) -> None:
-    """Ends an HTTP request's span. A client's mistake is no error of ours."""
+    """A client's mistake is no error of the span."""
     span.rename(f"{method} {path}")
     told = ("code", "failed_stage", "ttft_ms", "ttfa_ms", "prompt_tokens", "text_tokens", "frames", "speech")
     span.set(stage="gateway", status=status, **{name: fields.get(name) for name in told})
@@ -122,10 +120,7 @@ def end_span(span: tracing.Span, method: str, path: str, status: int, fields: di
 
 
 class BodyLimit:
-    """Refuses larger request bodies with 413 while they are read, whatever their content-length says.
-
-    The server drops what the client still sends, so that the client comes to read the answer.
-    """
+    """Refuses larger bodies with 413 while it reads them, and drops the rest, so that the client reads the answer."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
@@ -153,13 +148,9 @@ class BodyLimit:
 
 
 class RequireKey:
-    """Lets in who has a key, and sets `request.state.key`; answers others with 401.
+    """Refuses requests without a known key with 401, and sets `request.state.key`.
 
-    Args:
-        app: what is protected, but for OPEN_PATHS.
-        keys: those that are known.
-        secrets: short-lived ones, which open realtime sessions in the name of the key that they were made with.
-    """
+    `secrets` are short-lived keys, which open realtime sessions for the key that made them."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, secrets: ClientSecrets | None = None) -> None:
         self._app, self._keys, self._secrets = app, keys, secrets

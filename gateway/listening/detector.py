@@ -1,9 +1,7 @@
-"""How probable speech is in the sound of many sessions, found in one thread beside the event loop.
+"""Detects speech for many sessions in one thread.
 
-The thread goes in rounds. In each, every session that has sound gets one step of 32 ms: a client that sends minutes at
-once delays no other, and a model that can takes the round as one batch. More threads would not help: Silero's library
-keeps Python's lock while it runs.
-"""
+In each round, every session with audio gets one step of 32 ms: a client that sends minutes at once delays no other.
+More threads would not help: Silero's library keeps Python's lock."""
 
 import asyncio
 from collections import deque
@@ -29,12 +27,8 @@ class DetectorError(Exception):
 
 
 class SessionDetector:
-    """One session's. Made by `Detectors.open`.
-
-    Attributes:
-        closed: nobody hears what it finds any more.
-        heard_ms: time of the end of the last step that was asked about.
-    """
+    """Detects the speech of one session. `Detectors.open` makes it. `heard_ms` is the end of the last step
+    submitted."""
 
     def __init__(self, detectors: "Detectors", begin_ms: float) -> None:
         self._detectors, self._rest = detectors, np.empty(0, np.int16)
@@ -43,9 +37,8 @@ class SessionDetector:
         self.closed = False
 
     async def add(self, samples: np.ndarray) -> list[float]:
-        """Probabilities of speech, 0 to 1, of each 32 ms that these samples complete.
-
-        Calls may overlap, and a cancelled one is heard all the same: its sound came before what follows.
+        """Probabilities of speech, 0 to 1, of each 32 ms that these samples complete. A cancelled call's samples count,
+        too.
 
         Args:
             samples: (n,) int16 at 16 kHz, next to those before.
@@ -64,7 +57,7 @@ class SessionDetector:
         return await asyncio.wrap_future(job.future)
 
     def close(self) -> None:
-        """Frees what the model keeps of the session, some 3 MB, without waiting until nothing refers to this."""
+        """Frees the session's model state, some 3 MB."""
         self.closed = True
         with suppress(DetectorError):  # all are closed
             self._detectors.submit(_DetectorJob(self, np.empty((0, STEP), np.int16)))
@@ -72,12 +65,11 @@ class SessionDetector:
 
 @dataclass
 class _DetectorJob:
-    """Steps of one session that wait.
+    """Waiting steps of one session.
 
     Attributes:
         steps: (n, STEP) int16.
-        probabilities: of the first of them.
-        future: has all of them in the end.
+        probabilities: of the first steps, so far.
     """
 
     detector: SessionDetector
@@ -87,10 +79,10 @@ class _DetectorJob:
 
 
 class Detectors:
-    """Those of all sessions, and their thread.
+    """The detectors of all sessions, and their thread.
 
     Args:
-        model_file: Silero's ONNX file; None: the model that comes with Quartet.
+        model_file: Silero's ONNX file; None: the packaged model.
 
     Raises:
         ModelFileError: as `OnnxSilero`.
@@ -110,18 +102,17 @@ class Detectors:
         self.close()
 
     def open(self, begin_ms: float = 0.0) -> SessionDetector:
-        """One for a session whose sound it hears from `begin_ms` on; to be closed."""
+        """Opens a detector for audio that begins at `begin_ms`."""
         return SessionDetector(self, begin_ms)
 
     def submit(self, job: "_DetectorJob") -> None:
-        """For `SessionDetector`: has the thread do this. Raises DetectorError: closed."""
+        """Queues a job of a `SessionDetector`. Raises DetectorError: closed."""
         if self._closed:
             raise DetectorError(_STOPS)
         job.future.set_running_or_notify_cancel()  # from now on nobody's cancellation takes it out of its order
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Ends the thread, after its round of a few milliseconds; what waits fails."""
         self._closed = True
         self._jobs.put(None)
         self._thread.join()
@@ -134,7 +125,7 @@ class Detectors:
             job.future.set_exception(DetectorError(_STOPS))
 
     def _take(self, waiting: dict[SessionDetector, deque[_DetectorJob]]) -> bool:
-        """Takes all new jobs; waits for one if there are none at all. Returns whether to go on."""
+        """Takes all new jobs, and waits if there are none at all. False ends the thread."""
         try:
             job = self._jobs.get(block=not waiting)
             while job is not None:
@@ -145,7 +136,6 @@ class Detectors:
         return False
 
     def _round(self, waiting: dict[SessionDetector, deque[_DetectorJob]]) -> None:
-        """A step of each session that waits."""
         closed = [jobs[0] for detector, jobs in waiting.items() if detector.closed]
         for job in closed:
             job.detector.state = None

@@ -1,5 +1,4 @@
-"""Loads a request's media files and looks at their headers, so that a broken or endless one is refused before any stage
-sees it."""
+"""Loads a request's media and checks their headers before any stage sees them."""
 
 import asyncio
 import io
@@ -34,8 +33,8 @@ class MediaFile:
     Attributes:
         field: its place in the request.
         kind: "image", "audio" or "video".
-        url: where it is to be had; "" if it came with the request.
-        content: the file; of one that has a URL once it is loaded.
+        url: "" if the file came with the request.
+        content: the file; empty until a URL is loaded.
     """
 
     field: str
@@ -80,11 +79,7 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
 
 
 def check(kind: str, content: bytes, limits: MediaLimits) -> None:
-    """Checks a file's header. Blocking: call it in a thread.
-
-    Args:
-        kind: "image", "audio" or "video".
-        content: the whole file.
+    """Checks the header of a file of `kind` "image", "audio" or "video". Blocking: call it in a thread.
 
     Raises:
         MediaError: empty, broken, of another kind, too large, too long.
@@ -115,7 +110,7 @@ def _check_image(content: bytes, limits: MediaLimits) -> None:
 
 
 def image_pixels(content: bytes) -> int:
-    """Width x height of an image that `check` let pass, by its header. Blocking: call it in a thread."""
+    """Width x height of a checked image. Blocking: call it in a thread."""
     with _opened(content) as image:
         return image.width * image.height
 
@@ -139,7 +134,7 @@ def opened_track(kind: str, content: bytes) -> Iterator[tuple[InputContainer, av
     """A file of "audio" or "video", and its first track of that kind.
 
     Raises:
-        MediaError: it has none, or is broken, which may show only while it is read.
+        MediaError: the file has none, or is broken, which may show only while it is read.
     """
     try:
         with av.open(io.BytesIO(content), mode="r", options={"format_whitelist": _CONTAINERS}) as container:
@@ -165,7 +160,7 @@ def _check_stream(kind: str, content: bytes, limits: MediaLimits) -> None:
 
 
 def _duration_s(container: InputContainer, stream: av.AudioStream | av.VideoStream) -> float:
-    """Longest duration that the container's headers claim; 0 where they claim none."""
+    """Longest duration that the headers claim; 0 if they claim none."""
     claims = [0.0]
     if container.duration is not None:
         claims.append(container.duration / av.time_base)

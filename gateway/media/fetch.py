@@ -1,4 +1,4 @@
-"""Gets the bytes behind a URL, https, http or data, from hosts that may be asked."""
+"""Fetches media of https, http and data URLs from permitted hosts."""
 
 import asyncio
 import binascii
@@ -20,7 +20,7 @@ _CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video":
 
 
 class MediaError(Exception):
-    """A media file that cannot be used; the text says why and what would do."""
+    """The text says why a file cannot be used, and what would do."""
 
 
 # Prefixes whose IPv6 addresses stand for an IPv4 address, and where in the 128 bits it is.
@@ -34,7 +34,7 @@ _IPV6_UNICAST = ipaddress.IPv6Network("2000::/3")  # all that is given out; site
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is a global unicast one, and so is any IPv4 address inside it."""
+    """Whether an IP address, and any IPv4 address embedded in it, is global unicast."""
     ip = ipaddress.ip_address(address.split("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         for network, shift in _EMBEDDED_IPV4:
@@ -46,7 +46,7 @@ def is_public(address: str) -> bool:
 
 
 async def resolve(host: str, port: int, private_allowed: bool) -> str:
-    """An IP address of `host`, to be connected to as it is: asking the resolver again could give another answer.
+    """Resolves `host` to an address to connect to; a second look-up could differ.
 
     Raises:
         MediaError: the name is unknown, or, unless `private_allowed`, any of its addresses is not public.
@@ -79,15 +79,10 @@ class Fetcher:
         )
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._client.aclose()
 
     async def get(self, url: str, kind: str) -> bytes:
-        """The file at `url`.
-
-        Args:
-            url: https, http or data URL.
-            kind: "image", "audio" or "video": what its media type must be.
+        """Fetches a file of `kind` "image", "audio" or "video".
 
         Raises:
             MediaError: the URL is malformed, its host forbidden, its file too large, too slow or of another type.
@@ -164,11 +159,7 @@ def _check_type(content_type: str, kind: str) -> None:
 
 
 def decode_data_url(url: str, kind: str, max_bytes: int) -> bytes:
-    """The bytes of a data URL (RFC 2397).
-
-    Raises:
-        MediaError: malformed, too large, or of another kind.
-    """
+    """Decodes a data URL (RFC 2397). Raises MediaError: malformed, too large, or of another kind."""
     header, comma, payload = url[5:].partition(",")
     if not comma:
         raise MediaError("a data URL is data:TYPE;base64,DATA")
@@ -182,11 +173,7 @@ def decode_data_url(url: str, kind: str, max_bytes: int) -> bytes:
 
 
 def decode_base64(payload: str, max_bytes: int) -> bytes:
-    """The bytes behind strict base64.
-
-    Raises:
-        MediaError: not base64, or too large.
-    """
+    """Decodes strict base64. Raises MediaError: not base64, or too large."""
     if len(payload) // 4 * 3 - payload[-2:].count("=") > max_bytes:
         raise too_large(max_bytes)
     try:
@@ -196,5 +183,4 @@ def decode_base64(payload: str, max_bytes: int) -> bytes:
 
 
 def too_large(max_bytes: int) -> MediaError:
-    """The refusal of a file of more than `max_bytes`."""
     return MediaError(f"the file is larger than the {max_bytes} bytes allowed")

@@ -1,9 +1,7 @@
-"""Writes down what is said in a sound, by the thinker.
+"""Transcribes speech by the thinker.
 
-Each window of a sound, its speech between two pauses, is a request of its own to the thinker: several at a time, told
-in order. So an hour of sound needs no more memory than some windows, and the times of segments are those of the cuts.
-Source of the prompts: the evaluation settings that the first family's authors publish.
-"""
+Each window of speech is a thinker request of its own; several run at a time, and their text comes in order. An hour of
+audio needs no more memory than a few windows."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -27,33 +25,23 @@ _PARALLEL_WINDOWS = 4  # of one request, in the thinker
 
 
 def transcription_prompt(language: str | None) -> str:
-    """What the thinker is asked to do with a sound; `language` is a name in English, None if it is not known."""
+    """The thinker's instruction; `language` is an English name, None if unknown."""
     return f"Transcribe the {language} audio into text." if language else "Transcribe the audio into text."
 
 
 def translation_prompt(language: str | None) -> str:
-    """The same, for an English text."""
     heard = f"{language} speech" if language else "speech"
     return f"Listen to the provided {heard} and produce a translation in English text."
 
 
 class TranscriptionRun:
-    """One sound that is written down.
-
-    Args:
-        gateway: the gateway.
-        request: the request, valid by itself.
-        instruction: what the thinker is asked to do with each piece.
-        sound: what is heard.
-        request_id: names it in every stage.
-        log: fields of its log line, filled in here.
+    """The transcription of one audio source.
 
     Attributes:
-        sound: what is heard.
-        segments: those with speech, in order; complete once `deltas` has ended.
+        segments: with speech, in order; complete once `deltas` has ended.
 
     Raises:
-        ApiError: nothing here writes down what it hears.
+        ApiError: no thinker here hears audio.
     """
 
     def __init__(
@@ -83,7 +71,7 @@ class TranscriptionRun:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """OpenAI's form of the tokens, once all is written down."""
+        """OpenAI's token counts, once `deltas` has ended."""
         text = self._input_tokens - self._audio_tokens
         return {
             "type": "tokens",
@@ -94,7 +82,7 @@ class TranscriptionRun:
         }
 
     async def deltas(self) -> AsyncGenerator[str, None]:
-        """The text as it is written, in order: joined, it is that of the segments. Raises ApiError."""
+        """Yields the text in order: joined, that of the segments. Raises ApiError."""
         begun: asyncio.Queue[_Piece | None] = asyncio.Queue(_PARALLEL_WINDOWS)
         cutting, said = asyncio.create_task(self._cut(begun)), False
         try:
@@ -115,7 +103,7 @@ class TranscriptionRun:
         self._log |= {"audio_s": round(self.sound.duration_s, 3), "windows": len(self.segments)}
 
     async def _cut(self, begun: "asyncio.Queue[_Piece | None]") -> None:
-        """Puts the pieces there as they are cut, with the thinker at work on them; last None. Raises MediaError."""
+        """Queues pieces, with the thinker at work on them; None comes last. Raises MediaError."""
         works: list[asyncio.Task[None]] = []
         try:
             async with aclosing(self.sound.windows()) as windows:
@@ -134,7 +122,7 @@ class TranscriptionRun:
             await asyncio.shield(asyncio.gather(*works, return_exceptions=True))
 
     async def _write(self, piece: "_Piece", window: SpeechWindow) -> None:
-        """Has the thinker write down a window. An error is told to who reads the piece."""
+        """Transcribes a window; the piece's reader gets the error."""
         try:
             job = Job(f"{self._request_id}-{piece.segment.id}", {"thinker": self._start(window)})
             async with aclosing(run(self._gateway.pipeline, [job], self.sound.left_s())) as events:
@@ -167,15 +155,12 @@ class TranscriptionRun:
 
 
 class _Piece:
-    """A window that is being written down; its segment's text grows where the deltas are read."""
-
     def __init__(self, segment: Segment) -> None:
         self.segment, self.audio_tokens, self.summary = segment, 0, thinker_pb2.GenerateSummary()
         self._logprobs: list[float] = []
         self._events: asyncio.Queue[str | Exception | None] = asyncio.Queue()
 
     def take(self, event: Event) -> None:
-        """What the thinker says."""
         match event:
             case PromptRead(tokens):
                 self.audio_tokens = tokens.audio_tokens
@@ -187,16 +172,15 @@ class _Piece:
                 self.summary = thinker
 
     def end(self, error: Exception | None) -> None:
-        """The thinker has ended."""
         self._events.put_nowait(error)
 
     @property
     def avg_logprob(self) -> float:
-        """Mean over the tokens; 0 where they were not asked for."""
+        """Mean over the tokens; 0 without logprobs."""
         return sum(self._logprobs) / len(self._logprobs) if self._logprobs else 0.0
 
     async def deltas(self) -> AsyncIterator[str]:
-        """Its text, without white space around it. Raises StageError."""
+        """Its text, stripped. Raises StageError."""
         held, begun = "", False
         while (event := await self._events.get()) is not None:
             if isinstance(event, Exception):

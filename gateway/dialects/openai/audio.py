@@ -1,4 +1,4 @@
-"""`POST /v1/audio/generations`: audio of a prompt."""
+"""`POST /v1/audio/generations`."""
 
 import asyncio
 from typing import Annotated
@@ -21,7 +21,7 @@ _OPENAPI = page(AudioRequest, "application/json", "the file", answered=AUDIO_MED
 
 @router.post("/v1/audio/generations", openapi_extra=_OPENAPI, response_model=None)
 async def generate_audio(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Makes a sound; the response is its file."""
+    """Makes audio from a prompt; the response is its file."""
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, AudioRequest, limit_s)
     stage = gateway.stage_for("audio", request.model)

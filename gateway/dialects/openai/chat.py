@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, of models that write or speak, and of those that make pictures."""
+"""`POST /v1/chat/completions`."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ _OPENAPI = page(
 
 @router.post("/v1/chat/completions", openapi_extra=_OPENAPI, response_model=None)
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Answers a conversation with text and, if asked for, speech; or with pictures, if that is what the model makes."""
+    """Answers a conversation with text and, if asked for, speech; or with images, if the model makes them."""
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, ChatCompletionRequest, limit_s)
     stage = _stage(gateway, request.model)
@@ -55,7 +55,7 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
 
 
 def _stage(gateway: Gateway, model: str) -> Stage:
-    """The stage whose model answers as `model`: it writes, speaks, or makes images. Raises ApiError."""
+    """The stage that answers as `model`. Raises ApiError."""
     answer, image = gateway.pipeline.answer, gateway.pipeline.output("image")
     if image is not None and (not answer or gateway.models.get(model) is image):
         gateway.require_model(model, image)
@@ -64,13 +64,7 @@ def _stage(gateway: Gateway, model: str) -> Stage:
 
 
 class _Run:
-    """One chat request and its response.
-
-    Args:
-        gateway: the gateway.
-        request: the request, valid by itself.
-        state: its id, and the fields of its log line, filled in here.
-    """
+    """One chat request and its response. `state` has its id and log fields."""
 
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State) -> None:
         self._gateway, self._request, self._request_id, self._log = gateway, request, state.request_id, state.log
@@ -80,14 +74,12 @@ class _Run:
 
 
 class ChatRun(_Run):
-    """One that is answered with text, speech or both; `http` brought it."""
-
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request) -> None:
         super().__init__(gateway, request, http.state)
         self._owner = owner_of(http)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events. Raises ApiError."""
+        """Yields server-sent events. Raises ApiError."""
         options, answers = self._request.stream_options or StreamOptions(), self._new(StreamedAnswer)
         code2wav = self._gateway.pipeline.info("code2wav")
         if self._request.audio_format == "wav" and code2wav is not None:
@@ -108,7 +100,7 @@ class ChatRun(_Run):
         yield DONE
 
     async def whole(self) -> Response:
-        """The response in one piece. Raises ApiError."""
+        """Raises ApiError."""
         answers = self._new(WholeAnswer)
         async with aclosing(self._events(answers)) as events:
             async for _ in events:
@@ -131,7 +123,7 @@ class ChatRun(_Run):
         return [kind(i, *self._gateway.transcripts.new_id()) for i in range(self._request.n or 1)]
 
     async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-        """What happens, as it does; the answers have taken it. Raises ApiError."""
+        """Yields events that the answers have taken. Raises ApiError."""
         try:
             async with aclosing(await self._run()) as events:
                 async for index, event in events:
@@ -143,7 +135,7 @@ class ChatRun(_Run):
         self._finish(answers)
 
     async def _run(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-        """What the pipeline makes, and the tools that run here. Raises ApiError."""
+        """Starts the pipeline or the tool loop. Raises ApiError."""
         gateway, request, limit_s = self._gateway, self._request, self._gateway.settings.request_timeout_s
         if wants_pictures(gateway, request):
             deadline = self._arrived + limit_s
@@ -161,7 +153,6 @@ class ChatRun(_Run):
             metrics.came(metrics.TTFA, self._elapsed_s(), self._log)
 
     def _finish(self, answers: Sequence[Answer]) -> None:
-        """Remembers what was said, and counts."""
         for answer in answers:
             if answer.audio_bytes:
                 self._gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
@@ -178,21 +169,12 @@ class ChatRun(_Run):
 
 
 class ImageRun(_Run):
-    """One that images answer.
-
-    Args:
-        gateway: the gateway.
-        request: the request, valid by itself.
-        state: its id, and the fields of its log line, filled in here.
-        stage: makes the images.
-    """
-
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State, stage: Stage) -> None:
         super().__init__(gateway, request, state)
         self._chat = ImageChat(gateway, request, stage)
 
     async def whole(self) -> Response:
-        """The response in one piece. Raises ApiError."""
+        """Raises ApiError."""
         generation = await self._generation()
         async with aclosing(self._parts(generation)) as made:
             parts = {i: part async for i, part in made}
@@ -202,7 +184,7 @@ class ImageRun(_Run):
         return await asyncio.to_thread(Json, body | {"quartet": generation.quartet()})  # megabytes of text
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events. Raises ApiError."""
+        """Yields server-sent events. Raises ApiError."""
         generation = await self._generation()
         head, indices = self._head | {"object": "chat.completion.chunk"}, []
         async with aclosing(self._parts(generation)) as made:
@@ -219,7 +201,7 @@ class ImageRun(_Run):
         return await self._chat.generation(self._request_id, deadline, self._log)
 
     async def _parts(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
-        """(index, content part) of each image, as it is finished. Raises ApiError."""
+        """Yields (index, content part) of each finished image. Raises ApiError."""
         async with aclosing(self._chat.urls(generation)) as urls:
             async for index, url in urls:
                 yield index, {"type": "image_url", "image_url": {"url": url}}

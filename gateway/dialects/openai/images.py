@@ -1,4 +1,4 @@
-"""`POST /v1/images/generations` and `POST /v1/images/edits`; and how the pictures of these, and of chats, are made."""
+"""`POST /v1/images/generations` and `POST /v1/images/edits`."""
 
 import asyncio
 import time
@@ -33,14 +33,14 @@ _EDIT_OPENAPI = page(
 
 @router.post("/v1/images/generations", openapi_extra=_OPENAPI, response_model=None)
 async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Makes pictures of a prompt."""
+    """Makes images from a prompt."""
     request = await read_json(http, ImageRequest, gateway.settings.request_timeout_s)
     return await _respond(http, gateway, request, [], None)
 
 
 @router.post("/v1/images/edits", openapi_extra=_EDIT_OPENAPI, response_model=None)
 async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Makes pictures of a prompt and others; the body is a form."""
+    """Makes images from a prompt and other images; the body is a form."""
     if not is_form(http):
         raise ApiError(400, "the body must be multipart/form-data: images are sent as files", None, "invalid_form")
     most = gateway.fetcher.limits.max_parts + 1
@@ -71,20 +71,14 @@ async def _respond(
 
 
 class ImageAnswer:
-    """The response to one request.
-
-    Args:
-        pictures: makes them.
-        request: how they are wanted.
-        kind: what the events of a stream are called.
-    """
+    """The response to one request; `kind` begins the names of its events."""
 
     def __init__(self, generation: ImageGeneration, request: ImageRequest, kind: str) -> None:
         self._generation, self._request, self._kind = generation, request, kind
         self._created = int(time.time())
 
     async def whole(self) -> Response:
-        """The response in one piece. Raises ApiError."""
+        """Raises ApiError."""
         async with aclosing(self._generation.finished()) as images:
             made = {image.output: image.pixels async for image in images}
         pixels = [made[i] for i in sorted(made)]
@@ -98,7 +92,7 @@ class ImageAnswer:
         return await asyncio.to_thread(Json, body)  # megabytes of text
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events. Raises ApiError."""
+        """Yields server-sent events. Raises ApiError."""
         wants_progress = bool(self._request.quartet and self._request.quartet.progress)
         left = self._request.n or 1
         last: dict[str, Any] = {}  # waits for the summary

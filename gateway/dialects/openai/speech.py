@@ -1,4 +1,4 @@
-"""`POST /v1/audio/speech`: a text spoken by the talker, without a thinker."""
+"""`POST /v1/audio/speech`: speech of a text, without a thinker."""
 
 import asyncio
 import time
@@ -35,13 +35,13 @@ router = APIRouter(tags=["speech"])
 
 
 class SpeechOptions(Strict):
-    """Settings per stage that OpenAI's API has no place for."""
+    """Settings per stage that OpenAI's API lacks."""
 
     talker: TalkerSampling = TalkerSampling()
 
 
 class SpeechSettings(VoiceOptions):
-    """What a text becomes."""
+    """Voice, format and speed of the speech."""
 
     model: str
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = Field(
@@ -89,19 +89,15 @@ async def _events(speech_run: "SpeechRun", pieces: Sequence[str]) -> AsyncGenera
 
 
 class SpeechRun:
-    """One text that is spoken; `begin` makes it.
+    """The speech of one text; `begin` makes it.
 
     Args:
-        gateway: the gateway, whose talker and code2wav are known.
-        settings: how to speak it.
-        plan: how the talker takes that.
-        arrived: `time.monotonic()` when the request arrived.
-        http: has the request's id, and the fields of its log line, filled in here.
-        text: what the request calls the text.
+        arrived: in `time.monotonic()`.
+        http: has the request's id and log fields.
+        text: the request's name of the text.
 
     Attributes:
-        sample_rate_hz: samples a second of the audio.
-        finish_reason: once all is spoken: "stop", or "length" where the talker's limit of frames ended a piece.
+        finish_reason: at the end "stop", or "length" where the talker's limit of frames ended a piece.
 
     Raises:
         ApiError: 400, there is no room for the text.
@@ -135,8 +131,7 @@ class SpeechRun:
     async def begin(
         cls, gateway: Gateway, settings: SpeechSettings, http: HTTPConnection, text: str = "input"
     ) -> "SpeechRun":
-        """What is asked for in the request `http`, which calls the text `text`. Raises ApiError: it cannot be spoken
-        here so."""
+        """Raises ApiError: the talker cannot speak so."""
         arrived = time.monotonic()
         gateway.stage_for("speech", settings.model)
         talker, code2wav = gateway.pipeline.info("talker"), gateway.pipeline.info("code2wav")
@@ -147,7 +142,7 @@ class SpeechRun:
         return cls(gateway, settings, await plan_speech(gateway, settings, talker, owner_of(http)), arrived, http, text)
 
     def cut(self, text: str) -> list[str]:
-        """The pieces that `text` is spoken in. Raises ApiError: 400, it cannot be spoken."""
+        """Cuts `text` into pieces to speak. Raises ApiError: 400, it cannot be spoken."""
         self.check_length("input", len(text))
         pieces = cut(text, self._most_bytes)
         if not pieces:
@@ -155,7 +150,7 @@ class SpeechRun:
         return pieces
 
     def check_length(self, param: str, characters: int) -> None:
-        """Raises ApiError: 400, that is too much text."""
+        """Raises ApiError: 400, too much text."""
         most = self._gateway.settings.max_speech_characters
         if characters > most:
             reason = f"has {characters} characters; at most {most} are spoken"
@@ -163,12 +158,12 @@ class SpeechRun:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Tokens of text, and codec frames, once all is spoken."""
+        """Counts of text tokens and codec frames, at the end."""
         read, made = self._text_tokens, self._frames
         return {"input_tokens": read, "output_tokens": made, "total_tokens": read + made}
 
     async def file(self, pieces: Sequence[str | TypedText]) -> AsyncGenerator[bytes, None]:
-        """The audio, as it is made, of one piece of text after the other. Raises ApiError."""
+        """Yields the audio of one piece of text after the other. Raises ApiError."""
         form = "pcm16" if self._settings.response_format == "pcm" else self._settings.response_format
         stream = AudioStream(self.sample_rate_hz, form, self._settings.speed)
         for i, piece in enumerate(pieces):
@@ -181,7 +176,7 @@ class SpeechRun:
         self._finish()
 
     async def _samples(self, piece: str | TypedText, suffix: str) -> AsyncGenerator[bytes, None]:
-        """PCM16 as it is made. Raises ApiError."""
+        """Yields PCM16."""
         start = talker_pb2.SpeakStart()
         start.CopyFrom(self._start)
         typed = piece if isinstance(piece, TypedText) else None
@@ -213,14 +208,13 @@ class SpeechRun:
 
 
 def nothing_to_say(param: str) -> ApiError:
-    """The 400 for a text of signs alone."""
+    """The 400 for a text without letters and digits."""
     return invalid(param, "has no letter and no digit: there is nothing to say")
 
 
 def _most_bytes(talker: server_info_pb2.TalkerInfo, code2wav: server_info_pb2.Code2WavInfo, plan: SpeakPlan) -> int:
-    """UTF-8 bytes of a text that fits with its speech, however slow, into the talker's positions, after instructions
-    and voice sample, and whose speech is no longer than the talker goes on for by itself. Raises ApiError: 400 for
-    what leaves it no room."""
+    """UTF-8 bytes of a text whose slowest speech fits into the talker's positions and frames. Raises ApiError: 400, no
+    room is left."""
     text, frames_per_second = plan.start.text, code2wav.sample_rate_hz / code2wav.samples_per_frame
     frames_per_byte = _SLOW_S_PER_BYTE * frames_per_second
     sample_text = plan.names.get("voice_sample.text", "ref_text")

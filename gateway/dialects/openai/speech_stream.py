@@ -1,10 +1,8 @@
-"""`/v1/audio/speech/stream`, a WebSocket: a text is spoken while it is written.
+"""`/v1/audio/speech/stream`, a WebSocket: speaks a text while it is written.
 
-The client sends `session.config` with the settings of POST /v1/audio/speech, then `input.text` as often as it likes,
-last `input.done`. The server sends `audio.start`, then the audio in binary messages as it is made, last `audio.done`
-and `session.done`. All of it is one utterance: text that is late makes the speech wait, nothing is cut. A client that
-closes the connection ends the speech at once.
-"""
+The client sends `session.config` with the settings of POST /v1/audio/speech, any number of `input.text`, and
+`input.done`. The server sends `audio.start`, binary messages of audio, `audio.done` and `session.done`. The text is one
+utterance: the speech waits for late text."""
 
 import asyncio
 from contextlib import aclosing, asynccontextmanager
@@ -37,21 +35,19 @@ class SessionConfig(SpeechSettings):
 
 
 class InputTextMessage(Strict):
-    """What follows of the text."""
+    """More text."""
 
     type: Literal["input.text"]
     text: str
 
 
 class InputDoneMessage(Strict):
-    """The text is complete."""
+    """The end of the text."""
 
     type: Literal["input.done"]
 
 
 class _Message(BaseModel):
-    """Any message of a client."""
-
     type: Literal["session.config", "input.text", "input.done"]
 
 
@@ -77,7 +73,7 @@ async def speak_as_typed(socket: WebSocket) -> None:
 
 
 async def _serve(socket: WebSocket) -> int:
-    """The code to close with. Raises WebSocketDisconnect: the client left."""
+    """The code to close with. Raises WebSocketDisconnect."""
     try:
         check_socket(socket)
         async with asynccontextmanager(admitted)(socket) as gateway:
@@ -90,18 +86,11 @@ async def _serve(socket: WebSocket) -> int:
 
 
 class _Session:
-    """One connection.
-
-    Args:
-        gateway: the gateway.
-        socket: accepted.
-    """
-
     def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
         self._gateway, self._socket, self._text = gateway, socket, TypedText()
 
     async def run(self) -> None:
-        """Until all is spoken. Raises ApiError; WebSocketDisconnect: the client left."""
+        """Runs until the speech ends. Raises ApiError; WebSocketDisconnect."""
         limit_s = self._gateway.settings.request_timeout_s
         try:
             config = await asyncio.wait_for(self._message(), limit_s)
@@ -125,7 +114,7 @@ class _Session:
             await asyncio.shield(asyncio.gather(reading, spoken, return_exceptions=True))
 
     async def _read(self, speech_run: SpeechRun) -> None:
-        """Takes the text in. Never returns: only the client's leaving and a wrong message end it."""
+        """Reads the text. Only a disconnection or a wrong message ends it."""
         is_done = False
         while True:
             message = await self._message()

@@ -1,4 +1,4 @@
-"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: the thinker writes down what is said."""
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`."""
 
 import time
 import uuid
@@ -35,7 +35,7 @@ def _page(model: type[Strict]) -> dict[str, Any]:
 
 @router.post("/v1/audio/transcriptions", openapi_extra=_page(TranscriptionRequest), response_model=None)
 async def transcribe(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Writes down what is said."""
+    """Transcribes speech."""
     request, files = await read_form(http, TranscriptionRequest, gateway.settings.request_timeout_s, {"file"}, 1)
     language = _language(request)
     if request.timestamp_granularities and request.response_format != "verbose_json":
@@ -46,7 +46,7 @@ async def transcribe(http: Request, gateway: Annotated[Gateway, Depends(admitted
 
 @router.post("/v1/audio/translations", openapi_extra=_page(TranslationRequest), response_model=None)
 async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Writes down in English what is said."""
+    """Translates speech into English text."""
     request, files = await read_form(http, TranslationRequest, gateway.settings.request_timeout_s, {"file"}, 1)
     instruction = translation_prompt(_language(request))
     work = _work(http, gateway, request, instruction, _file(files), VadConfig(type="server_vad"))
@@ -54,14 +54,13 @@ async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)
 
 
 def _language(request: TranslationRequest) -> str | None:
-    """The English name of the sound's. Raises ApiError."""
+    """English name of the audio's language. Raises ApiError."""
     return None if request.language is None else language_of(request.language)
 
 
 def _work(
     http: Request, gateway: Gateway, request: TranslationRequest, instruction: str, content: bytes, vad: VadConfig
 ) -> TranscriptionRun:
-    """Raises ApiError."""
     if request.stream and request.response_format not in ("json", "text"):
         raise invalid("stream", "only with response_format json or text")
     if len(content) > (most := gateway.fetcher.limits.max_bytes):
@@ -79,14 +78,13 @@ def _file(files: dict[str, list[bytes]]) -> bytes:
 async def _respond(
     http: Request, gateway: Gateway, work: TranscriptionRun, task: str, language: str | None
 ) -> Response:
-    """What is written down, as it is asked for. Raises ApiError."""
     if work.request.stream:
         return EventStream(_events(work), gateway.settings.request_timeout_s + LAST_WORD_S)
     return await while_connected(http.receive, _whole(work, task, language))
 
 
 async def _events(work: TranscriptionRun) -> AsyncGenerator[bytes, None]:
-    """OpenAI's events; with `stream_include_usage` they are chunks of vLLM's transcriptions, too. Raises ApiError."""
+    """OpenAI's events; with `stream_include_usage` they are vLLM's chunks, too. Raises ApiError."""
     head = {"id": f"trsc-{uuid.uuid4().hex}", "created": int(time.time()), "model": work.request.model}
     chunked = work.request.stream_include_usage
 
@@ -100,8 +98,7 @@ async def _events(work: TranscriptionRun) -> AsyncGenerator[bytes, None]:
 
 
 def _chunk(event: dict[str, Any]) -> dict[str, Any]:
-    """What makes an event a chunk of vLLM's: its clients look for `choices`, and in the last chunk, which has none, for
-    `usage`."""
+    """Members that make an event a chunk of vLLM's, whose clients read `choices`, and `usage` in the last chunk."""
     chunk: dict[str, Any] = {"object": "transcription.chunk", "choices": []}
     if "delta" in event:
         chunk["choices"] = [{"index": 0, "delta": {"content": event["delta"]}, "finish_reason": None}]
@@ -113,7 +110,6 @@ def _chunk(event: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _whole(work: TranscriptionRun, task: str, language: str | None) -> Response:
-    """The response in one piece. Raises ApiError."""
     async with aclosing(work.deltas()) as deltas:
         async for _ in deltas:
             pass

@@ -1,4 +1,4 @@
-"""`/v1/audio/voices`: the voices that there are, and those that users upload, where the talker can imitate them."""
+"""`/v1/audio/voices`: the model's voices, and uploaded ones that the talker imitates."""
 
 import asyncio
 import re
@@ -69,7 +69,7 @@ _OPENAPI = page(
 
 @router.get("/v1/audio/voices")
 async def list_voices(http: Request) -> dict[str, Any]:
-    """The talker's voices, the first of which is the default, and then those that were uploaded with the API key."""
+    """The talker's voices, the default first, and then those uploaded with the API key."""
     gateway: Gateway = http.app.state.gateway
     names = gateway.pipeline.voices
     data = [{"id": name, "name": name, "object": "audio.voice", "default": i == 0} for i, name in enumerate(names)]
@@ -87,7 +87,7 @@ async def list_voices(http: Request) -> dict[str, Any]:
 
 @router.post("/v1/audio/voices", openapi_extra=_OPENAPI)
 async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> dict[str, Any]:
-    """Takes a voice up, which speech can then be asked for by its name or id."""
+    """Uploads a voice, which speech can then name or identify."""
     rate_hz = _require_cloning(gateway)
     request, files = await read_form(http, VoiceRequest, gateway.settings.request_timeout_s, {"audio_sample"}, 1)
     if not files:
@@ -114,7 +114,7 @@ async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitt
 
 @router.delete("/v1/audio/voices/{voice}")
 async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
-    """Removes an uploaded voice by its id or name, and its sample."""
+    """Removes an uploaded voice by id or name, and its sample."""
     gateway: Gateway = http.app.state.gateway
     _require_cloning(gateway)
     with voice_store_errors():
@@ -129,7 +129,7 @@ async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
 
 
 async def _keep(gateway: Gateway, voice: UploadedVoice, flac: bytes) -> None:
-    """Stores a voice. Raises ApiError: there is one of that name, or no room."""
+    """Raises ApiError: the name exists, or there is no room."""
     try:
         with voice_store_errors():
             await gateway.voices.add(voice, flac)
@@ -144,13 +144,13 @@ async def _keep(gateway: Gateway, voice: UploadedVoice, flac: bytes) -> None:
 
 
 def _sample_rate_hz(gateway: Gateway) -> int:
-    """Of the samples that the talker imitates; 0 where it imitates none, or was never reached."""
+    """0 if the talker imitates no voices, or was never reached."""
     talker = gateway.pipeline.info("talker")
     return talker.voice_sample_rate_hz if talker else 0
 
 
 def _require_cloning(gateway: Gateway) -> int:
-    """Samples a second of what the talker imitates. Raises ApiError: 501, nothing does; 503, that is not known yet."""
+    """Rate of voice samples. Raises ApiError: 501, nothing imitates voices; 503, not known yet."""
     stage = gateway.pipeline.output("speech")
     if stage is not None and gateway.pipeline.info("talker") is None:
         raise gateway.not_known_yet("talker")
@@ -162,7 +162,6 @@ def _require_cloning(gateway: Gateway) -> int:
 
 
 def _object(voice: UploadedVoice) -> dict[str, Any]:
-    """OpenAI's voice object, with what vLLM-Omni tells of one."""
     return {
         "id": voice.id,
         "object": "audio.voice",

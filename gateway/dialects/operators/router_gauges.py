@@ -1,7 +1,6 @@
-"""The gauges by which routers choose a server, under vLLM's names.
+"""Gauges by which routers choose a server, under vLLM's names.
 
-Source: the Gateway API inference extension's model server protocol (its proposal 003).
-"""
+Source: the Gateway API inference extension's model server protocol (its proposal 003)."""
 
 import time
 
@@ -38,8 +37,7 @@ _CACHE = Gauge(
 
 
 def exposition(gateway: Gateway) -> bytes:
-    """The gauges as Prometheus reads them, of what the thinker's replicas told last; without values where there is no
-    thinker."""
+    """The gauges in Prometheus' format; without values where there is no thinker."""
     stage = gateway.pipeline.output("text")
     name = None if stage is None else gateway.model_of(stage)
     if stage is not None and name is not None:

@@ -1,4 +1,4 @@
-"""Requests that one process cannot answer alone: what the first one keeps, and what all of them know a part of."""
+"""Routes requests between worker processes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -39,12 +39,7 @@ log = structlog.get_logger()
 
 
 class WorkerRouter:
-    """Serves what this process can, and asks the others for the rest.
-
-    Args:
-        app: this process.
-        worker: which it is.
-    """
+    """Serves a request here, in the first worker, or in all of them."""
 
     def __init__(self, app: ASGIApp, worker: Worker) -> None:
         self._app, self._worker = app, worker
@@ -68,7 +63,6 @@ class WorkerRouter:
             await self._app(scope, receive, send)
 
     def _to(self, number: int) -> httpx.AsyncClient:
-        """A client of process `number`."""
         if number not in self._clients:
             transport = httpx.AsyncHTTPTransport(uds=str(self._worker.socket_of(number)), limits=_LIMITS)
             timeout = httpx.Timeout(None, connect=_CONNECT_S)
@@ -76,7 +70,7 @@ class WorkerRouter:
         return self._clients[number]
 
     async def _ask_all(self, scope: Scope) -> list[tuple[int, Response]]:
-        """(number, answer) of every process that can be reached."""
+        """(number, answer) of every worker that can be reached."""
 
         async def ask(number: int) -> tuple[int, Response] | None:
             try:
@@ -111,13 +105,13 @@ class WorkerRouter:
 
 
 class _Client:
-    """What a client sends: the body first, and then, at some time, that it is gone."""
+    """A client's messages: first the body, later its disconnection."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive, self._is_read = receive, asyncio.Event()
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Its request's body, as it comes. Raises ClientGone."""
+        """Raises ClientGone."""
         more = True
         while more:
             message = await self._receive()
@@ -128,13 +122,12 @@ class _Client:
         self._is_read.set()
 
     async def receive_after_body(self) -> Message:
-        """The next message, once the body has been read."""
         await self._is_read.wait()
         return await self._receive()
 
 
 def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-    """Those that are not about the one connection."""
+    """The headers that outlive one connection."""
     return [(name, value) for name, value in headers if name.lower() not in _OF_ONE_CONNECTION]
 
 

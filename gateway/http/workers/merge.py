@@ -1,4 +1,4 @@
-"""What all processes of a gateway say together, made of what each of them says."""
+"""Merges the answers of all workers to one request."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,12 +19,11 @@ class _MergedCollector(Collector):
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
         yield from self._families.values()
 
 
 def metrics(answers: Answers) -> Response:
-    """The samples of all processes, each with its process's number as the label `worker`."""
+    """Merges all workers' samples; the label `worker` has the worker's number."""
     families: dict[str, Metric] = {}
     for number, answer in answers:
         for family in text_string_to_metric_families(bytes(answer.body).decode()):
@@ -43,7 +42,7 @@ def metrics(answers: Answers) -> Response:
 
 
 def trace(answers: Answers) -> Response:
-    """The answer of the process that served the request: of those that know of it, the one that has most spans."""
+    """The answer with the most spans, that of the worker that served the request."""
     return max((answer for _, answer in answers), key=_spans)
 
 
