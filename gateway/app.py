@@ -82,8 +82,8 @@ async def ready(http: Request, partly: bool = False) -> Json:
 @router.get("/metrics")
 async def metrics(http: Request) -> Response:
     """Prometheus metrics."""
-    told = generate_latest() + router_gauges.exposition(http.app.state.gateway)
-    return Response(told, media_type=CONTENT_TYPE_LATEST)
+    samples = generate_latest() + router_gauges.exposition(http.app.state.gateway)
+    return Response(samples, media_type=CONTENT_TYPE_LATEST)
 
 
 _ENDPOINTS = (

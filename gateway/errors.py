@@ -58,15 +58,15 @@ def gateway_fault(where: str = "") -> ApiError:
 def from_error(kind: str, error: errors.StageError) -> ApiError:
     """Makes a stage's error an ApiError. `kind` is the stage's kind or "gateway", unless the error has an `origin`."""
     stage = error.origin or kind
-    told = _told(stage, error)
+    refusal = _api_error(stage, error)
     # a stage's reason for a refusal may quote the user
-    told.log |= {"failed_stage": stage, "error": told.param if told.status == 400 else str(error)}
+    refusal.log |= {"failed_stage": stage, "error": refusal.param if refusal.status == 400 else str(error)}
     if error.detail:
-        told.log["detail"] = error.detail
-    return told
+        refusal.log["detail"] = error.detail
+    return refusal
 
 
-def _told(stage: str, error: errors.StageError) -> ApiError:
+def _api_error(stage: str, error: errors.StageError) -> ApiError:
     match error:
         case errors.InvalidInput() if error.field.split(".")[0] not in _BETWEEN_STAGES:
             param = request_field(stage, error.field)
@@ -119,8 +119,8 @@ def in_own_terms(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except errors.StageError as error:
-        told = from_error("gateway", error)
-        if (own := names.get(told.param or "")) is not None:
-            told.message = told.message.replace(f"{told.param}:", f"{own}:", 1)
-            told.param = own
-        raise told from error
+        refusal = from_error("gateway", error)
+        if (own := names.get(refusal.param or "")) is not None:
+            refusal.message = refusal.message.replace(f"{refusal.param}:", f"{own}:", 1)
+            refusal.param = own
+        raise refusal from error

@@ -38,12 +38,14 @@ def refused(field: str, reason: str) -> Error:
     return Error(f"{field}: {reason}", field, "invalid_value")
 
 
-def from_api(told: ApiError) -> Error:
-    field = _OWN_NAMES.get(told.param or "", told.param)
-    message = told.message if field == told.param else told.message.replace(f"{told.param}:", f"{field}:", 1)
-    if told.status == 500 and (detail := told.log.get("error")):  # nobody here must not see it
+def from_api(refusal: ApiError) -> Error:
+    field = _OWN_NAMES.get(refusal.param or "", refusal.param)
+    message = (
+        refusal.message if field == refusal.param else refusal.message.replace(f"{refusal.param}:", f"{field}:", 1)
+    )
+    if refusal.status == 500 and (detail := refusal.log.get("error")):  # nobody here must not see it
         message = f"{message}: {detail}"
-    return Error(message, field, told.code)
+    return Error(message, field, refusal.code)
 
 
 @contextmanager
@@ -51,8 +53,8 @@ def as_errors() -> Iterator[None]:
     """Turns errors of the gateway and the stages into `Error`."""
     try:
         yield
-    except ApiError as told:
-        raise from_api(told) from told
+    except ApiError as refusal:
+        raise from_api(refusal) from refusal
     except StageError as error:
         raise from_api(from_error("gateway", error)) from error
 

@@ -95,11 +95,11 @@ class RawSpeech:
         return {"seed": self.start.sampling.seed + answer.index, "finish_reason": reason}
 
     async def whole(self, answer: WholeAnswer) -> dict[str, Any]:
-        told: dict[str, Any] = {"codes": answer.codes} if self._codes else {}
+        speech: dict[str, Any] = {"codes": answer.codes} if self._codes else {}
         if self.audio:
             sound = bytes(answer.samples)
-            told["audio"] = await asyncio.to_thread(self._encoded, sound) if sound else None
-        return told | self.end(answer)
+            speech["audio"] = await asyncio.to_thread(self._encoded, sound) if sound else None
+        return speech | self.end(answer)
 
     def _encoded(self, pcm16: bytes) -> dict[str, Any]:
         data = encode_audio(pcm16, self._rate_hz, self._format)

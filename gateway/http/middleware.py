@@ -98,24 +98,24 @@ class RequestContext:
             metrics.HTTP_REQUESTS.labels(path, status).inc()
             if span:
                 end_span(span, method, path, status, fields)
-            told = {"request_id": request_id, "method": method, "path": path, "status": status}
+            line = {"request_id": request_id, "method": method, "path": path, "status": status}
             write = log.debug if quiet else log.info
-            write("request", **told, duration_ms=duration_ms, **fields)
+            write("request", **line, duration_ms=duration_ms, **fields)
             ended = time.monotonic()
             served.close()
 
     def _request_id(self, wanted: str) -> str:
-        made = uuid.uuid4().hex
+        new_id = uuid.uuid4().hex
         if not _SANE_ID.fullmatch(wanted):
-            return made
-        return f"{wanted}-{made[:8]}" if wanted in self._running_ids else wanted
+            return new_id
+        return f"{wanted}-{new_id[:8]}" if wanted in self._running_ids else wanted
 
 
 def end_span(span: tracing.Span, method: str, path: str, status: int, fields: dict) -> None:
     """A client's mistake is no error of the span."""
     span.rename(f"{method} {path}")
-    told = ("code", "failed_stage", "ttft_ms", "ttfa_ms", "prompt_tokens", "text_tokens", "frames", "speech")
-    span.set(stage="gateway", status=status, **{name: fields.get(name) for name in told})
+    names = ("code", "failed_stage", "ttft_ms", "ttfa_ms", "prompt_tokens", "text_tokens", "frames", "speech")
+    span.set(stage="gateway", status=status, **{name: fields.get(name) for name in names})
     span.end(f"HTTP {status}" if status >= 500 else "")
 
 

@@ -149,7 +149,7 @@ class Detectors:
                 if job.detector.state is None:
                     job.detector.state = self._model.new_state()
             probabilities = self._model.step([job.detector.state for job in jobs], steps)
-        except Exception as error:  # whatever it is, it is told to the sessions, and the thread lives on
+        except Exception as error:  # whatever it is, the sessions get it, and the thread lives on
             self._end(waiting, jobs, DetectorError(f"speech could not be detected: {error}"))
             return
         for job, probability in zip(jobs, probabilities, strict=True):

@@ -150,9 +150,9 @@ class _Cutter:
         if self._ended is None:
             return
         (begin, end, padding_before), self._ended = self._ended, None
-        heard = slice(max(0, begin - padding_before - self._first), end + padding_after - self._first)
-        spoken = self._probabilities[begin - self._first : end - self._first]
-        yield SpeechWindow(begin * STEP_S, end * STEP_S, b"".join(self._steps[heard]), float(np.mean(spoken)))
+        padded = slice(max(0, begin - padding_before - self._first), end + padding_after - self._first)
+        speech = self._probabilities[begin - self._first : end - self._first]
+        yield SpeechWindow(begin * STEP_S, end * STEP_S, b"".join(self._steps[padded]), float(np.mean(speech)))
         self._forget(end - self._padding)
 
     def _forget(self, before: int) -> None:

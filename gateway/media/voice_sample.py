@@ -34,8 +34,8 @@ def read_sample(content: bytes, rate_hz: int) -> np.ndarray:
         raise MediaError("has samples that are no numbers")
     if np.sqrt(np.mean(np.square(sound, dtype=np.float64))) < _SILENCE:
         raise MediaError("the sample is silent: nobody's voice is in it")
-    heard = soxr.resample(sound, own_rate_hz, rate_hz)[: int(MAX_S * rate_hz)]
-    return np.clip(heard, -1.0, 1.0).astype(np.float32)
+    resampled = soxr.resample(sound, own_rate_hz, rate_hz)[: int(MAX_S * rate_hz)]
+    return np.clip(resampled, -1.0, 1.0).astype(np.float32)
 
 
 def _decoded(content: bytes) -> tuple[np.ndarray, int]:

@@ -30,8 +30,8 @@ def transcription_prompt(language: str | None) -> str:
 
 
 def translation_prompt(language: str | None) -> str:
-    heard = f"{language} speech" if language else "speech"
-    return f"Listen to the provided {heard} and produce a translation in English text."
+    speech = f"{language} speech" if language else "speech"
+    return f"Listen to the provided {speech} and produce a translation in English text."
 
 
 class TranscriptionRun:
@@ -113,7 +113,7 @@ class TranscriptionRun:
                     await begun.put(piece)  # waits while there are enough
             await begun.put(None)
             await asyncio.gather(*works)
-        except Exception:  # told to who waits for the next piece, by the task
+        except Exception:  # the reader of the next piece gets it from the task
             await begun.put(None)
             raise
         finally:

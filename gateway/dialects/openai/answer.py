@@ -14,11 +14,11 @@ from gateway.pipeline.events import AudioDelta, Finished, PromptRead, TextDelta
 
 
 def choice(
-    index: int, said: dict[str, Any], tokens: list[dict[str, Any]] | None = None, finish_reason: str | None = None
+    index: int, members: dict[str, Any], tokens: list[dict[str, Any]] | None = None, finish_reason: str | None = None
 ) -> dict[str, Any]:
-    """OpenAI's form of choice `index`; `said` has its message or delta."""
-    told = None if tokens is None else {"content": tokens, "refusal": None}
-    return {"index": index, **said, "logprobs": told, "finish_reason": finish_reason}
+    """OpenAI's form of choice `index`; `members` has its message or delta."""
+    content = None if tokens is None else {"content": tokens, "refusal": None}
+    return {"index": index, **members, "logprobs": content, "finish_reason": finish_reason}
 
 
 def chunk(

@@ -63,7 +63,7 @@ def _stage(gateway: Gateway, model: str) -> Stage:
     return gateway.answerer(model)
 
 
-class _Run:
+class _BaseRun:
     """One chat request and its response. `state` has its id and log fields."""
 
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State) -> None:
@@ -73,7 +73,7 @@ class _Run:
         self._log["stream"] = bool(request.stream)
 
 
-class ChatRun(_Run):
+class ChatRun(_BaseRun):
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request) -> None:
         super().__init__(gateway, request, http.state)
         self._owner = owner_of(http)
@@ -168,7 +168,7 @@ class ChatRun(_Run):
         }
 
 
-class ImageRun(_Run):
+class ImageRun(_BaseRun):
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State, stage: Stage) -> None:
         super().__init__(gateway, request, state)
         self._chat = ImageChat(gateway, request, stage)

@@ -90,10 +90,10 @@ async def completions(http: Request, gateway: Annotated[Gateway, Depends(admitte
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, CompletionRequest, limit_s)
     request.check()
-    completing = Completions(gateway, request, http)
+    run = Completions(gateway, request, http)
     if request.stream:
-        return EventStream(completing.stream(), limit_s + LAST_WORD_S)
-    return await while_connected(http.receive, completing.whole())
+        return EventStream(run.stream(), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, run.whole())
 
 
 class Completions:
@@ -127,21 +127,21 @@ class Completions:
         options, echoes = self._request.stream_options or StreamOptions(), await self._echoes()
         before = [len(echo) for echo in echoes]
         head = self._head | ({"usage": None} if options.include_usage else {})
-        told = [0] * len(echoes)  # log-probabilities of each answer that were told
+        sent = [0] * len(echoes)  # log-probabilities of each answer
         async with aclosing(self._exchange.events(self._request.logprobs, self._request.prompt_logprobs)) as events:
             async for answer, new in events:
-                if isinstance(new, PromptTokens):  # told with the first of the answer
+                if isinstance(new, PromptTokens):  # they come with the answer's first token
                     continue
                 written = new.delta.text if isinstance(new, TextDelta) else ""
                 text, echoes[answer.index] = echoes[answer.index] + written, ""
-                entries = self._entries(answer, told[answer.index])
+                entries = self._entries(answer, sent[answer.index])
                 if not (text or new is None or entries):
                     continue
                 if options.include_usage and options.continuous_usage_stats:
                     head["usage"] = self._usage()
                 offset = before[answer.index] + len(answer.text) - len(text)
                 tokens = self._tokens(entries, offset)
-                told[answer.index] += len(entries)
+                sent[answer.index] += len(entries)
                 choice = self._choice(answer, text, answer.finish_reason if new is None else None, tokens)
                 yield sse(head | {"choices": [choice]})
         if options.include_usage:
@@ -175,14 +175,14 @@ class Completions:
         for entry in entries:
             offsets.append(offset)
             offset += len(entry["token"])
-        told = [not math.isnan(entry["logprob"]) for entry in entries]
+        is_known = [not math.isnan(entry["logprob"]) for entry in entries]
         tops = [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries]
         return {
             "tokens": [entry["token"] for entry in entries],
             "token_logprobs": [
-                entry["logprob"] if is_told else None for entry, is_told in zip(entries, told, strict=True)
+                entry["logprob"] if known else None for entry, known in zip(entries, is_known, strict=True)
             ],
-            "top_logprobs": [top if is_told else None for top, is_told in zip(tops, told, strict=True)],
+            "top_logprobs": [top if known else None for top, known in zip(tops, is_known, strict=True)],
             "text_offset": offsets,
         }
 

@@ -40,8 +40,8 @@ async def transcribe(http: Request, gateway: Annotated[Gateway, Depends(admitted
     language = _language(request)
     if request.timestamp_granularities and request.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "only with response_format verbose_json")
-    work = _work(http, gateway, request, transcription_prompt(language), _file(files), request.chunking_strategy)
-    return await _respond(http, gateway, work, "transcribe", language)
+    run = _work(http, gateway, request, transcription_prompt(language), _file(files), request.chunking_strategy)
+    return await _respond(http, gateway, run, "transcribe", language)
 
 
 @router.post("/v1/audio/translations", openapi_extra=_page(TranslationRequest), response_model=None)
@@ -49,8 +49,8 @@ async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)
     """Translates speech into English text."""
     request, files = await read_form(http, TranslationRequest, gateway.settings.request_timeout_s, {"file"}, 1)
     instruction = translation_prompt(_language(request))
-    work = _work(http, gateway, request, instruction, _file(files), VadConfig(type="server_vad"))
-    return await _respond(http, gateway, work, "translate", "English")
+    run = _work(http, gateway, request, instruction, _file(files), VadConfig(type="server_vad"))
+    return await _respond(http, gateway, run, "translate", "English")
 
 
 def _language(request: TranslationRequest) -> str | None:
@@ -75,26 +75,24 @@ def _file(files: dict[str, list[bytes]]) -> bytes:
     return files["file"][0]
 
 
-async def _respond(
-    http: Request, gateway: Gateway, work: TranscriptionRun, task: str, language: str | None
-) -> Response:
-    if work.request.stream:
-        return EventStream(_events(work), gateway.settings.request_timeout_s + LAST_WORD_S)
-    return await while_connected(http.receive, _whole(work, task, language))
+async def _respond(http: Request, gateway: Gateway, run: TranscriptionRun, task: str, language: str | None) -> Response:
+    if run.request.stream:
+        return EventStream(_events(run), gateway.settings.request_timeout_s + LAST_WORD_S)
+    return await while_connected(http.receive, _whole(run, task, language))
 
 
-async def _events(work: TranscriptionRun) -> AsyncGenerator[bytes, None]:
+async def _events(run: TranscriptionRun) -> AsyncGenerator[bytes, None]:
     """OpenAI's events; with `stream_include_usage` they are vLLM's chunks, too. Raises ApiError."""
-    head = {"id": f"trsc-{uuid.uuid4().hex}", "created": int(time.time()), "model": work.request.model}
-    chunked = work.request.stream_include_usage
+    head = {"id": f"trsc-{uuid.uuid4().hex}", "created": int(time.time()), "model": run.request.model}
+    chunked = run.request.stream_include_usage
 
-    def told(event: dict[str, Any]) -> bytes:
+    def encode(event: dict[str, Any]) -> bytes:
         return sse(event | head | _chunk(event) if chunked else event)
 
-    async with aclosing(work.deltas()) as deltas:
+    async with aclosing(run.deltas()) as deltas:
         async for delta in deltas:
-            yield told({"type": "transcript.text.delta", "delta": delta})
-    yield told({"type": "transcript.text.done", "text": joined(work.segments), "usage": work.usage})
+            yield encode({"type": "transcript.text.delta", "delta": delta})
+    yield encode({"type": "transcript.text.done", "text": joined(run.segments), "usage": run.usage})
 
 
 def _chunk(event: dict[str, Any]) -> dict[str, Any]:
@@ -109,22 +107,22 @@ def _chunk(event: dict[str, Any]) -> dict[str, Any]:
     return chunk
 
 
-async def _whole(work: TranscriptionRun, task: str, language: str | None) -> Response:
-    async with aclosing(work.deltas()) as deltas:
+async def _whole(run: TranscriptionRun, task: str, language: str | None) -> Response:
+    async with aclosing(run.deltas()) as deltas:
         async for _ in deltas:
             pass
-    text, form = joined(work.segments), work.request.response_format
+    text, form = joined(run.segments), run.request.response_format
     if form in _PLAIN:
-        body = _SUBTITLES[form](work.segments) if form in _SUBTITLES else f"{text}\n"
+        body = _SUBTITLES[form](run.segments) if form in _SUBTITLES else f"{text}\n"
         return PlainTextResponse(body, media_type=_PLAIN[form])
     if form == "json":
-        return Json({"text": text, "usage": work.usage})
+        return Json({"text": text, "usage": run.usage})
     body = {
         "task": task,
         "language": (language or "unknown").lower(),
-        "duration": round(work.sound.duration_s, 3),
+        "duration": round(run.sound.duration_s, 3),
         "text": text,
-        "segments": [segment.verbose(work.request.temperature) for segment in work.segments],
-        "usage": {"type": "duration", "seconds": round(work.sound.duration_s)},
+        "segments": [segment.verbose(run.request.temperature) for segment in run.segments],
+        "usage": {"type": "duration", "seconds": round(run.sound.duration_s)},
     }
     return Json(body)

@@ -84,8 +84,8 @@ async def _archive(gateway: Gateway) -> AsyncGenerator[bytes, None]:
                 fetched, own = await gateway.profiling.stop(directory)
         except ApiError as error:
             raise _conflict(error) from error.__cause__
-        told = await asyncio.to_thread(lambda: json.dumps(manifest(fetched, own)).encode())
-        yield _header(MANIFEST, len(told)) + told + _padding(len(told))
+        description = await asyncio.to_thread(lambda: json.dumps(manifest(fetched, own)).encode())
+        yield _header(MANIFEST, len(description)) + description + _padding(len(description))
         for path in [path for each in fetched if each.failure is None for _, path in each.files]:
             size_bytes = path.stat().st_size
             yield _header(path.name, size_bytes)
@@ -125,10 +125,10 @@ async def trace(http: Request, request_id: str) -> Json:
     The id is that of the response's x-request-id header, or of the completion. With API keys, an administrator's sees
     every request, another one its own."""
     gateway: Gateway = http.app.state.gateway
-    for wanted in dict.fromkeys([request_id, request_id.removeprefix(_COMPLETION)]):
-        spans, unreachable = await _spans(http, gateway, wanted)
+    for known_id in dict.fromkeys([request_id, request_id.removeprefix(_COMPLETION)]):
+        spans, unreachable = await _spans(http, gateway, known_id)
         if spans:
-            return Json({"request_id": wanted, "spans": spans, "unreachable": unreachable})
+            return Json({"request_id": known_id, "spans": spans, "unreachable": unreachable})
     message = f"no process has a span of {request_id!r}: it was not among the last 1,000 requests, or is another key's"
     raise ApiError(404, message, "request_id", "request_not_found")
 

@@ -159,8 +159,8 @@ class Generation:
         self._request, self._sampling = request, sampling
         self._id, self._owner = request.request_id or http.state.request_id, owner_of(http)
         self._aborts: AbortRegistry = http.app.state.generations
-        heard, stream, count = request.speech, bool(request.stream), sampling.n or 1
-        self._speech = None if heard is None else RawSpeech(gateway, heard, sampling.seed, stream)
+        speech, stream, count = request.speech, bool(request.stream), sampling.n or 1
+        self._speech = None if speech is None else RawSpeech(gateway, speech, sampling.seed, stream)
         self._exchange = RawExchange(
             gateway, sampling, http.state, [prompt], request.model, None, count, None, "token_ids", media, self._speech
         )
@@ -197,8 +197,8 @@ class Generation:
         if self._speech is not None:
             for choice, answer in zip(choices, self._exchange.answers, strict=True):
                 choice["speech"] = await self._speech.whole(answer)
-        told = {} if self._sampling.prompt_logprobs is None else {"prompt_logprobs": self._prompt_logprobs()}
-        return Json(self._head() | {"choices": choices, **told, "usage": self._exchange.usage()})
+        returned = {} if self._sampling.prompt_logprobs is None else {"prompt_logprobs": self._prompt_logprobs()}
+        return Json(self._head() | {"choices": choices, **returned, "usage": self._exchange.usage()})
 
     def _prompt_logprobs(self) -> list[dict[str, dict[str, Any]] | None]:
         """Log-probabilities of the prompt's tokens by id, in vLLM's shape; None for the first."""
@@ -219,12 +219,12 @@ class Generation:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""
         options, head = self._request.stream_options or StreamOptions(), self._head()
-        told = [0] * len(self._exchange.answers)  # tokens
+        returned = [0] * len(self._exchange.answers)  # tokens
         async with aclosing(self._steps()) as steps:
             async for answer, new in steps:
                 text = new.delta.text if isinstance(new, TextDelta) else ""
-                choice = self._choice(answer, told[answer.index], text, new is None)
-                told[answer.index] = len(answer.token_ids)
+                choice = self._choice(answer, returned[answer.index], text, new is None)
+                returned[answer.index] = len(answer.token_ids)
                 if self._speech is not None and not isinstance(new, TextDelta | PromptTokens):
                     choice["speech"] = self._speech.end(answer) if new is None else self._speech.delta(new)
                 if options.include_usage and options.continuous_usage_stats:

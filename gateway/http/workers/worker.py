@@ -29,8 +29,8 @@ class Worker:
     @classmethod
     def of_this_process(cls) -> "Worker | None":
         """This process's worker; None if it is none."""
-        told = os.environ.get(VARIABLE)
-        return None if told is None else cls(**json.loads(told))
+        identity = os.environ.get(VARIABLE)
+        return None if identity is None else cls(**json.loads(identity))
 
     @property
     def is_first(self) -> bool:
