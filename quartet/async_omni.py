@@ -79,7 +79,7 @@ class AsyncOmni:
 
     async def _close(self) -> None:
         try:
-            # of another loop, one that has ended, nothing is left to close
+            # a loop that has ended left nothing to close
             if self._starting is not None and self._starting.get_loop() is asyncio.get_running_loop():
                 self._starting.cancel()
                 (client,) = await asyncio.gather(self._starting, return_exceptions=True)
@@ -179,7 +179,7 @@ class AsyncOmni:
             raise RuntimeError("the Omni is closed")
         if self._starting is None:
             self._starting = asyncio.create_task(start(self._deployment, self._concurrency, self._timeout_s))
-            # not `self`, which nobody but the caller may hold
+            # only the caller may hold `self`
             self._starting.add_done_callback(lambda task, me=weakref.ref(self): _watch(task, me))
         if self._starting.get_loop() is not asyncio.get_running_loop():
             raise RuntimeError("the Omni belongs to another event loop")

@@ -32,18 +32,18 @@ from quartet.system import Deployment
 from services.common.rpc import tls
 from services.common.rpc.channels import Channels
 
-REACH_S = 10.0  # stages that run already have so long to say that they serve
-ATTEMPTS = 3  # of a prompt whose stage was lost: one that ends its stage each time must not do so for ever
+REACH_S = 10.0  # longest wait until running stages serve
+ATTEMPTS = 3  # a prompt that kills its stage each time must not do so forever
 _POLL_S = 0.1
-_FULL_S = 0.5  # until a queue that was full may have room
-_HEALTH_TIMEOUT_S = 10.0  # a stage that dies refuses connections at once; one that is only late is not down
+_FULL_S = 0.5  # wait after a full queue
+_HEALTH_TIMEOUT_S = 10.0  # a dead stage refuses connections at once; a slow one is not down
 log = logging.getLogger("quartet")
 Result = TypeVar("Result")
 
 
 async def start(deployment: Deployment, concurrency: int, timeout_s: float) -> "Client":
     """Starts the stages, if they are this process's own, and connects to them. Raises StartError."""
-    if not structlog.is_configured():  # else it prints to stdout
+    if not structlog.is_configured():  # its default prints to stdout
         _log_by_logging()
     with as_start_errors():
         if deployment.processes is not None:

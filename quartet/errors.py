@@ -26,7 +26,7 @@ class Error(Exception):
         super().__init__(message)
         self.field, self.code = field, code
 
-    def __reduce__(self) -> tuple[Any, ...]:  # to another process, with its attributes
+    def __reduce__(self) -> tuple[Any, ...]:  # pickles the attributes, too
         return type(self), (str(self), self.field, self.code)
 
 
@@ -43,7 +43,7 @@ def from_api(refusal: ApiError) -> Error:
     message = (
         refusal.message if field == refusal.param else refusal.message.replace(f"{refusal.param}:", f"{field}:", 1)
     )
-    if refusal.status == 500 and (detail := refusal.log.get("error")):  # nobody here must not see it
+    if refusal.status == 500 and (detail := refusal.log.get("error")):  # the caller owns the stages and may see it
         message = f"{message}: {detail}"
     return Error(message, field, refusal.code)
 

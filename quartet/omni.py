@@ -104,7 +104,7 @@ class Omni:
                 yield event
         finally:
             thread = self._state.thread
-            if thread.is_current:  # found to be garbage there: it cannot wait for itself
+            if thread.is_current:  # collected there: the thread cannot wait for itself
                 thread.begin(close())
             elif not thread.has_ended:
                 thread.run(close())

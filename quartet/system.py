@@ -117,7 +117,7 @@ class StageProcesses:
 
     async def closed(self) -> None:
         while self.is_ours and not self._thread.has_ended:  # noqa: ASYNC110  there is no event for it
-            await asyncio.sleep(0.02)  # not in a thread: at the interpreter's exit none can be had
+            await asyncio.sleep(0.02)  # no thread can be started at the interpreter's exit
 
 
 _running: set[StageProcesses] = set()

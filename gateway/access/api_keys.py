@@ -24,7 +24,7 @@ from services.common.rpc.tls import file_version
 
 CHECK_INTERVAL_S = 1.0
 _WINDOW_S = 60.0
-_RETRY_S = 1.0  # when a place will be free is not known
+_RETRY_S = 1.0  # nobody knows when a slot will be free
 PREFIX = "sk-quartet-"
 _ONE_MORE = "INSERT INTO running VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET requests = requests + 1"
 _RANDOM_BYTES = 32
@@ -158,7 +158,7 @@ class ApiKey:
         database.execute("DELETE FROM admitted WHERE key_name = ? AND at_s <= ?", (self.name, begin))
         if most is None:
             return
-        # of a limit that was lowered, more than one has to become old
+        # after the limit was lowered, several requests must age first
         newest = "SELECT at_s FROM admitted WHERE key_name = ? ORDER BY at_s DESC LIMIT 1 OFFSET ?"
         if (blocking := database.execute(newest, (self.name, most - 1)).fetchone()) is not None:
             raise self._refusal("rate", f"may make {most} requests a minute", blocking[0] + _WINDOW_S - now)

@@ -16,7 +16,7 @@ from gateway.errors import ApiError, invalid
 
 PATH = "/v1/realtime"
 AZURE_PATH = "/openai/v1/realtime"  # where Azure's clients look for it
-SUBPROTOCOL = "realtime"  # the one of those that browsers offer which the server takes
+SUBPROTOCOL = "realtime"  # the subprotocol that the server accepts
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 PREFIX = "ek_"
 _RANDOM_BYTES = 32

@@ -118,7 +118,7 @@ def require_info(stage: Stage, tasks: tuple[dit_pb2.DitTask, ...], what: str) ->
     return stage.info.dit
 
 
-# Members of a request by the stage's fields that they became.
+# Request members by the stage's fields.
 _MEMBERS = {
     "width": "size",
     "height": "size",

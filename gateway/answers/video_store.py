@@ -43,7 +43,7 @@ class VideoJob:
 
 
 _COLUMNS = [field.name for field in fields(VideoJob)]
-# Written out, because directories keep it: a new field of Video is a new version, and a migration.
+# Directories keep this schema: a new field of VideoJob needs a new version and a migration.
 _SCHEMA = """
 BEGIN;
 CREATE TABLE videos (
@@ -58,7 +58,7 @@ CREATE INDEX videos_by_end ON videos (expires_at);
 PRAGMA user_version = 2;
 COMMIT;
 """
-# By the version that a directory was written in: what makes it one of the next.
+# By a directory's version, the statements that lead to the next.
 _MIGRATIONS = {1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_version = 2; COMMIT;"}
 
 

@@ -18,8 +18,8 @@ from quartet.v1 import server_info_pb2, talker_pb2, tensor_pb2
 from services.common.rpc.messages import spelled
 
 Task = Literal["CustomVoice", "VoiceDesign", "Base"]
-MAX_SAMPLE_TEXT_CHARACTERS = 2000  # of what is said in 30 s
-_MAX_LISTED_VOICES = 50  # that an error lists
+MAX_SAMPLE_TEXT_CHARACTERS = 2000  # more than anyone says in 30 s
+_MAX_LISTED_VOICES = 50  # in an error
 voice_store_errors = partial(store_errors, "uploaded voices cannot be read or written")
 
 
@@ -102,7 +102,7 @@ async def plan_speech(
         whole_text_first=options.non_streaming_mode,
     )
     plan = SpeakPlan(talker_pb2.SpeakStart(text=text))
-    if options.ref_audio is not None:  # OpenAI's clients must send a voice as well: it is not read
+    if options.ref_audio is not None:  # OpenAI's clients must send a voice as well; it is ignored
         await _imitate_ref_audio(gateway, options, talker, plan)
     elif options.ref_text:
         raise invalid("ref_text", "only with ref_audio, the sample that it is said in")

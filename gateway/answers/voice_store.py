@@ -42,7 +42,7 @@ class VoicesFull(Exception):
 
 _COLUMNS = ", ".join(field.name for field in fields(UploadedVoice))
 _VISIBLE = "coalesce(owner, '') = coalesce(?, owner, '')"
-# Written out, because directories keep it: a new field of Voice is a new version, and a migration.
+# Directories keep this schema: a new field of UploadedVoice needs a new version and a migration.
 # Two gateways may make it at the same time.
 _SCHEMA = """
 BEGIN IMMEDIATE;

@@ -32,7 +32,7 @@ async def admitted(http: HTTPConnection) -> AsyncIterator[Any]:
     key = key_of(http)
     place = nullcontext(ExitStack()) if key is None else key.request()
     try:
-        # the key's rate is counted last: what the gateway refuses does not use it up
+        # count the key's rate last: a request that the gateway refuses must not use it up
         with gateway.admission.admit(), place as http.state.place, metrics.RUNNING.track_inprogress():
             yield gateway
     except QueueFull as error:
@@ -61,7 +61,7 @@ def owner_of(http: HTTPConnection) -> str | None:
 
 
 def sse(data: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % to_json(data)  # one copy: an event of sound has 80 KB
+    return b"data: %b\n\n" % to_json(data)  # one copy: an audio event has 80 KB
 
 
 def named_sse(event: dict[str, Any]) -> bytes:

@@ -36,7 +36,7 @@ def _is_own(headers: Headers) -> bool:
     """Whether no foreign page sent the request."""
     if (site := headers.get("sec-fetch-site")) is not None:  # the browser's own word: proxies do not change it
         return site in _OWN_SITES
-    return _is_of_host(headers)  # of pages without TLS on other machines
+    return _is_of_host(headers)  # browsers send no sec-fetch-site without TLS, except to localhost
 
 
 def _is_of_host(headers: Headers) -> bool:

@@ -80,7 +80,7 @@ async def read_form(
                     _put(fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
     except HTTPException as error:
         raise ApiError(400, f"the body is not a valid form: {error.detail}", None, "invalid_form") from None
-    request = validated(model, fields, strict=False)  # a form has texts only
+    request = validated(model, fields, strict=False)  # all fields of a form are texts
     if unknown := [name for name in files if name not in file_names]:
         raise invalid(unknown[0], "unknown parameter", "unknown_parameter")
     return request, files
@@ -90,7 +90,7 @@ def _parsed(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return text  # whatever is to be there, it is not a text: the field's own check says so
+        return text  # the field's own check refuses it
     except RecursionError:
         raise invalid(name, "more brackets within brackets than are read") from None
 

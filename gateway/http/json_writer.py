@@ -13,7 +13,7 @@ def to_json(value: Any) -> bytes:
     """Raises TypeError: JSON has no such type."""
     try:
         return orjson.dumps(value)
-    except TypeError:  # what a client sent and gets back may be larger than 64 bits, or half of a surrogate pair
+    except TypeError:  # a client's integer over 64 bits, or its lone surrogate
         return json.dumps(value, separators=(",", ":")).encode()
 
 

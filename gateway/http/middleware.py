@@ -30,7 +30,7 @@ _QUIET_PATHS = {"/health", "/ready", "/metrics"}
 OPEN_PATHS = frozenset({*_QUIET_PATHS, "/docs", "/openapi.json", *PAGE_PATHS})
 _WEBSOCKET = "WEBSOCKET"  # its method in logs and spans
 _OF_OPERATORS = ("/start_profile", "/stop_profile")
-_TRACED = ("POST", _WEBSOCKET)  # what may reach a stage
+_TRACED = ("POST", _WEBSOCKET)  # methods that may reach a stage
 _SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
 
 log = structlog.get_logger()
@@ -93,7 +93,7 @@ class RequestContext:
         finally:
             self._running_ids.discard(request_id)
             duration_ms = round((time.monotonic() - started) * 1000, 1)
-            path = getattr(scope.get("route"), "path", "other")  # not the client's path: it could be anything
+            path = getattr(scope.get("route"), "path", "other")  # the client's own path could be anything
             status = status or CLIENT_CLOSED_REQUEST
             metrics.HTTP_REQUESTS.labels(path, status).inc()
             if span:

@@ -18,7 +18,7 @@ import numpy as np
 from gateway.listening.detector_models import Model, OnnxSilero, PackagedSilero
 from gateway.listening.silero import STEP
 
-STEP_MS = 32  # of sound, which has one probability of speech
+STEP_MS = 32  # of audio, with one probability of speech
 _STOPS = "the gateway stops"
 
 
@@ -33,7 +33,7 @@ class SessionDetector:
     def __init__(self, detectors: "Detectors", begin_ms: float) -> None:
         self._detectors, self._rest = detectors, np.empty(0, np.int16)
         self.heard_ms = begin_ms
-        self.state: Any = None  # the thread's
+        self.state: Any = None  # belongs to the thread
         self.closed = False
 
     async def add(self, samples: np.ndarray) -> list[float]:
@@ -109,7 +109,7 @@ class Detectors:
         """Queues a job of a `SessionDetector`. Raises DetectorError: closed."""
         if self._closed:
             raise DetectorError(_STOPS)
-        job.future.set_running_or_notify_cancel()  # from now on nobody's cancellation takes it out of its order
+        job.future.set_running_or_notify_cancel()  # from now on a cancellation cannot reorder it
         self._jobs.put(job)
 
     def close(self) -> None:

@@ -15,9 +15,9 @@ from gateway.media.check import opened_track
 
 MAX_WINDOW_S = 30.0
 _HYSTERESIS = 0.15  # below the threshold speech goes on, down to this much
-_SPEECH_S = 0.1  # what is shorter is a click
-_SEARCHED_S = 8.0  # at the end of speech without a pause, for the least voiced place to cut it
-_QUIET_STEPS = 5  # of such a place
+_SPEECH_S = 0.1  # shorter speech is a click
+_SEARCHED_S = 8.0  # searched for the least voiced place, where speech has no pause
+_QUIET_STEPS = 5  # length of that place
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def decoded(content: bytes) -> Iterator[bytes]:
     """Pieces of mono PCM16 at RATE_HZ. Raises MediaError: broken, or without an audio track."""
     with opened_track("audio", content) as (container, _):
         resampler = av.AudioResampler("s16", "mono", RATE_HZ)
-        for frame in chain(container.decode(container.streams.audio[0]), [None]):  # None: what it has kept back
+        for frame in chain(container.decode(container.streams.audio[0]), [None]):  # None flushes the resampler
             for resampled in resampler.resample(frame):
                 yield resampled.to_ndarray().tobytes()
 
@@ -99,13 +99,13 @@ class _Cutter:
         self._threshold, self._silence = pauses.threshold, max(1, round(pauses.silence_s / STEP_S))
         self._padding = round(pauses.padding_s / STEP_S)
         self._most = round(MAX_WINDOW_S / STEP_S) - 2 * self._padding
-        self._steps: list[bytes] = []  # those that a window may need yet
+        self._steps: list[bytes] = []  # that a window may still need
         self._probabilities: list[float] = []
         self._first = 0  # time of the first of them
-        self._begin: int | None = None  # of the speech that goes on
+        self._begin: int | None = None  # of the current speech
         self._last = 0  # end of its last step of speech
         self._padding_before = self._padding
-        self._ended: tuple[int, int, int] | None = None  # begin, end and padding before of speech that has just ended
+        self._ended: tuple[int, int, int] | None = None  # (begin, end, padding before) of speech that has just ended
 
     def add(self, step: bytes, probability: float) -> Iterator[SpeechWindow]:
         self._steps.append(step)

@@ -46,7 +46,7 @@ class MediaFile:
 async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
     """Fetches and checks the files. Raises ApiError: 400 naming the first one at fault; 504, too slow."""
     limits = fetcher.limits
-    linked = [file for file in files if file.url]  # those that came in a form have been counted
+    linked = [file for file in files if file.url]  # the form's reader has counted its files
     if len(linked) > limits.max_parts:
         reason = f"the request has {len(linked)} media parts; at most {limits.max_parts} are allowed"
         raise invalid(linked[limits.max_parts].field, reason)

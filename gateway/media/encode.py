@@ -32,7 +32,7 @@ ImageFormat = Literal["png", "jpeg", "webp"]
 MAX_SIDE_PIXELS = {"png": 2**31 - 1, "jpeg": 65_500, "webp": 16_383, "H.264": 16_384}
 _FULL_COLOUR_FROM = 90  # quality from which a JPEG keeps its colours at full resolution
 
-# Nearly lossless to the eye: the model's own detail is not to be lost here.
+# Nearly lossless to the eye: keeps the model's detail.
 _X264_OPTIONS = {"crf": "17", "preset": "medium"}
 _MAX_RATE_DENOMINATOR = 1001  # as in 24000/1001
 

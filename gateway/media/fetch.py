@@ -14,7 +14,7 @@ import pybase64
 
 from gateway.settings import MediaLimits
 
-# What servers call a file they know nothing of, or a container that can hold the kind.
+# Media types of unknown files, and of containers that can hold the kind.
 _ANY_KIND = {"application/octet-stream", "binary/octet-stream"}
 _CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video": {"application/ogg", "image/gif"}}
 
@@ -30,7 +30,7 @@ _EMBEDDED_IPV4 = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),  # NAT64
     (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4
 )
-_IPV6_UNICAST = ipaddress.IPv6Network("2000::/3")  # all that is given out; site-local addresses, say, are outside
+_IPV6_UNICAST = ipaddress.IPv6Network("2000::/3")  # all assigned addresses; excludes site-local ones
 
 
 def is_public(address: str) -> bool:

@@ -12,8 +12,8 @@ from services.common.sound import mono_blocks
 
 MAX_BYTES = 10 * 1024 * 1024
 MIN_S, MAX_S = 1.0, 30.0
-_CODEC_SLACK_S = 0.1  # what codecs add to a sound of the greatest length
-_SILENCE = 1e-3  # -60 dB: root mean square of what a microphone hears of an empty room
+_CODEC_SLACK_S = 0.1  # codecs may add this to a sample
+_SILENCE = 1e-3  # RMS of a microphone in an empty room: -60 dB
 
 
 def read_sample(content: bytes, rate_hz: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from quartet.v1 import dit_pb2, server_info_pb2
 
 router = APIRouter(tags=["models"])
 _STARTED = int(time.time())
-_OFTEN_0 = {"max_images", "default_guidance_scale"}  # where 0 says something
+_OFTEN_0 = {"max_images", "default_guidance_scale"}  # fields whose 0 is a value
 _T = dit_pb2.DitTask
 _MAKES = {
     _T.DIT_TASK_TEXT_TO_IMAGE: "image",

@@ -28,7 +28,7 @@ from gateway.validation import NotNegative, Strict
 from quartet.v1 import server_info_pb2, talker_pb2
 
 MEDIA_TYPES = {**AUDIO_MEDIA_TYPES, "pcm": "audio/pcm"}
-# Time that slow speech takes for a byte of UTF-8: of English some 10 letters a second, of Chinese 3 characters.
+# Slow speech has some 10 English letters, or 3 Chinese characters, a second.
 _SLOW_S_PER_BYTE = 0.12
 
 router = APIRouter(tags=["speech"])
@@ -117,7 +117,7 @@ class SpeechRun:
         self._arrived = arrived
         self._audio_bytes = self._text_tokens = self._frames = 0
         self.finish_reason = "stop"
-        # What the errors of a chat request call the members of this one.
+        # This request's names of members that errors name as a chat's.
         self._start, self._names = plan.start, {"audio.voice": "voice", "messages": text, **plan.names}
         self._start.sampling.CopyFrom(gateway.talker_sampling(settings.quartet.talker, settings.seed))
         talker, code2wav = gateway.pipeline.info("talker"), gateway.pipeline.info("code2wav")

@@ -66,7 +66,7 @@ async def speak_as_typed(socket: WebSocket) -> None:
                 await socket.close(code)
     except WebSocketDisconnect:
         raise ClientGone from None
-    except TimeoutError:  # it does not read what it is sent
+    except TimeoutError:  # the client does not read
         if not limit.expired():
             raise
         raise ClientGone from None
@@ -104,7 +104,7 @@ class _Session:
         spoken = asyncio.ensure_future(self._speak(speech_run, config))
         try:
             await asyncio.wait((reading, spoken), return_when=asyncio.FIRST_COMPLETED)
-            if spoken.done():  # what the client does after its last event is no fault
+            if spoken.done():  # ignore the client after its last event
                 spoken.result()
             else:
                 reading.result()
@@ -122,7 +122,7 @@ class _Session:
                 raise invalid("type", "after input.done comes nothing" if is_done else "session.config comes once")
             if isinstance(message, InputTextMessage):
                 speech_run.check_length("text", self._text.characters + len(message.text))
-                if message.text:  # any number of empty ones takes no memory
+                if message.text:  # empty texts must take no memory
                     self._text.add(message.text)
             else:
                 if not self._text.is_speakable:

@@ -140,9 +140,9 @@ async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list
     if key is not None and not key.entry.admin:
         if not any(span.request_id == request_id and span.owner == key.name for span in found):
             return [], []
-        # of several that had this id, one after the other
+        # several requests may have had this id, one after the other
         found = [span for span in found if span.request_id != request_id or span.owner == key.name]
-    # "ID-1" may be a part of this request, or another one that was named so
+    # "ID-1" may be a part of this request, or another request with that id
     others = {span.request_id for span in found if span.request_id != request_id}
     to_unix_ns = monotonic_to_unix_ns()
     own = [as_json(span.to_message(to_unix_ns)) | {"address": ""} for span in found if span.request_id not in others]

@@ -15,9 +15,9 @@ from gateway.http.json_writer import error_response
 from gateway.http.workers import merge as merging
 from gateway.http.workers.worker import Worker
 
-# Jobs, answers that are remembered or go on by themselves, what is recorded, adapters: the first process has them all.
+# Only the first process has jobs, stored and background responses, profiles and adapters.
 _KEPT_BY_FIRST = (
-    "/ready",  # it is not, without the first
+    "/ready",  # no gateway is ready without its first process
     "/v1/videos",
     "/v1/responses",
     "/v1/conversations",
@@ -28,11 +28,11 @@ _KEPT_BY_FIRST = (
     "/v1/unload_lora_adapter",
 )
 _FIRST = 0
-# How each answer that is put together is: from the answers of all processes.
+# These paths need the answers of all processes, merged.
 _TOGETHER = {"/metrics": merging.metrics, "/v1/quartet/trace/": merging.trace}
 _OF_ONE_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer"}
 _CONNECT_S = 5.0
-# As many as come; an idle connection is left before the other side closes it, which it does after 5 s.
+# Idle connections close before the other side closes them, after 5 s.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
 
 log = structlog.get_logger()
@@ -46,7 +46,7 @@ class WorkerRouter:
         self._clients: dict[int, httpx.AsyncClient] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["client"] is None:  # a sibling's: it came by this process's own socket
+        if scope["type"] != "http" or scope["client"] is None:  # a sibling's request, by this process's own socket
             await self._app(scope, receive, send)
             return
         path = scope["path"]
@@ -98,7 +98,7 @@ class WorkerRouter:
             async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-        except httpx.TransportError as error:  # its client sees that it is cut short
+        except httpx.TransportError as error:  # the client sees a body that is cut short
             log.error("the first worker's answer broke off", path=scope["path"], error=str(error))
         finally:
             await answer.aclose()

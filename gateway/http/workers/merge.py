@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-# What each process says of the stages, not of itself: it is the same, and said once.
+# Metrics of the stages: each process reports the same values, so the first is enough.
 _OF_THE_STAGES = ("vllm:", "quartet_gateway_replicas", "quartet_gateway_replica_load")
 
 Answers = Sequence[tuple[int, Response]]

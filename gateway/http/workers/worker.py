@@ -6,7 +6,7 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# What the supervisor tells a process that it starts, in its environment.
+# Environment variable by which the supervisor gives a process its `Worker`.
 VARIABLE = "QUARTET_WORKER"
 
 
